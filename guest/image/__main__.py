@@ -3,8 +3,6 @@
 import argparse
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from guest.image.build import build
@@ -13,28 +11,8 @@ from guest.image.errors import BuildError
 CHECKOUT = Path(__file__).resolve().parents[2]
 
 
-@contextmanager
-def _told() -> Iterator[Callable[[str], None]]:
-    """Prints a line for each step; on a terminal the last one also shows that it goes on, and since when."""
-
-    def say(text: str) -> None:
-        print(f"guest: {text}", file=sys.stderr, flush=True)
-
-    if not sys.stderr.isatty():
-        yield say
-        return
-    from rich.console import Console
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
-    with Progress(*columns, console=Console(stderr=True), transient=True) as line:
-        task = line.add_task("", total=None)
-
-        def show(text: str) -> None:
-            say(text)
-            line.reset(task, description=text)
-
-        yield show
+def _say(text: str) -> None:
+    print(f"guest: {text}", file=sys.stderr, flush=True)
 
 
 def main(arguments: list[str]) -> int:
@@ -48,14 +26,13 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     os.umask(0o022)  # the modes in the image are those of new files
     try:
-        with _told() as progress:
-            build(
-                checkout=CHECKOUT,
-                out=options.out.resolve(),
-                cache=options.cache.resolve(),
-                kata_agent=options.kata_agent and options.kata_agent.resolve(),
-                progress=progress,
-            )
+        build(
+            checkout=CHECKOUT,
+            out=options.out.resolve(),
+            cache=options.cache.resolve(),
+            kata_agent=options.kata_agent and options.kata_agent.resolve(),
+            progress=_say,
+        )
     except BuildError as exc:
         print(f"guest: {exc}", file=sys.stderr)
         return 1

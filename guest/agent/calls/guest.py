@@ -61,8 +61,6 @@ class GuestCalls:
         reply = pb.GuestDetailsResponse(agent_details=details)
         if request.mem_block_size:
             reply.mem_block_size_bytes = memory_block_bytes(_MEMORY)
-        if request.mem_hotplug_probe:
-            reply.support_mem_hotplug_probe = os.path.exists(f"{_MEMORY}/probe")
         return reply
 
     async def online_cpu_mem(self, request: pb.OnlineCPUMemRequest) -> None:
@@ -81,14 +79,6 @@ class GuestCalls:
                 raise DeadlineExceeded(f"online {request.nb_cpus} cpus: {_online_cpus()} are online") from None
         if not request.cpu_only:
             _online(_MEMORY, "memory", -1)
-
-    async def probe_memory(self, request: pb.MemHotplugByProbeRequest) -> None:
-        """The kernel looks for memory at each address."""
-        for address in request.memHotplugProbeAddr:
-            try:
-                write_text(f"{_MEMORY}/probe", f"{address:#x}")
-            except OSError as error:
-                raise Internal(f"probe memory at {address:#x}: {os_cause(error)}") from error
 
     async def set_time(self, request: pb.SetGuestDateTimeRequest) -> None:
         if not 0 <= request.Usec < 1_000_000 or request.Sec < 0:
@@ -114,14 +104,8 @@ class GuestCalls:
         path = "/".join(f"{slot:02x}" for slot in request.PCIPath)
         syscalls.swap_on(await find_block_device(self._hotplug, "blk", path))
 
-    async def add_swap_path(self, request: pb.AddSwapPathRequest) -> None:
-        syscalls.swap_on(request.path)
-
     async def set_policy(self, request: pb.SetPolicyRequest) -> None:
         raise Unimplemented("set policy: this agent has no policy engine and enforces none")
-
-    async def memory_agent(self, request: pb.MemAgentMemcgConfig | pb.MemAgentCompactConfig) -> None:
-        raise Unimplemented("set memory agent: this agent has none")
 
 
 def memory_block_bytes(folder: str) -> int:

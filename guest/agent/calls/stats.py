@@ -1,4 +1,4 @@
-"""Numbers and events: container statistics, OOM events, metrics text, diagnostic data."""
+"""Numbers and events: container statistics, OOM events, metrics text."""
 
 from __future__ import annotations
 
@@ -8,11 +8,6 @@ from guest.agent.calls import metrics
 from guest.agent.container.cgroup import cgroup_stats
 from guest.agent.container.container import Containers
 from guest.agent.container.oom import OomEvents
-from guest.agent.errors import InvalidArgument, NotFound, os_cause
-
-# Kubernetes cuts termination messages at this size.
-_MAX_TERMINATION_BYTES = 4096
-_TERMINATION_PATH = "io.kubernetes.container.terminationMessagePath"
 
 
 class StatsCalls:
@@ -31,27 +26,6 @@ class StatsCalls:
 
     async def metrics(self, request: pb.GetMetricsRequest) -> pb.Metrics:
         return pb.Metrics(metrics=metrics.text())
-
-    async def diagnostic_data(self, request: pb.GetDiagnosticDataRequest) -> pb.GetDiagnosticDataResponse:
-        """`termination_log`: what the container wrote to its termination message file, at most 4 KiB; "" without it."""
-        if request.log_type != "termination_log":
-            raise InvalidArgument(f"get diagnostic data: unknown log type {request.log_type!r}")
-        doing = f"get diagnostic data of {request.container_id!r}"
-        spec = self._containers.find(request.container_id).spec
-        path = spec.Annotations.get(_TERMINATION_PATH)
-        if path is None:
-            raise NotFound(f"{doing}: no annotation {_TERMINATION_PATH!r}")
-        source = next((mount.source for mount in spec.Mounts if mount.destination == path), None)
-        if source is None:
-            raise NotFound(f"{doing}: nothing is mounted at {path!r}")
-        try:
-            with open(source, "rb") as file:
-                data = file.read(_MAX_TERMINATION_BYTES)
-        except FileNotFoundError:
-            data = b""
-        except OSError as error:
-            raise NotFound(f"read {source!r}: {os_cause(error)}") from error
-        return pb.GetDiagnosticDataResponse(data=data.decode("utf-8", "replace"))
 
 
 def _network() -> list[pb.NetworkStats]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 
 from protos.agent import agent_pb2 as pb
@@ -11,10 +10,8 @@ from guest.agent import mounts
 from guest.agent.children import Children, find_program
 from guest.agent.errors import Internal, InvalidArgument, NotFound, os_cause
 from guest.agent.storage.block import disk_bytes, disk_of, rescan
-from guest.agent.storage.copy_file import SHARED, copy_file
+from guest.agent.storage.copy_file import copy_file
 from guest.agent.storage.hotplug import Hotplug
-
-log = logging.getLogger(__name__)
 
 _RESIZE_TIMEOUT_S = 60.0
 
@@ -38,15 +35,6 @@ class VolumeCalls:
             if is_mounted and "remount" not in options:
                 options.append("remount")
             mounts.mount(storage.source or "tmpfs", target, storage.fstype or "tmpfs", options)
-
-    async def remove_stale_share_mounts(self, request: pb.RemoveStaleVirtiofsShareMountsRequest) -> None:
-        """Every mount below the share was looked at, which makes virtiofsd drop those that are gone on the host."""
-        for path in mounts.mount_types():
-            if path == SHARED or path.startswith(SHARED + "/"):
-                try:
-                    os.stat(path)
-                except OSError as error:
-                    log.info("stale share mount", extra={"path": path, "error": error})
 
     async def copy_file(self, request: pb.CopyFileRequest) -> None:
         copy_file(request)

@@ -6,9 +6,12 @@ zero means "not given" wherever the runtime spec has an optional value.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
 from protos.agent import oci_pb2 as pb
 
 from guest.agent.errors import InvalidArgument
@@ -20,6 +23,21 @@ Json: TypeAlias = dict[str, Any]
 OCI_VERSION = "1.0.2"
 _MAX_ID_BYTES = 1024
 _NAMESPACES_OF_THE_POD = ("network", "uts", "ipc")
+_LABELS = ("apparmorProfile", "selinuxLabel")
+_OF_LINUX = ("uidMappings", "gidMappings", "devices", "seccomp", "rootfsPropagation", "maskedPaths", "readonlyPaths")
+_LIMITS = {
+    "memory": ("limit", "reservation", "swap"),
+    "cpu": ("shares", "quota", "period", "cpus", "mems"),
+    "pids": ("limit",),
+    "blockIO": (
+        *("weight", "weightDevice", "throttleReadBpsDevice", "throttleWriteBpsDevice"),
+        *("throttleReadIOPSDevice", "throttleWriteIOPSDevice"),
+    ),
+}
+_NUMBERS = (
+    *(FieldDescriptor.CPPTYPE_INT32, FieldDescriptor.CPPTYPE_INT64),
+    *(FieldDescriptor.CPPTYPE_UINT32, FieldDescriptor.CPPTYPE_UINT64),
+)
 _HOOK_KINDS = ("prestart", "poststart", "poststop", "createRuntime", "createContainer", "startContainer")
 
 
@@ -78,51 +96,67 @@ def oci_config(
     the cpuset, if the spec has one, which the host may mean for its own CPUs. `limits_devices` says whether device
     rules can be enforced at all.
     """
+    linux = _linux(spec.Linux, cgroup, pid_namespace)
+    resources = linux["resources"] = oci_resources(spec.Linux.Resources, online_cpus)
+    if limits_devices:
+        resources["devices"] = _device_rules(spec.Linux)
     config: Json = {
         "ociVersion": OCI_VERSION,
         "process": oci_process(spec.Process),
         "root": {"path": rootfs, "readonly": spec.Root.Readonly},
-        "mounts": [_mount(mount) for mount in spec.Mounts],
+        "mounts": [_object(mount) for mount in spec.Mounts],
         # crun takes orders from these; the pod's author has no business giving them.
         "annotations": {key: value for key, value in spec.Annotations.items() if not key.startswith("run.oci.")},
-        "linux": _linux(spec.Linux, cgroup, pid_namespace),
+        "linux": linux,
     }
-    resources = config["linux"]["resources"] = oci_resources(spec.Linux.Resources, online_cpus)
-    if limits_devices:
-        resources["devices"] = _device_rules(spec.Linux)
-    all_hooks = _hooks(spec.Hooks, hooks)
-    if all_hooks:
+    if all_hooks := _hooks(spec.Hooks, hooks):
         config["hooks"] = all_hooks
     return config
 
 
 def oci_process(process: pb.Process) -> Json:
     """The process object, of config.json and of `crun exec --process`."""
-    user: Json = {"uid": process.User.UID, "gid": process.User.GID}
-    if process.User.AdditionalGids:
-        user["additionalGids"] = list(process.User.AdditionalGids)
-    out: Json = {
-        "terminal": process.Terminal,
-        "user": user,
-        "args": list(process.Args),
-        "env": list(process.Env),
-        "cwd": process.Cwd or "/",
-        "noNewPrivileges": process.NoNewPrivileges,
-    }
-    if process.ConsoleSize.Height and process.ConsoleSize.Width:
-        out["consoleSize"] = {"height": process.ConsoleSize.Height, "width": process.ConsoleSize.Width}
-    if process.HasField("Capabilities"):
-        caps = process.Capabilities
-        sets = (caps.Bounding, caps.Effective, caps.Inheritable, caps.Permitted, caps.Ambient)
-        names = ("bounding", "effective", "inheritable", "permitted", "ambient")
-        out["capabilities"] = {name: list(found) for name, found in zip(names, sets, strict=True)}
-    if process.Rlimits:
-        out["rlimits"] = [{"type": limit.Type, "hard": limit.Hard, "soft": limit.Soft} for limit in process.Rlimits]
-    if process.OOMScoreAdj:
-        out["oomScoreAdj"] = process.OOMScoreAdj
     # AppArmor profiles and SELinux labels are the host's: the guest has no such policy loaded and crun would
     # refuse the process.
-    return out
+    out = {name: value for name, value in _object(process).items() if name not in _LABELS}
+    if len(out.get("consoleSize", {})) < 2:
+        out.pop("consoleSize", None)
+    user = {"uid": process.User.UID, "gid": process.User.GID, "additionalGids": list(process.User.AdditionalGids)}
+    return {"cwd": "/", **out, "user": user}
+
+
+# ---- the API's messages under the runtime spec's names
+
+_RENAMED = {"Pagesize": "pageSize", "errnoret": "errnoRet"}
+_CAPITALS = re.compile("^[A-Z]+(?=[A-Z][a-z]|$)|^[A-Z]")
+
+
+def _name(field: str) -> str:
+    """`OOMScoreAdj` is `oomScoreAdj`, `UIDMappings` is `uidMappings`, `CPU` is `cpu`."""
+    return _RENAMED.get(field) or _CAPITALS.sub(lambda found: found[0].lower(), field)
+
+
+def _object(message: Message) -> Json:
+    """The fields that are not zero or empty: those the caller gave."""
+    return {_name(field.name): _value(value) for field, value in message.ListFields()}
+
+
+def _item(message: Message) -> Json:
+    """One of a list: its numbers count also when they are zero."""
+    numbers = {
+        _name(field.name): getattr(message, field.name)
+        for field in message.DESCRIPTOR.fields
+        if field.cpp_type in _NUMBERS and not field.has_presence
+    }
+    return {**numbers, **_object(message)}
+
+
+def _value(value: Any) -> Any:
+    if isinstance(value, Message):
+        return _object(value)
+    if isinstance(value, str | int):
+        return value
+    return [_item(each) if isinstance(each, Message) else each for each in value]
 
 
 def guest_cgroup(path: str, cid: str) -> str:
@@ -144,48 +178,21 @@ def _slice_folders(slice_name: str) -> list[str]:
     return ["-".join(parts[: count + 1]) + ".slice" for count in range(len(parts))]
 
 
-def _mount(mount: pb.Mount) -> Json:
-    out: Json = {"destination": mount.destination, "options": list(mount.options)}
-    if mount.type:
-        out["type"] = mount.type
-    if mount.source:
-        out["source"] = mount.source
-    return out
-
-
 def _hooks(hooks: pb.Hooks, guest_hooks: Mapping[str, Iterable[pb.Hook]]) -> Json:
     out: Json = {}
     for kind in _HOOK_KINDS:
         found = [*getattr(hooks, kind[0].upper() + kind[1:]), *guest_hooks.get(kind, ())]
         if found:
-            out[kind] = [_hook(hook) for hook in found]
-    return out
-
-
-def _hook(hook: pb.Hook) -> Json:
-    out: Json = {"path": hook.Path, "args": list(hook.Args), "env": list(hook.Env)}
-    if hook.Timeout:
-        out["timeout"] = hook.Timeout
+            out[kind] = [_object(hook) for hook in found]
     return out
 
 
 def _linux(linux: pb.Linux, cgroup: str, pid_namespace: str) -> Json:
-    out: Json = {
-        "cgroupsPath": cgroup,
-        "namespaces": _namespaces(linux, pid_namespace),
-        "maskedPaths": list(linux.MaskedPaths),
-        "readonlyPaths": list(linux.ReadonlyPaths),
-    }
-    for key, mappings in (("uidMappings", linux.UIDMappings), ("gidMappings", linux.GIDMappings)):
-        if mappings:
-            out[key] = [{"hostID": one.HostID, "containerID": one.ContainerID, "size": one.Size} for one in mappings]
-    if linux.Devices:
-        out["devices"] = [_device(device) for device in linux.Devices]
-    if linux.RootfsPropagation:
-        out["rootfsPropagation"] = linux.RootfsPropagation
-    if linux.HasField("Seccomp"):
-        out["seccomp"] = _seccomp(linux.Seccomp)
-    return out
+    given = _object(linux)
+    out = {name: given[name] for name in _OF_LINUX if name in given}
+    for device in out.get("devices", ()):
+        device["fileMode"] = device["fileMode"] or 0o666
+    return {**out, "cgroupsPath": cgroup, "namespaces": _namespaces(linux, pid_namespace)}
 
 
 def _namespaces(linux: pb.Linux, pid_namespace: str) -> list[Json]:
@@ -196,18 +203,6 @@ def _namespaces(linux: pb.Linux, pid_namespace: str) -> list[Json]:
     out: list[Json] = [{"type": "mount"}, pid, {"type": "cgroup"}]
     others = dict.fromkeys(one.Type for one in linux.Namespaces if one.Type not in _NAMESPACES_OF_THE_POD)
     return out + [{"type": kind} for kind in others if kind not in ("mount", "pid", "cgroup")]
-
-
-def _device(device: pb.LinuxDevice) -> Json:
-    return {
-        "path": device.Path,
-        "type": device.Type,
-        "major": device.Major,
-        "minor": device.Minor,
-        "fileMode": device.FileMode or 0o666,
-        "uid": device.UID,
-        "gid": device.GID,
-    }
 
 
 def _device_rules(linux: pb.Linux) -> list[Json]:
@@ -233,86 +228,26 @@ def _device_rule(rule: pb.LinuxDeviceCgroup) -> Json:
     return out
 
 
-def _seccomp(seccomp: pb.LinuxSeccomp) -> Json:
-    out: Json = {"defaultAction": seccomp.DefaultAction, "syscalls": [_syscall(rule) for rule in seccomp.Syscalls]}
-    if seccomp.Architectures:
-        out["architectures"] = list(seccomp.Architectures)
-    if seccomp.Flags:
-        out["flags"] = list(seccomp.Flags)
-    return out
-
-
-def _syscall(rule: pb.LinuxSyscall) -> Json:
-    out: Json = {"names": list(rule.Names), "action": rule.Action}
-    if rule.HasField("errnoret"):
-        out["errnoRet"] = rule.errnoret
-    if rule.Args:
-        out["args"] = [
-            {"index": one.Index, "value": one.Value, "valueTwo": one.ValueTwo, "op": one.Op} for one in rule.Args
-        ]
-    return out
-
-
 def oci_resources(resources: pb.LinuxResources, online_cpus: str) -> Json:
     """Limits as cgroup v2 has them. What v2 has no file for (kernel memory, swappiness, realtime, network classes) is
     left out.
     """
+    given = _object(resources)
     out: Json = {}
-    memory = {
-        key: value
-        for key, value in (
-            ("limit", resources.Memory.Limit),
-            ("reservation", resources.Memory.Reservation),
-            ("swap", resources.Memory.Swap),
-        )
-        if value
-    }
-    if memory:
-        out["memory"] = memory
-    cpu = _cpu(resources.CPU, online_cpus)
-    if cpu:
-        out["cpu"] = cpu
-    if resources.Pids.Limit:
-        out["pids"] = {"limit": resources.Pids.Limit}
-    block_io = _block_io(resources.BlockIO)
-    if block_io:
-        out["blockIO"] = block_io
-    if resources.HugepageLimits:
-        out["hugepageLimits"] = [{"pageSize": one.Pagesize, "limit": one.Limit} for one in resources.HugepageLimits]
-    return out
-
-
-def _cpu(cpu: pb.LinuxCPU, online_cpus: str) -> Json:
-    out: Json = {}
-    for key, value in (("shares", cpu.Shares), ("quota", cpu.Quota), ("period", cpu.Period)):
-        if value:
-            out[key] = value
-    if cpu.Cpus:
-        usable = cpu_set(cpu.Cpus) & cpu_set(online_cpus)
+    for name, kept in _LIMITS.items():
+        if found := {key: value for key, value in given.get(name, {}).items() if key in kept}:
+            out[name] = found
+    cpu = out.get("cpu", {})
+    if "cpus" in cpu:
+        usable = cpu_set(cpu.pop("cpus")) & cpu_set(online_cpus)
         if usable:
-            out["cpus"] = ",".join(str(number) for number in sorted(usable))
-    if cpu.Mems:
-        out["mems"] = cpu.Mems
-    return out
-
-
-def _block_io(block_io: pb.LinuxBlockIO) -> Json:
-    out: Json = {}
-    if block_io.Weight:
-        out["weight"] = block_io.Weight
-    if block_io.WeightDevice:
-        out["weightDevice"] = [
-            {"major": one.Major, "minor": one.Minor, "weight": one.Weight} for one in block_io.WeightDevice
-        ]
-    for field in (
-        "ThrottleReadBpsDevice",
-        "ThrottleWriteBpsDevice",
-        "ThrottleReadIOPSDevice",
-        "ThrottleWriteIOPSDevice",
-    ):
-        limits = getattr(block_io, field)
-        if limits:
-            out["t" + field[1:]] = [{"major": one.Major, "minor": one.Minor, "rate": one.Rate} for one in limits]
+            cpu["cpus"] = ",".join(str(number) for number in sorted(usable))
+        if not cpu:
+            del out["cpu"]
+    for device in out.get("blockIO", {}).get("weightDevice", ()):
+        del device["leafWeight"]
+    if "hugepageLimits" in given:
+        out["hugepageLimits"] = given["hugepageLimits"]
     return out
 
 

@@ -10,6 +10,8 @@ import logging
 import socket
 import sys
 from collections.abc import Iterable
+from ipaddress import IPv4Address, IPv4Interface, IPv6Address, IPv6Interface, ip_address, ip_interface
+from typing import TypeVar
 
 from protos.agent.types_pb2 import ARPNeighbor, Interface, IPAddress, IPFamily, Route
 
@@ -19,6 +21,7 @@ from guest.agent.net import netlink as nl
 
 log = logging.getLogger(__name__)
 
+_Address = TypeVar("_Address", IPv4Address | IPv6Address, IPv4Interface | IPv6Interface)
 _MAX_NAME_BYTES = 15  # IFNAMSIZ with its terminating zero
 
 
@@ -64,35 +67,28 @@ def hardware_address(text: str) -> bytes:
         ) from None
 
 
-def packed_ip(text: str) -> tuple[int, bytes]:
-    """(address family, address bytes) of an IPv4 or IPv6 address."""
-    family = socket.AF_INET6 if ":" in text else socket.AF_INET
+def address_of(text: str) -> IPv4Address | IPv6Address:
+    """InvalidArgument for anything but an IPv4 or IPv6 address."""
     try:
-        return family, socket.inet_pton(family, text)
-    except (OSError, ValueError):
+        return ip_address(text)
+    except ValueError:
         raise InvalidArgument(f"ip address {text[:80]!r}: neither IPv4 nor IPv6") from None
 
 
+def network_of(text: str) -> IPv4Interface | IPv6Interface:
+    """`ADDRESS/BITS`; without `/` the whole address. InvalidArgument for anything else."""
+    try:
+        return ip_interface(text)
+    except ValueError:
+        raise InvalidArgument(f"ip network {text[:80]!r}: not an address and the length of its prefix") from None
+
+
 def ip_text(data: bytes) -> str:
-    if len(data) not in (4, 16):
-        return ""
-    return socket.inet_ntop(socket.AF_INET if len(data) == 4 else socket.AF_INET6, data)
+    return str(ip_address(data)) if len(data) in (4, 16) else ""
 
 
-def network(text: str) -> tuple[int, bytes, int]:
-    """(family, address bytes, prefix length) of `ADDRESS/BITS`; without `/` the whole address."""
-    address, slash, bits = text.partition("/")
-    family, data = packed_ip(address)
-    most = len(data) * 8
-    if not slash:
-        return family, data, most
-    return family, data, prefix_length(bits, most, text)
-
-
-def prefix_length(text: str, most: int, what: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) < 4 and int(text) <= most):
-        raise InvalidArgument(f"ip network {what[:80]!r}: prefix length {text!r} is not 0 to {most}")
-    return int(text)
+def _family(version: int) -> socket.AddressFamily:
+    return socket.AF_INET6 if version == 6 else socket.AF_INET
 
 
 def _has_ipv6() -> bool:
@@ -135,8 +131,7 @@ def check_interface(interface: Interface) -> None:
         raise InvalidArgument(f"interface {interface.name!r}: mtu {interface.mtu}")
     hardware_address(interface.hwAddr)
     for address in interface.IPAddresses:
-        _family, data = packed_ip(address.address)
-        prefix_length(address.mask, len(data) * 8, f"{address.address}/{address.mask}")
+        network_of(f"{address.address}/{address.mask}")
 
 
 def name_of(interface: Interface) -> str | None:
@@ -185,17 +180,16 @@ def _name(name: str) -> bytes:
 
 
 def _add_address(netlink: nl.Netlink, index: int, address: IPAddress) -> None:
-    family, data = packed_ip(address.address)
-    if family == socket.AF_INET6 and not _has_ipv6():
+    network = network_of(f"{address.address}/{address.mask}")
+    if network.version == 6 and not _has_ipv6():
         log.info("no IPv6 in this guest, address skipped", extra={"address": address.address})
         return
-    bits = prefix_length(address.mask, len(data) * 8, address.address)
     # The host looked for duplicates when it set the address up, and a container that starts now must be able to bind.
-    flags = nl.IFA_F_NODAD if family == socket.AF_INET6 else 0
+    flags = nl.IFA_F_NODAD if network.version == 6 else 0
     body = (
-        nl.ADDRESS.pack(family, bits, flags, 0, index)
-        + nl.attribute(nl.IFA_LOCAL, data)
-        + nl.attribute(nl.IFA_ADDRESS, data)
+        nl.ADDRESS.pack(_family(network.version), network.network.prefixlen, flags, 0, index)
+        + nl.attribute(nl.IFA_LOCAL, network.packed)
+        + nl.attribute(nl.IFA_ADDRESS, network.packed)
     )
     netlink.request(nl.RTM_NEWADDR, nl.NLM_F_CREATE | nl.NLM_F_REPLACE, body)
 
@@ -260,39 +254,36 @@ def update_routes(routes: Iterable[Route]) -> None:
 
 def route_body(route: Route, index: int) -> bytes:
     """The rtmsg of a route through interface `index`."""
-    family = socket.AF_INET6 if route.family == IPFamily.v6 else socket.AF_INET
-    size = 16 if family == socket.AF_INET6 else 4
+    version = 6 if route.family == IPFamily.v6 else 4
     attributes = nl.number(nl.RTA_OIF, index)
-    bits = 0
+    bits = source_bits = 0
     if route.dest:
-        found, data, bits = network(route.dest)
-        _same_family(family, found, route.dest)
-        attributes += nl.attribute(nl.RTA_DST, data if bits else b"\0" * size) if bits else b""
-    source_bits = 0
+        dest = _same_family(version, network_of(route.dest))
+        bits = dest.network.prefixlen
+        attributes += nl.attribute(nl.RTA_DST, dest.packed) if bits else b""
     if route.source:
-        found, data, length = network(route.source)
-        _same_family(family, found, route.source)
+        source = _same_family(version, network_of(route.source))
         # Only IPv6 routes by source; in IPv4, and for a plain address, it is the preferred source.
-        if "/" in route.source and family == socket.AF_INET6 and length:
-            source_bits = length
-            attributes += nl.attribute(nl.RTA_SRC, data)
+        if "/" in route.source and version == 6 and source.network.prefixlen:
+            source_bits = source.network.prefixlen
+            attributes += nl.attribute(nl.RTA_SRC, source.packed)
         else:
-            attributes += nl.attribute(nl.RTA_PREFSRC, data)
+            attributes += nl.attribute(nl.RTA_PREFSRC, source.packed)
     if route.gateway:
-        found, data = packed_ip(route.gateway)
-        _same_family(family, found, route.gateway)
-        attributes += nl.attribute(nl.RTA_GATEWAY, data)
+        attributes += nl.attribute(nl.RTA_GATEWAY, _same_family(version, address_of(route.gateway)).packed)
     if route.mtu:
         attributes += nl.attribute(nl.RTA_METRICS, nl.number(nl.RTAX_MTU, route.mtu))
+    family, kind = _family(version), nl.RTN_UNICAST
     header = nl.ROUTE.pack(
-        family, bits, source_bits, 0, nl.RT_TABLE_MAIN, nl.RTPROT_BOOT, route.scope & 0xFF, nl.RTN_UNICAST, route.flags
+        family, bits, source_bits, 0, nl.RT_TABLE_MAIN, nl.RTPROT_BOOT, route.scope & 0xFF, kind, route.flags
     )
     return header + attributes
 
 
-def _same_family(wanted: int, found: int, text: str) -> None:
-    if wanted != found:
-        raise InvalidArgument(f"route: {text!r} is not of the route's address family")
+def _same_family(version: int, found: _Address) -> _Address:
+    if version != found.version:
+        raise InvalidArgument(f"route: '{found}' is not of the route's address family")
+    return found
 
 
 def list_routes() -> list[Route]:
@@ -343,9 +334,10 @@ def add_neighbours(neighbours: Iterable[ARPNeighbor]) -> None:
 
 def neighbour_body(neighbour: ARPNeighbor, index: int) -> bytes:
     """The ndmsg of a neighbour on interface `index`."""
-    family, data = packed_ip(neighbour.toIPAddress.address)
+    address = address_of(neighbour.toIPAddress.address)
     state = neighbour.state & 0xFFFF or nl.NUD_PERMANENT
-    body = nl.NEIGHBOUR.pack(family, index, state, neighbour.flags & 0xFF, 0) + nl.attribute(nl.NDA_DST, data)
+    body = nl.NEIGHBOUR.pack(_family(address.version), index, state, neighbour.flags & 0xFF, 0)
+    body += nl.attribute(nl.NDA_DST, address.packed)
     if neighbour.lladdr:
         body += nl.attribute(nl.NDA_LLADDR, hardware_address(neighbour.lladdr))
     return body

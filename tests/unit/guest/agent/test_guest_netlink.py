@@ -47,4 +47,4 @@ def test_a_route_of_mixed_families_is_refused() -> None:
 @pytest.mark.parametrize("text", ["", "10.0.0", "10.0.0.256", "fd00::zz", "10.0.0.1 "])
 def test_an_address_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(InvalidArgument):
-        links.packed_ip(text)
+        links.address_of(text)

@@ -155,7 +155,7 @@ def test_a_neighbour_is_permanent_unless_it_says_otherwise(
                 routes=agent_pb2.Routes(Routes=[types_pb2.Route(dest="10.0.0.0/99", device="lo")])
             ),
             Code.INVALID_ARGUMENT,
-            "'99'",
+            "'10.0.0.0/99'",
         ),
         (
             "UpdateRoutes",

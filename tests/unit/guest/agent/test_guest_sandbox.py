@@ -244,21 +244,6 @@ def test_what_this_agent_does_not_do_it_says(client: AgentClient, method: str, r
     assert caught.value.code == Code.UNIMPLEMENTED
 
 
-def test_the_termination_message_is_cut_at_4_kib(hosted_agent: HostedAgent, client: AgentClient, cid: str) -> None:
-    source = hosted_agent.folder / "termination"
-    source.write_bytes(b"x" * 5000)
-    spec = hosted_agent.spec(["true"])
-    spec.Annotations["io.kubernetes.container.terminationMessagePath"] = "/dev/termination-log"
-    spec.Mounts.append(
-        oci_pb2.Mount(destination="/dev/termination-log", source=str(source), type="bind", options=["bind"])
-    )
-    client.create(spec, cid)
-
-    request = agent_pb2.GetDiagnosticDataRequest(log_type="termination_log", container_id=cid)
-
-    assert client.call("GetDiagnosticData", request).data == "x" * 4096
-
-
 def test_an_oom_wait_is_given_up_with_its_connection_and_the_next_one_waits(
     hosted_agent: HostedAgent, client: AgentClient
 ) -> None:

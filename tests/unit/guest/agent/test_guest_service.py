@@ -19,6 +19,12 @@ from pyshim.ttrpc import CallContext, UnaryHandler
 
 CONTEXT = CallContext(service="s", method="M", stream_id=1, metadata=(), deadline=None, peer=None)
 
+NOT_CALLED = {
+    *("AddSwapPath", "GetDiagnosticData", "MemAgentCompactSet", "MemAgentMemcgSet", "MemHotplugByProbe"),
+    "RemoveStaleVirtiofsShareMounts",
+}
+"""By this project's shim."""
+
 
 @in_a_loop
 async def test_every_method_of_the_services_is_served() -> None:
@@ -30,7 +36,7 @@ async def test_every_method_of_the_services_is_served() -> None:
     }
     assert set(found) == set(wanted)
     for name, definition in wanted.items():
-        assert set(found[name]) == set(definition.methods_by_name)
+        assert set(found[name]) == set(definition.methods_by_name) - NOT_CALLED
 
 
 @in_a_loop

@@ -65,6 +65,65 @@ def test_host_security_labels_are_dropped() -> None:
     assert not {"apparmorProfile", "selinuxLabel"} & set(spec.oci_process(process))
 
 
+def test_a_process_keeps_what_the_caller_gave_under_the_specs_names() -> None:
+    process = oci_pb2.Process(
+        Args=["a"],
+        OOMScoreAdj=-5,
+        Rlimits=[oci_pb2.POSIXRlimit(Type="RLIMIT_CORE")],
+        Capabilities=oci_pb2.LinuxCapabilities(Bounding=["CAP_KILL"]),
+        ConsoleSize=oci_pb2.Box(Height=5),
+    )
+
+    assert spec.oci_process(process) == {
+        "cwd": "/",
+        "args": ["a"],
+        "oomScoreAdj": -5,
+        "rlimits": [{"type": "RLIMIT_CORE", "hard": 0, "soft": 0}],
+        "capabilities": {"bounding": ["CAP_KILL"]},
+        "user": {"uid": 0, "gid": 0, "additionalGids": []},
+    }
+
+
+def test_linux_keeps_what_the_caller_gave_under_the_specs_names() -> None:
+    linux = config_of(
+        a_spec(
+            UIDMappings=[oci_pb2.LinuxIDMapping(HostID=7, Size=9)],
+            Devices=[oci_pb2.LinuxDevice(Path="/dev/x", Type="c")],
+            MaskedPaths=["/m"],
+            RootfsPropagation="shared",
+            IntelRdt=oci_pb2.LinuxIntelRdt(L3CacheSchema="x"),
+        )
+    )["linux"]
+
+    assert linux["uidMappings"] == [{"hostID": 7, "containerID": 0, "size": 9}]
+    numbers = {"major": 0, "minor": 0, "fileMode": 0o666, "uid": 0, "gid": 0}
+    assert linux["devices"] == [{"path": "/dev/x", "type": "c", **numbers}]
+    assert (linux["maskedPaths"], linux["rootfsPropagation"]) == (["/m"], "shared")
+    assert "intelRdt" not in linux
+
+
+def test_limits_of_devices_and_pages_are_of_cgroup_v2() -> None:
+    disk = {"Major": 8, "Minor": 0}
+    resources = oci_pb2.LinuxResources(
+        BlockIO=oci_pb2.LinuxBlockIO(
+            Weight=100,
+            LeafWeight=5,
+            WeightDevice=[oci_pb2.LinuxWeightDevice(**disk, Weight=7, LeafWeight=3)],
+            ThrottleReadIOPSDevice=[oci_pb2.LinuxThrottleDevice(**disk, Rate=11)],
+        ),
+        HugepageLimits=[oci_pb2.LinuxHugepageLimit(Pagesize="2MB", Limit=1)],
+    )
+
+    assert spec.oci_resources(resources, "0") == {
+        "blockIO": {
+            "weight": 100,
+            "weightDevice": [{"major": 8, "minor": 0, "weight": 7}],
+            "throttleReadIOPSDevice": [{"major": 8, "minor": 0, "rate": 11}],
+        },
+        "hugepageLimits": [{"pageSize": "2MB", "limit": 1}],
+    }
+
+
 def test_limits_without_a_file_in_cgroup_v2_and_zeros_are_left_out() -> None:
     resources = oci_pb2.LinuxResources(
         Memory=oci_pb2.LinuxMemory(Limit=100, Swap=-1, Kernel=5, Swappiness=60, DisableOOMKiller=True),
