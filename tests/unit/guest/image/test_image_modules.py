@@ -46,7 +46,7 @@ VIRTIO_NUMBERS = {
     "virtio-serial": 3,
 }
 # Driven by what is built into the kernel.
-BUILT_IN = {"pci-bridge", "pcie-root-port", "x3130-upstream", "xio3130-downstream"}
+BUILT_IN = {"pci-bridge", "pcie-pci-bridge", "pcie-root-port", "x3130-upstream", "xio3130-downstream"}
 # Driven by what the image's owner puts into it: a device of the host's.
 PASSED_THROUGH = {"vfio-pci"}
 
