@@ -11,7 +11,7 @@ from typing import Any
 
 from .errors import InjectionFailed
 from .host_nodes import HostNode, host_node
-from .spec import NO_PERMISSIONS, ContainerEdits, DeviceNode, Hook, IntelRdt, Mount
+from .spec import NO_PERMISSIONS, ContainerEdits, DeviceNode, Hook, Mount, as_json
 
 Json = dict[str, Any]
 LookAt = Callable[[str], HostNode]
@@ -39,7 +39,7 @@ def inject(oci_spec: Json, edits: ContainerEdits, *, look_at: LookAt = host_node
         hooks = _child(oci_spec, "hooks")
         hooks[name] = [*(hooks.get(name) or []), *(_hook(hook) for hook in edits.hooks if hook.hook_name == name)]
     if edits.intel_rdt is not None:
-        _child(oci_spec, "linux")["intelRdt"] = _rdt(edits.intel_rdt)
+        _child(oci_spec, "linux")["intelRdt"] = as_json(edits.intel_rdt)
     gids = [gid for gid in edits.additional_gids if gid]
     if gids:
         user = _child(_child(oci_spec, "process"), "user")
@@ -153,27 +153,7 @@ def _depth(path: str) -> int:
 
 
 def _hook(hook: Hook) -> Json:
-    out: Json = {"path": hook.path}
-    if hook.args:
-        out["args"] = list(hook.args)
-    if hook.env:
-        out["env"] = list(hook.env)
-    if hook.timeout is not None:
-        out["timeout"] = hook.timeout
-    return out
-
-
-def _rdt(rdt: IntelRdt) -> Json:
-    members: Json = {
-        "closID": rdt.clos_id,
-        "l3CacheSchema": rdt.l3_cache_schema,
-        "memBwSchema": rdt.mem_bw_schema,
-        "schemata": list(rdt.schemata),
-        "enableMonitoring": rdt.enable_monitoring,
-        "enableCMT": rdt.enable_cmt,
-        "enableMBM": rdt.enable_mbm,
-    }
-    return {name: value for name, value in members.items() if value}
+    return {name: value for name, value in as_json(hook).items() if name != "hookName"}
 
 
 def _check_object(oci_spec: Json, path: str) -> None:

@@ -7,25 +7,14 @@ from typing import Any
 
 NO_PERMISSIONS = "none"
 
-_JSON_NAMES = {
-    "host_path": "hostPath",
-    "file_mode": "fileMode",
-    "host_interface_name": "hostInterfaceName",
-    "container_path": "containerPath",
-    "hook_name": "hookName",
-    "clos_id": "closID",
-    "l3_cache_schema": "l3CacheSchema",
-    "mem_bw_schema": "memBwSchema",
-    "enable_monitoring": "enableMonitoring",
-    "enable_cmt": "enableCMT",
-    "enable_mbm": "enableMBM",
-    "device_nodes": "deviceNodes",
-    "net_devices": "netDevices",
-    "intel_rdt": "intelRdt",
-    "additional_gids": "additionalGids",
-    "cdi_version": "cdiVersion",
-    "container_edits": "containerEdits",
-}
+_WORDS = {"id": "ID", "cmt": "CMT", "mbm": "MBM"}
+"""Parts of names that the specification does not write with one capital."""
+
+
+def json_name(field_name: str) -> str:
+    """The member's name in a document: `hostPath` of `host_path`."""
+    first, *others = field_name.split("_")
+    return first + "".join(_WORDS.get(word) or word.capitalize() for word in others)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +34,8 @@ class DeviceNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetDevice:
-    host_interface_name: str
-    name: str
+    host_interface_name: str = ""
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,16 +99,16 @@ class ContainerEdits:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
     name: str
-    container_edits: ContainerEdits
     annotations: Mapping[str, str] = field(default_factory=dict)
+    container_edits: ContainerEdits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spec:
     cdi_version: str
     kind: str
-    devices: tuple[Device, ...]
     annotations: Mapping[str, str] = field(default_factory=dict)
+    devices: tuple[Device, ...]
     container_edits: ContainerEdits = ContainerEdits()
 
     def device(self, name: str) -> Device | None:
@@ -139,7 +128,7 @@ def as_json(value: object) -> Any:
                 continue
             if isinstance(member, ContainerEdits) and member.is_empty and not isinstance(value, Device):
                 continue
-            document[_JSON_NAMES.get(each.name, each.name)] = as_json(member)
+            document[json_name(each.name)] = as_json(member)
         return document
     if isinstance(value, tuple):
         return [as_json(item) for item in value]
