@@ -40,7 +40,7 @@ class _Reader:
 
     def noun(self, kind: type[T], value: object, at: str) -> T:
         """The noun of this class of spec.py. Its fields say members and types; one without a default is required."""
-        members = _members_of(kind)
+        members = _members_of(kind)  # type: ignore[arg-type]
         found = self._members(value, at, members)
         given = {}
         for name, (each, its_kind) in members.items():
@@ -123,4 +123,4 @@ class _Reader:
 def _members_of(kind: type) -> dict[str, tuple[Field[Any], Any]]:
     """By a member's name, its field and type."""
     types = get_type_hints(kind)
-    return {json_name(each.name): (each, types[each.name]) for each in fields(kind)}  # type: ignore[arg-type]
+    return {json_name(each.name): (each, types[each.name]) for each in fields(kind)}
