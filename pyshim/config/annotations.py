@@ -179,7 +179,7 @@ def _not_a_key(name: str) -> list[Finding]:
 
 def _finding(name: str, verdict: Verdict, text: str, decisive: bool) -> Finding:
     level = Level.WARNING if verdict is Verdict.UNKNOWN else Level.NOTE
-    return Finding(level=level, verdict=verdict, subject=f"annotation {name}", place=None, text=text, decisive=decisive)
+    return Finding(level, f"annotation {name}", text, verdict, decisive=decisive)
 
 
 def _exclude_each_other(effective: Effective, changed: dict[tuple[Table, str], Setting]) -> None:

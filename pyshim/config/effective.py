@@ -50,13 +50,13 @@ class Level(IntEnum):
 
 class Finding(NamedTuple):
     level: Level
-    verdict: Verdict | None
-    """None for what is wrong in itself: an error."""
     subject: str
     """Dotted key or table as it was written."""
-    place: Place | None
     text: str
-    decisive: bool
+    verdict: Verdict | None = None
+    """None for what is wrong in itself: an error."""
+    place: Place | None = None
+    decisive: bool = True
     """The value is not the default: without effect, something is lost."""
 
 
@@ -172,17 +172,19 @@ class _Reader:
             try:
                 results.append((one, one.alias.kind.convert(one.raw)))
             except ValueError as exc:
-                self._note(Level.ERROR, None, one.path, one.place, str(exc), decisive=True)
+                self.findings.append(self._finding(Level.ERROR, one.path, str(exc)))
         if not results:
             return self._located(Setting(key=key, value=key.default, place=None, annotation="", is_default=True))
         last, value = max(results, key=lambda result: result[0].place.layer if result[0].place else 0)
         for one, other in results:
             if other != value and (not one.place or not last.place or one.place.layer == last.place.layer):
                 text = f"contradicts {'.'.join(last.path)}, which is the same key"
-                self._note(Level.ERROR, None, one.path, one.place, text, decisive=True)
+                self.findings.append(self._finding(Level.ERROR, one.path, text))
         for one, other in results:
             decisive = other != key.default
-            self._note(*_judged(key, decisive), one.path, one.place, key.why, decisive=decisive)
+            verdict = _judged(key, decisive)
+            level = Level.FINE if verdict is Verdict.HONOURED else Level.NOTE
+            self.findings.append(self._finding(level, one.path, key.why, verdict, decisive=decisive))
         return self._located(Setting(key=key, value=value, place=last.place, annotation="", is_default=False))
 
     def unknown(self) -> Iterator[Finding]:
@@ -226,8 +228,7 @@ class _Reader:
             if not isinstance(inner, dict):
                 if path[:depth] not in self._broken:
                     self._broken.add(path[:depth])
-                    place = self._source.places.get(path[:depth])
-                    self._note(Level.ERROR, None, path[:depth], place, "is not a table", decisive=True)
+                    self.findings.append(self._finding(Level.ERROR, path[:depth], "is not a table"))
                 return {}
             table = inner
         return table
@@ -235,46 +236,29 @@ class _Reader:
     def _unknown_key(self, table: Table, path: tuple[str, ...], value: Any) -> Finding:
         removed = REMOVED.get((table, path[-1]))
         if removed:
-            return self._finding(Level.WARNING, Verdict.REMOVED, path, f"was removed from Kata: {removed}")
+            return self._finding(Level.WARNING, path, f"was removed from Kata: {removed}", Verdict.REMOVED)
         near = nearest(table, path[-1])
         hint = f" (did you mean {near}?)" if near else ""
         what = "table" if isinstance(value, dict) else "key"
-        return self._finding(Level.WARNING, Verdict.UNKNOWN, path, f"is not a known {what}{hint}")
+        return self._finding(Level.WARNING, path, f"is not a known {what}{hint}", Verdict.UNKNOWN)
 
     def _stranger(self, path: tuple[str, ...], value: Any) -> Finding:
         """The finding about a table that is not read."""
         if path[0] == "hypervisor" and path[-1] in OTHER_VMMS | {"qemu", REMOTE}:
-            return self._finding(
-                Level.NOTE, Verdict.NO_EFFECT, path, f"sandboxes of this file run on {self.hypervisor}", decisive=False
-            )
+            text = f"sandboxes of this file run on {self.hypervisor}"
+            return self._finding(Level.NOTE, path, text, Verdict.NO_EFFECT, decisive=False)
         if path[0] in REMOVED_TABLES:
-            return self._finding(
-                Level.WARNING, Verdict.REMOVED, path, f"was removed from Kata: {REMOVED_TABLES[path[0]]}"
-            )
+            text = f"was removed from Kata: {REMOVED_TABLES[path[0]]}"
+            return self._finding(Level.WARNING, path, text, Verdict.REMOVED)
         what = "table" if isinstance(value, dict | list) else "key"
         near = difflib.get_close_matches(path[-1], _TOP if len(path) == 1 else (self.hypervisor,), n=1)
         hint = f" (did you mean {near[0]}?)" if near else ""
-        return self._finding(Level.WARNING, Verdict.UNKNOWN, path, f"is not a known {what}{hint}")
+        return self._finding(Level.WARNING, path, f"is not a known {what}{hint}", Verdict.UNKNOWN)
 
     def _finding(
-        self, level: Level, verdict: Verdict, path: tuple[str, ...], text: str, decisive: bool = True
+        self, level: Level, path: tuple[str, ...], text: str, verdict: Verdict | None = None, *, decisive: bool = True
     ) -> Finding:
-        place = self._source.places.get(path)
-        return Finding(level=level, verdict=verdict, subject=".".join(path), place=place, text=text, decisive=decisive)
-
-    def _note(
-        self,
-        level: Level,
-        verdict: Verdict | None,
-        path: tuple[str, ...],
-        place: Place | None,
-        text: str,
-        *,
-        decisive: bool,
-    ) -> None:
-        self.findings.append(
-            Finding(level=level, verdict=verdict, subject=".".join(path), place=place, text=text, decisive=decisive)
-        )
+        return Finding(level, ".".join(path), text, verdict, self._source.places.get(path), decisive)
 
     def _located(self, setting: Setting) -> Setting:
         """A path that starts with a dot is relative to the file, an empty program is looked for."""
@@ -288,10 +272,9 @@ class _Reader:
         return setting
 
 
-def _judged(key: Key, decisive: bool) -> tuple[Level, Verdict]:
+def _judged(key: Key, decisive: bool) -> Verdict:
     """The default of a key that is otherwise refused is what a VM here has anyway: it is honoured."""
-    verdict = Verdict.HONOURED if key.verdict is Verdict.REFUSED and not decisive else key.verdict
-    return (Level.FINE if verdict is Verdict.HONOURED else Level.NOTE), verdict
+    return Verdict.HONOURED if key.verdict is Verdict.REFUSED and not decisive else key.verdict
 
 
 def contradictions(settings: Mapping[tuple[Table, str], Setting], hypervisor: str) -> Iterator[Finding]:
@@ -302,7 +285,7 @@ def contradictions(settings: Mapping[tuple[Table, str], Setting], hypervisor: st
 
     def finding(setting: Setting, text: str) -> Finding:
         dotted = f"{document_table(setting.key.table, hypervisor)}.{setting.key.name}"
-        return Finding(level=Level.ERROR, verdict=None, subject=dotted, place=setting.place, text=text, decisive=True)
+        return Finding(Level.ERROR, dotted, text, place=setting.place)
 
     if hypervisor == REMOTE:
         for (table, name), value, why in held_values():

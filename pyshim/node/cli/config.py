@@ -129,9 +129,7 @@ def _refusal(source: Source, *, elsewhere: bool) -> Iterator[Finding]:
     try:
         plan_empty_pod(pod_config(source, {}), on_another_host=elsewhere)
     except ShimError as error:
-        yield Finding(
-            level=Level.ERROR, verdict=None, subject="no sandbox starts", place=None, text=str(error), decisive=True
-        )
+        yield Finding(Level.ERROR, "no sandbox starts", str(error))
 
 
 def _missing_files(effective: Effective) -> Iterator[Finding]:
@@ -144,14 +142,8 @@ def _missing_files(effective: Effective) -> Iterator[Finding]:
         if setting.key.kind is not PATH or (name == "virtio_fs_daemon" and not shares_files):
             continue
         if setting.key.verdict is Verdict.HONOURED and setting.value and not os.path.exists(setting.value):
-            yield Finding(
-                level=Level.ERROR,
-                verdict=None,
-                subject=effective.dotted(setting.key),
-                place=setting.place,
-                text=f"'{setting.value}' does not exist on this host: no sandbox starts",
-                decisive=False,
-            )
+            text = f"'{setting.value}' does not exist on this host: no sandbox starts"
+            yield Finding(Level.ERROR, effective.dotted(setting.key), text, place=setting.place)
 
 
 def _source(file: str | None) -> Source:
