@@ -131,7 +131,7 @@ def test_every_key_without_effect_is_named_once(tmp_path: Path) -> None:
         jaeger_endpoint = "http://localhost:14268/api/traces"
         jaeger_user = ""
         [factory]
-        enable_template = true
+        vm_cache_number = 1
         [odd]
         a = 1
         [proxy.kata]
@@ -145,14 +145,14 @@ def test_every_key_without_effect_is_named_once(tmp_path: Path) -> None:
         "hypervisor.qemu.kernal is not a known key (did you mean kernel?)",
         "hypervisor.qemu.enable_swap was removed from Kata: guest memory follows the host's swap settings",
         "runtime.jaeger_endpoint has no effect: spans leave as OTLP, which Jaeger takes at port 4318: otlp_endpoint",
-        "factory.enable_template has no effect: not implemented yet",
+        "factory.vm_cache_number has no effect: not implemented yet",
         "odd is not a known table",
         "proxy was removed from Kata: the shim speaks to the agent itself",
     )
 
 
 def test_what_is_set_in_vain_is_logged_at_a_sandboxs_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    path = write(tmp_path / "c.toml", "[factory]\nenable_template = true\n")
+    path = write(tmp_path / "c.toml", "[factory]\nvm_cache_number = 1\n")
 
     load_config(
         options(path),
@@ -161,6 +161,6 @@ def test_what_is_set_in_vain_is_logged_at_a_sandboxs_start(tmp_path: Path, caplo
     )
 
     assert [record.problem for record in caplog.records] == [
-        "factory.enable_template has no effect: not implemented yet",
+        "factory.vm_cache_number has no effect: not implemented yet",
         "annotation io.katacontainers.config.runtime.agent_name has no effect: there is one",
     ]
