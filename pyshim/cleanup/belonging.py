@@ -135,14 +135,14 @@ def _problem_of_process(entry: LedgerEntry, sandbox: _Sandbox) -> str:
 
 
 def _problem_of_cgroup(entry: LedgerEntry, sandbox: _Sandbox) -> str:
-    """One of its elements is named for the sandbox, as Kata and systemd do: its undo kills all that is in it."""
+    """One of its elements is named for the sandbox, as Kata, CRI-O and systemd do: its undo kills all that is in it."""
     roots = str(entry.detail.get("roots", "")).split(":")
     tops = [posixpath.normpath(root + entry.key) for root in roots]
     if not all(_is_below(top, (sandbox.places.cgroup_root,)) for top in tops):
         hierarchies = tuple(each.mount_point for each in mounted(sandbox.proc_root))
         if not all(_is_below(top, hierarchies) for top in tops):
             return "it is not a cgroup"
-    names = {sandbox.id, f"kata_{sandbox.id}"}
+    names = {sandbox.id, f"kata_{sandbox.id}", f"crio-{sandbox.id}", f"kata_crio-{sandbox.id}"}
     for element in entry.key.split("/"):
         if element in names or element.endswith(f"-{sandbox.id}.scope"):
             return ""

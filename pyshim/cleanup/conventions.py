@@ -125,12 +125,13 @@ def _users_of(sandbox_id: str, places: Places) -> tuple[int, ...]:
 
 
 def _cgroups_of(sandbox_id: str, root: str, pids: Set[int]) -> list[LedgerEntry]:
-    """Cgroups with the names that Kata and systemd give a sandbox's, and those named by its id.
+    """Cgroups with the names that Kata, CRI-O and systemd give a sandbox's, and those named by its id.
 
     Another runtime's container may have the same id. So one named by the id counts where every process in it is one of
     `pids`, the sandbox's programs.
     """
-    names = {f"kata_{sandbox_id}", f"cri-containerd-{sandbox_id}.scope", f"kata-overhead-{sandbox_id}.scope"}
+    names = {f"kata_{sandbox_id}", f"crio-{sandbox_id}", f"kata_crio-{sandbox_id}"}
+    names |= {f"{owner}-{sandbox_id}.scope" for owner in ("cri-containerd", "crio", "kata-overhead")}
     found = []
     for directory, below, _ in os.walk(root, followlinks=False):
         for name in below:

@@ -40,6 +40,9 @@ OURS = (
     entry(ResourceKind.CGROUP, "/kubepods/pod1/kata_sb1", roots="/sys/fs/cgroup/cpu:/sys/fs/cgroup/memory"),
     entry(ResourceKind.CGROUP, "/sys/fs/cgroup/kata_sb1"),
     entry(ResourceKind.LINK, "veth0_kata", netns="/run/netns/pod"),
+    entry(ResourceKind.CGROUP, "/vc/kata_crio-sb1/vmm", roots="/sys/fs/cgroup/cpu"),
+    entry(ResourceKind.CGROUP, "/vc/crio-sb1", roots="/sys/fs/cgroup/cpu"),
+    entry(ResourceKind.CGROUP, "/a.slice/crio-sb1.scope", roots="/sys/fs/cgroup"),
     entry(ResourceKind.VFIO, "0000:3b:00.1", driver="ixgbe"),
     entry(ResourceKind.REMOTE_VM, "vm-1", socket="/run/peerpod/hypervisor.sock"),
 )

@@ -286,6 +286,8 @@ def test_cgroups_are_found_by_their_names_unless_others_run_in_them(node: Node) 
         "kubepods/pod1/dead",
         "kubepods/pod2/kata_dead",
         "system.slice/cri-containerd-dead.scope",
+        "vc/crio-dead",
+        "vc/kata_crio-dead",
     ]
     others = ["default/dead", "kata_overhead/dead2", "kubepods/kata_dead2"]
     for path in (*ours, *others):
@@ -297,7 +299,7 @@ def test_cgroups_are_found_by_their_names_unless_others_run_in_them(node: Node) 
 
     assert node.cleanup("dead") == cleanup.CLEAN
 
-    assert [(node.root / "cgroup" / path).exists() for path in (*ours, *others)] == [False] * 4 + [True] * 3
+    assert [(node.root / "cgroup" / path).exists() for path in (*ours, *others)] == [False] * 6 + [True] * 3
 
 
 @pytest.mark.parametrize("words", [[], ["x", "--all"]])
