@@ -42,7 +42,8 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "pyshim.host": ("pyshim.model",),
     "pyshim.state": ("pyshim.host", "pyshim.model"),
     "pyshim.cleanup": (
-        *("pyshim.start", "pyshim.state", "pyshim.resources", "pyshim.host", "pyshim.model", "pyshim.ttrpc"),
+        *("pyshim.start", "pyshim.task", "pyshim.state", "pyshim.resources", "pyshim.host", "pyshim.model"),
+        "pyshim.ttrpc",
     ),
     "pyshim.config": ("pyshim.host", "pyshim.model"),
     "pyshim.model": (),

@@ -7,6 +7,7 @@ import click
 from msgspec import Struct
 
 from pyshim.cleanup.conventions import Places
+from pyshim.cleanup.ended import answer_crio
 from pyshim.cleanup.lost_vms import LostVm, lost_vms, remove_tombstone
 from pyshim.cleanup.orphans import Orphan, Spared, candidates, clean_orphan, judged
 from pyshim.model.errors import ShimError
@@ -108,6 +109,8 @@ def _one(node: CleanupPlaces, sandbox_id: str, dry_run: bool, *, was_named: bool
         print(f"pyshim: {text}", file=sys.stderr)
     if dry_run:
         return TO_DO
+    if found.state is not None and not node.store.has_record(sandbox_id) and (pid := answer_crio(found.state)):
+        print(f"  process {pid} answers CRI-O until the pod is removed")
     return FAILED if held or errors else CLEAN
 
 
