@@ -36,7 +36,10 @@ EVIDENCE = PROJECT / ".build" / "integration"
 _NEEDED = ("containerd", "ctr", "runc", "ip", "qemu-system-x86_64")
 _kept: set[Path] = set()
 session_zygote = zygote.Zygote(PROJECT / "bin" / "pyshim", GROUND / "zygote.log")
-shim_starts = Starts(*(ground / "containerd" / "containerd.log" for ground in (GROUND, cri_session.GROUND)))
+shim_starts = Starts(
+    *(ground / "containerd" / "containerd.log" for ground in (GROUND, cri_session.GROUND)),
+    cri_session.GROUND / "crio" / "crio.log",
+)
 _made: Counter[str] = Counter()
 """The number of shims of all sessions by how they were made."""
 
