@@ -83,6 +83,8 @@ def _unpin_namespaces() -> None:
 def _lose_shim(pod: Pod, runtime: Runtime) -> None:
     """The pod's shim is killed, and the node's cleanup has found that."""
     (shim,) = runtime.shims(pod.id)
+    newest, state = pod.containers[-1], runtime.persisted(pod.id)
+    eventually(lambda: f'"ID":"{newest.id}"' in state.read_text(), what="the container is in the sandbox's state")
     os.kill(shim.pid, signal.SIGKILL)
     eventually(lambda: not runtime.shims(pod.id), what="the shim is gone")
     subprocess.run([PROJECT / "bin" / "pyshim", "cleanup", pod.id], check=True)
