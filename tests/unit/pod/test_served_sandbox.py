@@ -1,7 +1,7 @@
 """A pod by containerd's Sandbox API: its VM is there before and after its containers."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,7 +12,7 @@ from pyshim.model.sandbox import CreateSandbox, PodConfig, PodDns, PodResources
 from pyshim.model.task import Status
 from pyshim.pod.process import EXIT_KILLED, EXIT_SANDBOX_LOST
 from pyshim.pod.served import ServedSandbox
-from tests.unit.pod.conftest import BUNDLES, Stack, scenario, until
+from tests.unit.pod.conftest import BUNDLES, Stack, until
 
 POD = SandboxId("p1")
 CONFIG = PodConfig(
@@ -44,14 +44,9 @@ def request(pod: PodConfig | None = CONFIG, sandbox_id: SandboxId = POD) -> Crea
     )
 
 
-def served(test: Callable[[Stack, ServedSandbox], Coroutine[Any, Any, None]]) -> Callable[[], None]:
-    """Runs `test` as a scenario, with the Sandbox API of its pod."""
-
-    async def body(stack: Stack) -> None:
-        await test(stack, stack.served)
-
-    body.__name__ = test.__name__
-    return scenario(body)
+@pytest.fixture
+def api(stack: Stack) -> ServedSandbox:
+    return stack.served
 
 
 async def run_pod(stack: Stack, api: ServedSandbox) -> None:
@@ -59,7 +54,6 @@ async def run_pod(stack: Stack, api: ServedSandbox) -> None:
     await api.start(POD)
 
 
-@served
 async def test_a_pods_life(stack: Stack, api: ServedSandbox) -> None:
     await api.create(request())
     assert stack.hypervisors == []
@@ -84,7 +78,6 @@ async def test_a_pods_life(stack: Stack, api: ServedSandbox) -> None:
     assert stack.left() == {}
 
 
-@served
 async def test_the_vm_is_that_of_a_pod_with_a_pause_container(stack: Stack, api: ServedSandbox) -> None:
     await run_pod(stack, api)
 
@@ -97,7 +90,6 @@ async def test_the_vm_is_that_of_a_pod_with_a_pause_container(stack: Stack, api:
     assert [path for path in stack.host.cgroup_tree.there if path.startswith("/kubepods/podu1/")]
 
 
-@served
 async def test_a_container_has_the_pods_files_unless_it_brings_its_own(stack: Stack, api: ServedSandbox) -> None:
     await run_pod(stack, api)
     own = {"destination": "/etc/hosts", "type": "bind", "source": "/kubelet/hosts", "options": ["rbind"]}
@@ -110,7 +102,6 @@ async def test_a_container_has_the_pods_files_unless_it_brings_its_own(stack: St
     assert stack.host.files[f"{BUNDLES}/p1/resolv.conf"].startswith(b"nameserver 10.0.0.10\nsearch svc.local\n")
 
 
-@served
 async def test_calls_for_a_sandbox_that_is_not_there_are_refused(stack: Stack, api: ServedSandbox) -> None:
     calls: list[Callable[[], Any]] = [
         lambda: api.start(POD),
@@ -130,7 +121,6 @@ async def test_calls_for_a_sandbox_that_is_not_there_are_refused(stack: Stack, a
                 look()
 
 
-@served
 async def test_a_sandbox_is_created_once(stack: Stack, api: ServedSandbox) -> None:
     await api.create(request())
 
@@ -138,7 +128,6 @@ async def test_a_sandbox_is_created_once(stack: Stack, api: ServedSandbox) -> No
         await api.create(request(sandbox_id=SandboxId("p2")))
 
 
-@served
 async def test_a_shim_with_a_pod_of_the_task_api_takes_no_sandbox(stack: Stack, api: ServedSandbox) -> None:
     await stack.create("c1", ["pause"])
 
@@ -146,7 +135,6 @@ async def test_a_shim_with_a_pod_of_the_task_api_takes_no_sandbox(stack: Stack, 
         await api.create(request())
 
 
-@served
 async def test_a_served_sandbox_takes_no_pod_of_the_task_api(stack: Stack, api: ServedSandbox) -> None:
     await api.create(request())
 
@@ -155,7 +143,6 @@ async def test_a_served_sandbox_takes_no_pod_of_the_task_api(stack: Stack, api: 
         await stack.create("c1", ["pause"], annotations=sandbox)
 
 
-@served
 async def test_a_container_before_the_start_is_refused(stack: Stack, api: ServedSandbox) -> None:
     await api.create(request())
 
@@ -163,7 +150,6 @@ async def test_a_container_before_the_start_is_refused(stack: Stack, api: Served
         await stack.create("app", ["sleep"], annotations=IN_POD)
 
 
-@served
 async def test_a_container_without_annotations_is_of_the_sandbox(stack: Stack, api: ServedSandbox) -> None:
     """As `ctr run --sandbox` makes it."""
     await run_pod(stack, api)
@@ -173,7 +159,6 @@ async def test_a_container_without_annotations_is_of_the_sandbox(stack: Stack, a
     assert len(stack.hypervisors) == 1
 
 
-@served
 async def test_repeated_starts_and_stops_give_the_first_ones_answer(stack: Stack, api: ServedSandbox) -> None:
     await api.create(request())
     first, second = await asyncio.gather(api.start(POD), api.start(POD))
@@ -190,7 +175,6 @@ async def test_repeated_starts_and_stops_give_the_first_ones_answer(stack: Stack
         await api.start(POD)
 
 
-@served
 async def test_a_stop_before_the_start_ends_the_wait(stack: Stack, api: ServedSandbox) -> None:
     await api.create(request())
     waiting = asyncio.create_task(api.wait(POD))
@@ -202,22 +186,20 @@ async def test_a_stop_before_the_start_ends_the_wait(stack: Stack, api: ServedSa
 
 
 @pytest.mark.parametrize("step", ["config", "capacity", "connect"])
-def test_a_start_that_fails_leaves_nothing_and_can_be_repeated(step: str) -> None:
-    async def body(stack: Stack) -> None:
-        stack.host.faults.plan({step: 1})
-        await stack.served.create(request())
+async def test_a_start_that_fails_leaves_nothing_and_can_be_repeated(
+    stack: Stack, api: ServedSandbox, step: str
+) -> None:
+    stack.host.faults.plan({step: 1})
+    await api.create(request())
 
-        with pytest.raises(ShimError):
-            await stack.served.start(POD)
-        assert stack.left() == {}
-        assert stack.pod.is_empty
+    with pytest.raises(ShimError):
+        await api.start(POD)
+    assert stack.left() == {}
+    assert stack.pod.is_empty
 
-        assert (await stack.served.start(POD)).is_ready
-
-    scenario(body)()
+    assert (await api.start(POD)).is_ready
 
 
-@served
 async def test_a_stop_while_the_vm_boots_undoes_it(stack: Stack, api: ServedSandbox) -> None:
     await api.create(request())
     reached = asyncio.Event()
@@ -232,7 +214,6 @@ async def test_a_stop_while_the_vm_boots_undoes_it(stack: Stack, api: ServedSand
     assert stack.left() == {}
 
 
-@served
 async def test_a_lost_vm_ends_the_wait_and_its_containers(stack: Stack, api: ServedSandbox) -> None:
     await run_pod(stack, api)
     container = await stack.run("app", ["sleep"], annotations=IN_POD)
@@ -249,7 +230,6 @@ async def test_a_lost_vm_ends_the_wait_and_its_containers(stack: Stack, api: Ser
         await api.stats(POD)
 
 
-@served
 async def test_a_stop_ends_the_containers_that_are_left(stack: Stack, api: ServedSandbox) -> None:
     await run_pod(stack, api)
     container = await stack.run("app", ["sleep"], annotations=IN_POD)
@@ -262,7 +242,6 @@ async def test_a_stop_ends_the_containers_that_are_left(stack: Stack, api: Serve
     await api.shutdown(POD)
 
 
-@served
 async def test_a_shutdown_without_a_stop_ends_all(stack: Stack, api: ServedSandbox) -> None:
     await run_pod(stack, api)
     await stack.run("app", ["sleep"], annotations=IN_POD)
@@ -277,7 +256,6 @@ async def test_a_shutdown_without_a_stop_ends_all(stack: Stack, api: ServedSandb
         await stack.create("late", ["sleep"], annotations=IN_POD)
 
 
-@served
 async def test_a_shutdown_after_a_refused_create_ends_the_shim(stack: Stack, api: ServedSandbox) -> None:
     """containerd asks for it, for the sandbox that it could not create."""
     with pytest.raises(InvalidArgument, match=r"^create sandbox 'p1': neither options of type .* nor '.*config.json'"):
@@ -288,7 +266,6 @@ async def test_a_shutdown_after_a_refused_create_ends_the_shim(stack: Stack, api
     assert stack.pod.is_empty
 
 
-@served
 async def test_a_sandbox_by_the_spec_in_its_bundle(stack: Stack, api: ServedSandbox) -> None:
     """As `ctr sandboxes run` makes it."""
     stack.host.write_spec(f"{BUNDLES}/p1", ["pause"], hostname="by-spec")
@@ -300,7 +277,6 @@ async def test_a_sandbox_by_the_spec_in_its_bundle(stack: Stack, api: ServedSand
     assert stack.agent.sandbox.hostname == "by-spec"
 
 
-@served
 async def test_the_spec_of_a_pods_container_opens_no_sandbox(stack: Stack, api: ServedSandbox) -> None:
     stack.host.write_spec(f"{BUNDLES}/p1", ["sleep"], annotations=IN_POD)
 
@@ -308,7 +284,6 @@ async def test_the_spec_of_a_pods_container_opens_no_sandbox(stack: Stack, api: 
         await api.create(request(pod=None))
 
 
-@served
 async def test_the_metrics_are_those_of_the_sandboxs_cgroup(stack: Stack, api: ServedSandbox) -> None:
     await run_pod(stack, api)
 
@@ -317,7 +292,6 @@ async def test_the_metrics_are_those_of_the_sandboxs_cgroup(stack: Stack, api: S
     assert (stats.cpu.total_ns, stats.memory.usage.usage_bytes, stats.pids_current) == (5_000_000, 3 << 20, 7)
 
 
-@served
 async def test_a_verbose_status_says_how_the_vm_came_to_be(stack: Stack, api: ServedSandbox) -> None:
     await run_pod(stack, api)
 
@@ -328,14 +302,12 @@ async def test_a_verbose_status_says_how_the_vm_came_to_be(stack: Stack, api: Se
     assert "sandbox-cpu-quota" in info["sizing"]
 
 
-@served
 async def test_a_ping_reaches_the_agent(stack: Stack, api: ServedSandbox) -> None:
     await run_pod(stack, api)
 
     await api.ping(POD)
 
 
-@served
 async def test_the_state_goes_with_the_sandbox_not_with_its_last_container(stack: Stack, api: ServedSandbox) -> None:
     await run_pod(stack, api)
     container = await stack.run("app", ["sleep"], annotations=IN_POD)
