@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from pyshim.model.config import Config
 from pyshim.model.errors import FailedPrecondition, InvalidArgument, Unimplemented
 from pyshim.model.ids import ContainerId, HostPath, SandboxId
 from pyshim.model.mounts import SourceKind
@@ -15,6 +14,7 @@ from pyshim.model.volumes import SourceFacts
 from pyshim.pod.plan.container import container_plan, rootfs_mount, without_image
 from pyshim.resources.volumes.plan.share import share_plan
 from pyshim.resources.volumes.plan.volumes import volume_sources
+from tests.fakes.inputs import config, spec
 from tests.unit.resources.volumes.test_plan import bind
 
 SHARED = "/run/kata-containers/shared/containers"
@@ -23,7 +23,7 @@ Planner = Callable[..., ContainerPlan]
 
 
 @pytest.fixture
-def plan(config: Callable[..., Config]) -> Planner:
+def plan() -> Planner:
     def make(
         spec: OciSpec,
         sources: Mapping[str, SourceFacts] | None = None,
@@ -48,7 +48,7 @@ def plan(config: Callable[..., Config]) -> Planner:
     return make
 
 
-def test_a_bind_mount_is_shared_under_a_name_of_its_own(plan: Planner, spec: Callable[..., OciSpec]) -> None:
+def test_a_bind_mount_is_shared_under_a_name_of_its_own(plan: Planner) -> None:
     planned = plan(spec(mounts=[bind("/data", "/srv/a", "ro"), bind("/data2", "/srv/a")]))
 
     read_only, writable = planned.share_mounts[1:]
@@ -60,7 +60,7 @@ def test_a_bind_mount_is_shared_under_a_name_of_its_own(plan: Planner, spec: Cal
     assert in_guest == [m.target.replace(MOUNTS, SHARED) for m in (read_only, writable)]
 
 
-def test_every_share_mount_stays_beneath_the_share(plan: Planner, spec: Callable[..., OciSpec]) -> None:
+def test_every_share_mount_stays_beneath_the_share(plan: Planner) -> None:
     hostile = plan(spec(mounts=[bind("/x", "/srv/../.."), bind("/y", "/a\nb"), bind("/z", "/" + "\u00fc" * 250)]))
 
     assert len(hostile.share_mounts) == 1 + 3, "the root and each volume"
@@ -71,7 +71,7 @@ def test_every_share_mount_stays_beneath_the_share(plan: Planner, spec: Callable
         assert len(mount.target.rpartition("/")[2].encode()) <= 255
 
 
-def test_the_guests_own_trees_are_not_shared(plan: Planner, spec: Callable[..., OciSpec]) -> None:
+def test_the_guests_own_trees_are_not_shared(plan: Planner) -> None:
     planned = plan(spec(mounts=[bind("/host-sys", "/sys/kernel"), bind("/dev/shm", "/run/shm")]))
 
     assert len(planned.share_mounts) == 1
@@ -81,7 +81,7 @@ def test_the_guests_own_trees_are_not_shared(plan: Planner, spec: Callable[..., 
     ]
 
 
-def test_a_missing_volume_is_named(plan: Planner, spec: Callable[..., OciSpec]) -> None:
+def test_a_missing_volume_is_named(plan: Planner) -> None:
     with pytest.raises(FailedPrecondition, match=r"'/gone' on '/data'"):
         plan(spec(mounts=[bind("/data", "/gone")]), {"/gone": SourceFacts(kind=SourceKind.MISSING)})
 
@@ -97,7 +97,7 @@ def test_a_missing_volume_is_named(plan: Planner, spec: Callable[..., OciSpec]) 
     ],
 )
 def test_the_root_is_where_containerd_mounted_it_or_where_the_spec_says(
-    plan: Planner, spec: Callable[..., OciSpec], path: str, mounted: bool, root: str
+    plan: Planner, path: str, mounted: bool, root: str
 ) -> None:
     mounts = (RootfsMount(type="bind", source="/snap", target="", options=("rbind",)),) if mounted else ()
 
@@ -108,9 +108,7 @@ def test_the_root_is_where_containerd_mounted_it_or_where_the_spec_says(
 
 
 @pytest.mark.parametrize("path", ["../other", "..", "a/../../b"])
-def test_a_relative_root_that_leaves_the_bundle_is_refused(
-    plan: Planner, spec: Callable[..., OciSpec], path: str
-) -> None:
+def test_a_relative_root_that_leaves_the_bundle_is_refused(plan: Planner, path: str) -> None:
     with pytest.raises(InvalidArgument, match="leaves the bundle"):
         plan(spec(root={"path": path}))
 
@@ -118,9 +116,7 @@ def test_a_relative_root_that_leaves_the_bundle_is_refused(
 @pytest.mark.parametrize(
     "option", ["io.katacontainers.fs-opt.layer=aGk=", "io.katacontainers.fs-opt.block_device=file"]
 )
-def test_layers_left_to_the_guest_by_a_block_snapshotter_are_refused(
-    plan: Planner, spec: Callable[..., OciSpec], option: str
-) -> None:
+def test_layers_left_to_the_guest_by_a_block_snapshotter_are_refused(plan: Planner, option: str) -> None:
     mounts = (RootfsMount(type="overlay", source="overlay", target="", options=("ro", option)),)
 
     with pytest.raises(Unimplemented, match=f"option '{option.partition('=')[0]}' of a block snapshotter"):
@@ -136,7 +132,7 @@ def test_a_rootfs_mount_with_a_target_stays_below_the_root() -> None:
         rootfs_mount(outside, HostPath("/b/rootfs"))
 
 
-def test_host_only_members_are_trimmed_and_limits_stay(plan: Planner, spec: Callable[..., OciSpec]) -> None:
+def test_host_only_members_are_trimmed_and_limits_stay(plan: Planner) -> None:
     planned = plan(
         spec(
             hooks={"prestart": [{"path": "/x"}]},
@@ -172,9 +168,7 @@ def test_host_only_members_are_trimmed_and_limits_stay(plan: Planner, spec: Call
         pytest.param([], False, id="the host's"),
     ],
 )
-def test_the_agent_makes_the_pid_namespace(
-    plan: Planner, spec: Callable[..., OciSpec], namespaces: list[dict[str, str]], shared: bool
-) -> None:
+def test_the_agent_makes_the_pid_namespace(plan: Planner, namespaces: list[dict[str, str]], shared: bool) -> None:
     """It adds one to the spec in any case: two would be one too many."""
     planned = plan(spec(linux={"namespaces": [*namespaces, {"type": "ipc"}]}))
 
@@ -182,7 +176,7 @@ def test_the_agent_makes_the_pid_namespace(
     assert planned.guest.spec["linux"]["namespaces"] == [{"type": "ipc"}, {"type": "uts"}]
 
 
-def test_a_container_on_the_hosts_namespaces_gets_the_pods(plan: Planner, spec: Callable[..., OciSpec]) -> None:
+def test_a_container_on_the_hosts_namespaces_gets_the_pods(plan: Planner) -> None:
     """hostNetwork takes the uts namespace along: without one the container would show the guest's own host name."""
     planned = plan(spec(linux={"namespaces": [{"type": "mount"}]}))
 
@@ -190,19 +184,19 @@ def test_a_container_on_the_hosts_namespaces_gets_the_pods(plan: Planner, spec: 
     assert kinds == ["mount", "ipc", "uts"]
 
 
-def test_the_pods_sysctls_are_added_and_the_containers_own_win(plan: Planner, spec: Callable[..., OciSpec]) -> None:
+def test_the_pods_sysctls_are_added_and_the_containers_own_win(plan: Planner) -> None:
     planned = plan(spec(linux={"sysctl": {"a.b": "own"}}), sysctls={"a.b": "pod", "c.d": "pod"})
 
     assert planned.guest.spec["linux"]["sysctl"] == {"a.b": "own", "c.d": "pod"}
 
 
-def test_a_container_without_its_image_needs_nothing_of_the_host(plan: Planner, spec: Callable[..., OciSpec]) -> None:
+def test_a_container_without_its_image_needs_nothing_of_the_host(plan: Planner) -> None:
     bare = without_image(plan(spec(mounts=[bind("/data", "/srv")])))
 
     assert (bare.rootfs_mounts, bare.share_mounts, bare.share_points, bare.disks) == ((), (), (), ())
 
 
-def test_planning_does_not_change_the_spec(plan: Planner, spec: Callable[..., OciSpec]) -> None:
+def test_planning_does_not_change_the_spec(plan: Planner) -> None:
     given = spec(mounts=[bind("/data", "/srv")], linux={"resources": {"cpu": {"cpus": "0"}}})
     before = repr(given)
 
@@ -211,7 +205,7 @@ def test_planning_does_not_change_the_spec(plan: Planner, spec: Callable[..., Oc
     assert repr(given) == before
 
 
-def test_a_block_device_becomes_a_volume_of_the_vm(plan: Planner, spec: Callable[..., OciSpec]) -> None:
+def test_a_block_device_becomes_a_volume_of_the_vm(plan: Planner) -> None:
     devices = [
         {"path": "/dev/loop7", "type": "b", "major": 7, "minor": 7},
         {"path": "/dev/zero2", "type": "c", "major": 1, "minor": 5},

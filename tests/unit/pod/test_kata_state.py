@@ -11,6 +11,7 @@ from pyshim.model.vm import BlockDevice, GuestLocation
 from pyshim.pod.plan.kata_state import kata_device
 from pyshim.pod.snapshot import AFTER_REPLY_S
 from pyshim.resources.volumes.plan.disks import disk, served_disk
+from tests.fakes.inputs import config
 from tests.unit.pod.conftest import DOCUMENT, Stack
 from tests.unit.state.kata_shape import DEVICE_STATE, check
 
@@ -34,11 +35,7 @@ def served(config: Config) -> BlockDevice:
     ],
 )
 def test_a_disk_of_each_kind_has_katas_keys(
-    make: Callable[[Config], BlockDevice],
-    kind: str,
-    where: str,
-    what: dict[str, object],
-    config: Callable[..., Config],
+    make: Callable[[Config], BlockDevice], kind: str, where: str, what: dict[str, object]
 ) -> None:
     found: Any = kata_device(make(config(vhost_user_reconnect_timeout_sec=3)), PLACE, 2)
 

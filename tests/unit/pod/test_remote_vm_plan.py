@@ -1,6 +1,5 @@
 """The request to a service outside the node, and the host's part in it."""
 
-from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
@@ -16,6 +15,7 @@ from pyshim.model.oci import OciSpec
 from pyshim.model.plans import SandboxPlan
 from pyshim.pod.plan.remote_vm import LEAST_STOP_TIMEOUT_S
 from pyshim.resources.confidential.plan.initdata import encode, parse
+from tests.fakes.inputs import host, spec
 from tests.fakes.sandbox_plans import planned
 
 PREFIX = "io.katacontainers.config.hypervisor."
@@ -29,8 +29,6 @@ CRI = {
     "io.kubernetes.cri.sandbox-memory": str(512 << 20),
 }
 NETWORK = {"namespaces": [{"type": "network", "path": "/run/netns/pod"}]}
-Hosts = Callable[..., HostFacts]
-Specs = Callable[..., OciSpec]
 
 
 def remote(hypervisor: dict[str, Any] | None = None, runtime: dict[str, Any] | None = None) -> Config:
@@ -49,7 +47,7 @@ def annotations_of(plan: SandboxPlan) -> dict[str, str]:
     return dict(plan.vm.remote.annotations)
 
 
-def test_everything_the_service_is_told_is_in_the_annotations(host: Hosts, spec: Specs) -> None:
+def test_everything_the_service_is_told_is_in_the_annotations() -> None:
     initdata = parse(b'version = "0.1.0"\nalgorithm = "sha256"\n', "test")
     config = remote(
         {
@@ -78,7 +76,7 @@ def test_everything_the_service_is_told_is_in_the_annotations(host: Hosts, spec:
     assert plan.initdata is None, "the service shows it to the guest"
 
 
-def test_every_key_of_katas_is_there_when_nothing_is_asked_for(host: Hosts, spec: Specs) -> None:
+def test_every_key_of_katas_is_there_when_nothing_is_asked_for() -> None:
     plan = make(remote(), host(), spec(linux=NETWORK), ContainerKind.SINGLE_CONTAINER)
 
     assert annotations_of(plan) == {
@@ -94,7 +92,7 @@ def test_every_key_of_katas_is_there_when_nothing_is_asked_for(host: Hosts, spec
     }
 
 
-def test_a_pod_of_crio_is_known_by_its_name(host: Hosts, spec: Specs) -> None:
+def test_a_pod_of_crio_is_known_by_its_name() -> None:
     annotations = {
         "io.kubernetes.cri-o.ContainerType": "sandbox",
         "io.kubernetes.pod.name": "web",
@@ -110,13 +108,13 @@ def test_a_pod_of_crio_is_known_by_its_name(host: Hosts, spec: Specs) -> None:
 @pytest.mark.parametrize(
     ("vcpus", "whole"), [(Fraction(3, 2), "2"), (Fraction(2), "2"), (Fraction(1, 10), "1")], ids=str
 )
-def test_vcpus_are_whole(host: Hosts, spec: Specs, vcpus: Fraction, whole: str) -> None:
+def test_vcpus_are_whole(vcpus: Fraction, whole: str) -> None:
     plan = make(remote({"default_vcpus": vcpus}), host(), spec(linux=NETWORK), ContainerKind.SINGLE_CONTAINER)
 
     assert annotations_of(plan)[f"{PREFIX}default_vcpus"] == whole
 
 
-def test_this_host_does_not_bound_a_vm_elsewhere_but_the_configuration_does(host: Hosts, spec: Specs) -> None:
+def test_this_host_does_not_bound_a_vm_elsewhere_but_the_configuration_does() -> None:
     large = {"default_vcpus": 64, "default_memory": 1 << 20}
     small_host = host(cpu_count=2, memory_mib=1024)
 
@@ -132,7 +130,7 @@ def test_this_host_does_not_bound_a_vm_elsewhere_but_the_configuration_does(host
     assert held.sizing.vcpus.limited_by == "default_maxvcpus"
 
 
-def test_the_policy_overhead_counts_as_for_any_vm(host: Hosts, spec: Specs) -> None:
+def test_the_policy_overhead_counts_as_for_any_vm() -> None:
     config = remote({"overhead_vcpus": 0, "overhead_memory": 0}, {"sizing_policy": "overhead"})
 
     plan = make(config, host(), spec(annotations=CRI, linux=NETWORK))
@@ -141,13 +139,13 @@ def test_the_policy_overhead_counts_as_for_any_vm(host: Hosts, spec: Specs) -> N
 
 
 @pytest.mark.parametrize("no_new", [True, False])
-def test_the_service_gets_the_namespace_whatever_disable_new_netns_says(host: Hosts, spec: Specs, no_new: bool) -> None:
+def test_the_service_gets_the_namespace_whatever_disable_new_netns_says(no_new: bool) -> None:
     plan = make(remote(runtime={"disable_new_netns": no_new}), host(), spec(linux=NETWORK))
 
     assert plan.vm.netns_path == plan.netns_path == "/run/netns/pod"
 
 
-def test_a_fresh_namespace_is_none_and_the_hosts_is_refused(host: Hosts, spec: Specs) -> None:
+def test_a_fresh_namespace_is_none_and_the_hosts_is_refused() -> None:
     fresh = make(remote(), host(), spec(linux={"namespaces": [{"type": "network"}]}))
 
     assert fresh.vm.netns_path is None
@@ -155,7 +153,7 @@ def test_a_fresh_namespace_is_none_and_the_hosts_is_refused(host: Hosts, spec: S
         make(remote(), host(), spec())
 
 
-def test_nothing_of_this_host_is_in_the_plan(host: Hosts, spec: Specs) -> None:
+def test_nothing_of_this_host_is_in_the_plan() -> None:
     plan = make(remote(), host(), spec(linux=NETWORK))
 
     assert plan.share.virtiofsd is None
@@ -164,7 +162,7 @@ def test_nothing_of_this_host_is_in_the_plan(host: Hosts, spec: Specs) -> None:
     assert plan.config.runtime.experimental_force_guest_pull
 
 
-def test_a_short_timeout_for_the_start_does_not_shorten_the_end(host: Hosts, spec: Specs) -> None:
+def test_a_short_timeout_for_the_start_does_not_shorten_the_end() -> None:
     plan = make(remote({"remote_hypervisor_timeout": 20}), host(), spec(linux=NETWORK))
 
     assert plan.vm.remote is not None
@@ -173,6 +171,6 @@ def test_a_short_timeout_for_the_start_does_not_shorten_the_end(host: Hosts, spe
     assert min(plan.vm.start_timeout_s, plan.vm.stop_timeout_s) > 20 + LEAST_STOP_TIMEOUT_S, "all of it fits in there"
 
 
-def test_a_socket_that_is_no_absolute_path_is_named(host: Hosts, spec: Specs) -> None:
+def test_a_socket_that_is_no_absolute_path_is_named() -> None:
     with pytest.raises(InvalidArgument, match=r"remote_hypervisor_socket in '/etc/remote.toml': 'x.sock' is not"):
         make(remote({"remote_hypervisor_socket": "x.sock"}), host(), spec(linux=NETWORK))

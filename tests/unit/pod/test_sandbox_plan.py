@@ -1,19 +1,17 @@
 """Decisions of the sandbox plan."""
 
-from collections.abc import Callable
-
 import pytest
 from msgspec.structs import replace
 
 from pyshim.model.config import Config
 from pyshim.model.errors import FailedPrecondition, InvalidArgument, ShimError
-from pyshim.model.host_facts import Accelerator, HostFacts
+from pyshim.model.host_facts import Accelerator
 from pyshim.model.kind import ContainerKind
-from pyshim.model.oci import OciSpec
 from pyshim.model.plans import SandboxPlan
 from pyshim.model.vm import MemoryBacking, SerialChannel, VhostUserVsockChannel, VsockChannel, split_params
 from pyshim.pod.plan.guest_sandbox import dns_lines, resolv_conf
 from pyshim.pod.plan.sandbox import EMULATED_BOOT_S, KVM_BOOT_S, accelerator, agent_channel
+from tests.fakes.inputs import config, configured, host, spec
 from tests.fakes.sandbox_plans import planned
 
 
@@ -26,22 +24,16 @@ from tests.fakes.sandbox_plans import planned
         ("kvm", True, Accelerator.KVM),
     ],
 )
-def test_the_accelerator_is_detected_unless_demanded(
-    config: Callable[..., Config], host: Callable[..., HostFacts], wanted: str, usable: bool, chosen: Accelerator
-) -> None:
+def test_the_accelerator_is_detected_unless_demanded(wanted: str, usable: bool, chosen: Accelerator) -> None:
     assert accelerator(config(accelerator=wanted), host(kvm_usable=usable)) is chosen
 
 
-def test_kvm_demanded_in_vain_says_what_was_probed(
-    config: Callable[..., Config], host: Callable[..., HostFacts]
-) -> None:
+def test_kvm_demanded_in_vain_says_what_was_probed() -> None:
     with pytest.raises(FailedPrecondition, match="neither vmx nor svm"):
         accelerator(config(accelerator="kvm"), host())
 
 
-def test_the_agent_is_reached_over_vsock_where_the_host_has_it(
-    config: Callable[..., Config], host: Callable[..., HostFacts]
-) -> None:
+def test_the_agent_is_reached_over_vsock_where_the_host_has_it() -> None:
     assert isinstance(agent_channel(config(), host(vhost_vsock=True), "/vm"), VsockChannel)
     assert isinstance(agent_channel(config(), host(), "/vm"), SerialChannel)
     assert isinstance(agent_channel(config(use_vsock="false"), host(vhost_vsock=True), "/vm"), SerialChannel)
@@ -50,9 +42,7 @@ def test_the_agent_is_reached_over_vsock_where_the_host_has_it(
 
 
 @pytest.mark.parametrize("shared_fs", ["virtio-fs", "none"])
-def test_a_vsock_program_shares_the_guests_memory_and_leaves_the_agent_on_its_usual_port(
-    config: Callable[..., Config], host: Callable[..., HostFacts], spec: Callable[..., OciSpec], shared_fs: str
-) -> None:
+def test_a_vsock_program_shares_the_guests_memory_and_leaves_the_agent_on_its_usual_port(shared_fs: str) -> None:
     wanted = config(use_vsock="vhost-user", vhost_user_vsock_daemon="/opt/vsock", shared_fs=shared_fs)
 
     vm = planned(wanted, host(vhost_vsock=True), spec()).vm
@@ -67,9 +57,7 @@ def test_a_vsock_program_shares_the_guests_memory_and_leaves_the_agent_on_its_us
     assert [param for param in vm.boot.kernel_params if param.startswith("agent.server_addr")] == []
 
 
-def test_an_operators_kernel_parameter_replaces_ours_of_the_same_name(
-    config: Callable[..., Config], host: Callable[..., HostFacts], spec: Callable[..., OciSpec]
-) -> None:
+def test_an_operators_kernel_parameter_replaces_ours_of_the_same_name() -> None:
     plan = planned(config(kernel_params='root=/dev/vda panic=5 dyndbg="file a +p"'), host(), spec())
 
     params = plan.vm.boot.kernel_params
@@ -91,14 +79,7 @@ def test_an_unclosed_quote_is_refused() -> None:
         ({"shared_fs": "virtio-9p"}, FailedPrecondition, "shared_fs"),
     ],
 )
-def test_a_configuration_that_cannot_boot_is_named(
-    config: Callable[..., Config],
-    host: Callable[..., HostFacts],
-    spec: Callable[..., OciSpec],
-    qemu: dict[str, str],
-    error: type[ShimError],
-    named: str,
-) -> None:
+def test_a_configuration_that_cannot_boot_is_named(qemu: dict[str, str], error: type[ShimError], named: str) -> None:
     with pytest.raises(error, match=named):
         planned(config(**qemu), host(), spec())
 
@@ -112,13 +93,7 @@ def test_a_configuration_that_cannot_boot_is_named(
         ([{"type": "network", "path": "/proc/0/ns/net"}], None),
     ],
 )
-def test_only_a_named_network_namespace_is_joined(
-    config: Callable[..., Config],
-    host: Callable[..., HostFacts],
-    spec: Callable[..., OciSpec],
-    namespaces: list[dict[str, str]],
-    path: str | None,
-) -> None:
+def test_only_a_named_network_namespace_is_joined(namespaces: list[dict[str, str]], path: str | None) -> None:
     assert planned(config(), host(), spec(linux={"namespaces": namespaces})).netns_path == path
 
 
@@ -130,13 +105,7 @@ def test_only_a_named_network_namespace_is_joined(
         *(([f"size={no_size}"], 64 << 20) for no_size in ("", "m", "-1", "1T", "50%", "1m2m", "\u0665", "1" * 13)),
     ],
 )
-def test_the_shared_memory_of_the_spec_decides_the_guests(
-    config: Callable[..., Config],
-    host: Callable[..., HostFacts],
-    spec: Callable[..., OciSpec],
-    options: list[str],
-    size: int,
-) -> None:
+def test_the_shared_memory_of_the_spec_decides_the_guests(options: list[str], size: int) -> None:
     mounts = [{"destination": "/dev/shm", "type": "tmpfs", "source": "shm", "options": options}]
 
     storages = planned(config(), host(), spec(mounts=mounts)).guest.storages
@@ -144,9 +113,7 @@ def test_the_shared_memory_of_the_spec_decides_the_guests(
     assert f"size={size}" in storages[1].options
 
 
-def test_memory_is_shared_where_another_process_works_on_it(
-    config: Callable[..., Config], host: Callable[..., HostFacts], spec: Callable[..., OciSpec]
-) -> None:
+def test_memory_is_shared_where_another_process_works_on_it() -> None:
     assert planned(config(), host(), spec()).vm.memory.backing == "shared-memfd"
     assert planned(config(enable_hugepages=True), host(), spec()).vm.memory.backing == "hugepages"
     alone = {"shared_fs": "none"}
@@ -155,9 +122,7 @@ def test_memory_is_shared_where_another_process_works_on_it(
 
 
 @pytest.mark.parametrize("asked", [True, False])
-def test_a_guest_reports_its_free_pages_where_the_configuration_asks_for_it(
-    asked: bool, config: Callable[..., Config], host: Callable[..., HostFacts], spec: Callable[..., OciSpec]
-) -> None:
+def test_a_guest_reports_its_free_pages_where_the_configuration_asks_for_it(asked: bool) -> None:
     vm = planned(config(reclaim_guest_freed_memory=asked), host(), spec()).vm
 
     assert vm.memory.reclaim is asked
@@ -171,20 +136,12 @@ def test_a_guest_reports_its_free_pages_where_the_configuration_asks_for_it(
         pytest.param("x" * 80, "x" * 64, id="longer than the kernel takes"),
     ],
 )
-def test_the_sandbox_always_has_a_host_name(
-    config: Callable[..., Config],
-    host: Callable[..., HostFacts],
-    spec: Callable[..., OciSpec],
-    given: str,
-    name: str,
-) -> None:
+def test_the_sandbox_always_has_a_host_name(given: str, name: str) -> None:
     assert planned(config(), host(), spec(hostname=given)).guest.hostname == name
 
 
 @pytest.mark.parametrize("given", [{"net.core.somaxconn": 1}, ["net.core.somaxconn"], "net.core.somaxconn=1", 1, True])
-def test_sysctls_that_are_no_texts_are_refused(
-    given: object, config: Callable[..., Config], host: Callable[..., HostFacts], spec: Callable[..., OciSpec]
-) -> None:
+def test_sysctls_that_are_no_texts_are_refused(given: object) -> None:
     with pytest.raises(InvalidArgument, match="sysctl"):
         planned(config(), host(), spec(linux={"sysctl": given}))
 
@@ -194,21 +151,14 @@ def test_sysctls_that_are_no_texts_are_refused(
     [(True, 3, 3.0), (False, 3, EMULATED_BOOT_S), (False, KVM_BOOT_S, KVM_BOOT_S)],
 )
 def test_an_emulated_guest_has_time_to_boot_where_the_file_is_written_for_kvm(
-    config: Callable[..., Config],
-    host: Callable[..., HostFacts],
-    spec: Callable[..., OciSpec],
-    kvm_usable: bool,
-    dial_timeout: float,
-    seconds: float,
+    kvm_usable: bool, dial_timeout: float, seconds: float
 ) -> None:
     asked = replace(config(), agent=replace(config().agent, dial_timeout_s=dial_timeout))
 
     assert planned(asked, host(kvm_usable=kvm_usable), spec()).agent_timeout_s == seconds
 
 
-def test_the_agent_waits_for_a_device_as_long_as_the_file_says_unless_the_kernel_line_does(
-    config: Callable[..., Config], host: Callable[..., HostFacts], spec: Callable[..., OciSpec]
-) -> None:
+def test_the_agent_waits_for_a_device_as_long_as_the_file_says_unless_the_kernel_line_does() -> None:
     def words(asked: Config) -> list[str]:
         params = planned(asked, host(), spec()).vm.boot.kernel_params
         return [param for param in params if param.startswith("agent.hotplug_timeout")]
@@ -220,27 +170,18 @@ def test_the_agent_waits_for_a_device_as_long_as_the_file_says_unless_the_kernel
 
 
 @pytest.mark.parametrize("traced", [True, False])
-def test_the_agent_is_traced_where_its_own_key_says_so(
-    traced: bool,
-    config: Callable[..., Config],
-    host: Callable[..., HostFacts],
-    spec: Callable[..., OciSpec],
-) -> None:
+def test_the_agent_is_traced_where_its_own_key_says_so(traced: bool) -> None:
     asked = replace(config(), agent=replace(config().agent, enable_tracing=traced))
 
     assert ("agent.trace=true" in planned(asked, host(), spec()).vm.boot.kernel_params) is traced
 
 
-def test_qemu_has_the_time_that_the_file_gives_it(
-    config: Callable[..., Config], host: Callable[..., HostFacts], spec: Callable[..., OciSpec]
-) -> None:
+def test_qemu_has_the_time_that_the_file_gives_it() -> None:
     assert planned(config(), host(), spec()).vm.start_timeout_s == 60
     assert planned(config(start_timeout=7), host(), spec()).vm.start_timeout_s == 7
 
 
-def test_the_guest_is_told_of_its_hooks_and_of_the_pods_name_servers(
-    config: Callable[..., Config], host: Callable[..., HostFacts], spec: Callable[..., OciSpec]
-) -> None:
+def test_the_guest_is_told_of_its_hooks_and_of_the_pods_name_servers() -> None:
     lines = dns_lines(b"nameserver 10.0.0.10\n\nsearch a.svc b\noptions ndots:5")
 
     guest = planned(config(guest_hook_path="/usr/share/hooks"), host(), spec(), dns=lines).guest
@@ -257,9 +198,7 @@ def test_the_guest_is_told_of_its_hooks_and_of_the_pods_name_servers(
         ([{"destination": "/etc/resolv.conf", "type": "tmpfs", "source": "tmpfs"}], ""),
     ],
 )
-def test_the_sandboxes_resolv_conf_is_the_one_bound_there(
-    spec: Callable[..., OciSpec], mounts: list[dict[str, str]], path: str
-) -> None:
+def test_the_sandboxes_resolv_conf_is_the_one_bound_there(mounts: list[dict[str, str]], path: str) -> None:
     assert resolv_conf(spec(mounts=mounts)) == path
 
 
@@ -272,12 +211,7 @@ def test_the_sandboxes_resolv_conf_is_the_one_bound_there(
     ],
 )
 def test_a_sandbox_on_the_hosts_network_is_refused_unless_a_key_allows_it(
-    configured: Callable[..., Config],
-    host: Callable[..., HostFacts],
-    spec: Callable[..., OciSpec],
-    kind: ContainerKind,
-    asked_for: str,
-    allowed: bool,
+    kind: ContainerKind, asked_for: str, allowed: bool
 ) -> None:
     asked = spec(linux={"namespaces": [{"type": "mount"}, {"type": "ipc"}]})
     config = configured({"kernel": "/k", "image": "/i", "rootfs_type": "erofs"}, {"allow_host_network": allowed})

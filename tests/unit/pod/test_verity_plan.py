@@ -1,16 +1,12 @@
 """dm-verity of the root disk on the kernel's command line."""
 
-from collections.abc import Callable
-
 import pytest
 from msgspec.structs import replace
 
 from hypervisors.qemu.cmdline import kernel_command_line
-from pyshim.model.config import Config
 from pyshim.model.errors import InvalidArgument
-from pyshim.model.host_facts import HostFacts
-from pyshim.model.oci import OciSpec
 from pyshim.pod.plan.verity import root_device
+from tests.fakes.inputs import config, host, spec
 from tests.fakes.sandbox_plans import planned
 
 PARTS = {
@@ -26,9 +22,7 @@ def text(**changes: str) -> str:
     return ",".join(f"{key}={value}" for key, value in {**PARTS, **changes}.items() if value)
 
 
-def test_the_root_is_checked_block_by_block_and_the_line_can_be_parsed(
-    config: Callable[..., Config], host: Callable[..., HostFacts], spec: Callable[..., OciSpec]
-) -> None:
+def test_the_root_is_checked_block_by_block_and_the_line_can_be_parsed() -> None:
     keys = {"kernel_verity_params": text(), "disable_image_nvdimm": True, "rootfs_type": "ext4"}
 
     params = planned(config(**keys), host(), spec()).vm.boot.kernel_params
@@ -43,9 +37,7 @@ def test_the_root_is_checked_block_by_block_and_the_line_can_be_parsed(
     assert "dax" not in line
 
 
-def test_a_root_in_persistent_memory_has_its_own_device_names(
-    config: Callable[..., Config], host: Callable[..., HostFacts], spec: Callable[..., OciSpec]
-) -> None:
+def test_a_root_in_persistent_memory_has_its_own_device_names() -> None:
     line = kernel_command_line(planned(config(kernel_verity_params=text()), host(), spec()).vm.boot.kernel_params)
 
     assert "verity 1 /dev/pmem0p1 /dev/pmem0p2" in line
@@ -78,9 +70,7 @@ def extension(**changes: str) -> dict[str, str]:
     return {"name": "coco", "path": "/images/coco.img", "verity_params": "", **changes}
 
 
-def test_an_extension_is_a_disk_by_its_name_and_a_parameter_that_has_the_guest_mount_it(
-    config: Callable[..., Config], host: Callable[..., HostFacts], spec: Callable[..., OciSpec]
-) -> None:
+def test_an_extension_is_a_disk_by_its_name_and_a_parameter_that_has_the_guest_mount_it() -> None:
     images = [extension(verity_params=text()), extension(name="gpu", path="/images/gpu.img")]
 
     vm = planned(config(guest_extension_images=images), host(), spec()).vm
@@ -94,9 +84,7 @@ def test_an_extension_is_a_disk_by_its_name_and_a_parameter_that_has_the_guest_m
     assert "kata.extension.gpu.verity_params" in params
 
 
-def test_a_mistake_in_an_extensions_verity_is_named(
-    config: Callable[..., Config], host: Callable[..., HostFacts], spec: Callable[..., OciSpec]
-) -> None:
+def test_a_mistake_in_an_extensions_verity_is_named() -> None:
     images = [extension(verity_params="root_hash=12")]
 
     with pytest.raises(InvalidArgument, match="verity_params in guest_extension_images of 'coco': salt is missing"):
@@ -107,14 +95,7 @@ def test_a_mistake_in_an_extensions_verity_is_named(
     ("cdh_s", "launch_s", "params"),
     [(50.0, 6.0, set()), (0.5, 15.0, {"agent.cdh_api_timeout=1", "agent.launch_process_timeout=15"})],
 )
-def test_the_agent_is_told_timeouts_that_are_not_its_own(
-    config: Callable[..., Config],
-    host: Callable[..., HostFacts],
-    spec: Callable[..., OciSpec],
-    cdh_s: float,
-    launch_s: float,
-    params: set[str],
-) -> None:
+def test_the_agent_is_told_timeouts_that_are_not_its_own(cdh_s: float, launch_s: float, params: set[str]) -> None:
     asked = config()
     agent = replace(asked.agent, cdh_api_timeout_s=cdh_s, launch_process_timeout_s=launch_s)
 

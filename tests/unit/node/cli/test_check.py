@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from pyshim.model.config import Config
 from pyshim.model.units import MIB
 from pyshim.node.cli.check_host import HostReport, look
 from pyshim.node.cli.check_verdicts import Level, Verdict, verdicts
 from pyshim.node.cli.command import run
 from pyshim.node.install.drop_ins import HANDLERS, crio_text
+from tests.fakes.inputs import config
 
 RELEASE = "6.1.0-test"
 MODULES = "kernel/net/{0}.ko.xz: \n"
@@ -87,7 +87,7 @@ def programs(**changes: str | OSError | Exception) -> Callable[[Sequence[str]], 
 
 
 @pytest.fixture
-def made_up(tmp_path: Path, config: Callable[..., Config]) -> Callable[..., HostReport]:
+def made_up(tmp_path: Path) -> Callable[..., HostReport]:
     def make(
         files: dict[str, str | None] | None = None,
         qemu: dict[str, Any] | None = None,

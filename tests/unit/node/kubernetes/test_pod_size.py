@@ -1,7 +1,6 @@
 """Pods counted as Kubernetes counts them, and where a VM and Kubernetes disagree."""
 
 import random
-from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
@@ -21,9 +20,8 @@ from pyshim.node.kubernetes.agreement import LETTERS, Explanation, explain_pod
 from pyshim.node.kubernetes.pod_size import PodContainer, PodSizing, with_defaults
 from pyshim.node.kubernetes.quantity import cpu_text, memory_text, quantity
 from tests.fakes.facts import host_facts
+from tests.fakes.inputs import config, host
 
-Configs = Callable[..., Config]
-Hosts = Callable[..., HostFacts]
 HOST_SIDE = 200
 CONFIG = build_config(Source(path="t", directory="/", document={"hypervisor": {"qemu": {}}}))
 HOST = host_facts()
@@ -315,9 +313,7 @@ FULL = amounts("4", "4Gi")
         ),
     ],
 )
-def test_every_disagreement_is_found(
-    config: Configs, host: Hosts, found: PodSizing, summed: str, overhead: str
-) -> None:
+def test_every_disagreement_is_found(found: PodSizing, summed: str, overhead: str) -> None:
     explanation = explained(config(), host(), found)
 
     assert (letters(explanation, "sum"), letters(explanation, "overhead")) == (summed, overhead)
@@ -338,7 +334,7 @@ def test_the_suggested_overhead_makes_them_agree(policy: str, cpu: int, memory: 
         assert letters(explained(CONFIG, HOST, replace(before, overhead=less)), policy) in ("a", "c")
 
 
-def test_the_advice_for_a_class_does_not_depend_on_the_node(config: Configs, host: Hosts) -> None:
+def test_the_advice_for_a_class_does_not_depend_on_the_node() -> None:
     found = pod(container(limits=amounts("4", "8Gi")))
     small, large = (
         explained(config(), host(cpu_count=cpus, memory_mib=mib), found) for cpus, mib in ((2, 4096), (64, 1 << 20))
@@ -349,7 +345,7 @@ def test_the_advice_for_a_class_does_not_depend_on_the_node(config: Configs, hos
     assert [view.record.memory_mib.granted for view in small.views] == [4096, 4096]
 
 
-def test_the_numbers_are_in_the_sentence(config: Configs, host: Hosts) -> None:
+def test_the_numbers_are_in_the_sentence() -> None:
     found = pod(container(limits=amounts("1", "1Gi")), overhead=amounts("250m", "320Mi"))
 
     texts = [each.text for each in explained(config(), host(), found).views[0].findings]

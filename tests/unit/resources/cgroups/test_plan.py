@@ -1,6 +1,6 @@
 """A sandbox's cgroups, their members and their settings."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
@@ -25,6 +25,7 @@ from pyshim.resources.cgroups.plan.settings import (
     device_settings,
     limit_settings,
 )
+from tests.fakes.inputs import host
 
 
 def _config(**runtime: Any) -> Config:
@@ -169,16 +170,14 @@ def test_slices_lie_in_each_other() -> None:
     ],
     ids=["v1 only", "v1 overhead", "v2 only", "v2 overhead"],
 )
-def test_who_goes_where(
-    host: Callable[..., HostFacts], mode: CgroupMode, only: bool, groups: Mapping[str, str], members: Mapping[str, str]
-) -> None:
+def test_who_goes_where(mode: CgroupMode, only: bool, groups: Mapping[str, str], members: Mapping[str, str]) -> None:
     plan = _plan(host(cgroup_mode=mode), sandbox_cgroup_only=only)
 
     assert {str(group.role): group.path for group in plan.groups} == groups
     assert {str(member): str(role) for member, role in plan.members.items()} == members
 
 
-def test_without_cgroups_there_is_nothing_to_do_and_a_note(host: Callable[..., HostFacts]) -> None:
+def test_without_cgroups_there_is_nothing_to_do_and_a_note() -> None:
     plan = _plan(host(cgroup_mode=CgroupMode.NONE))
 
     assert plan.groups == ()
@@ -190,7 +189,7 @@ def test_without_cgroups_there_is_nothing_to_do_and_a_note(host: Callable[..., H
     ("systemd", "only", "is_unit"), [(True, True, True), (True, False, False), (False, True, False)], ids=str
 )
 def test_systemd_is_asked_only_where_it_runs_and_has_all_of_the_sandbox(
-    host: Callable[..., HostFacts], systemd: bool, only: bool, is_unit: bool
+    systemd: bool, only: bool, is_unit: bool
 ) -> None:
     facts = host(systemd=systemd, cgroup_mode=CgroupMode.V2)
 
@@ -206,7 +205,7 @@ def _values(plan: CgroupPlan, **runtime: Any) -> dict[tuple[str, str], str]:
     return {(str(each.role), each.file): each.value for each in settings}
 
 
-def test_limits_of_a_sandbox_that_is_all_in_one_v2_cgroup(host: Callable[..., HostFacts]) -> None:
+def test_limits_of_a_sandbox_that_is_all_in_one_v2_cgroup() -> None:
     plan = _plan(host(cgroup_mode=CgroupMode.V2), sandbox_cgroup_only=True)
 
     assert _values(plan) == {
@@ -221,7 +220,7 @@ def test_limits_of_a_sandbox_that_is_all_in_one_v2_cgroup(host: Callable[..., Ho
     }
 
 
-def test_limits_of_vcpus_and_overhead_apart_on_v1(host: Callable[..., HostFacts]) -> None:
+def test_limits_of_vcpus_and_overhead_apart_on_v1() -> None:
     plan = _plan(host(cgroup_mode=CgroupMode.V1))
 
     assert _values(plan) == {
@@ -238,7 +237,7 @@ def test_limits_of_vcpus_and_overhead_apart_on_v1(host: Callable[..., HostFacts]
     }
 
 
-def test_no_limits_unless_asked_for_and_each_says_where_it_comes_from(host: Callable[..., HostFacts]) -> None:
+def test_no_limits_unless_asked_for_and_each_says_where_it_comes_from() -> None:
     plan = _plan(host())
 
     assert limit_settings(plan, _config(), _record()) == ()
@@ -247,7 +246,7 @@ def test_no_limits_unless_asked_for_and_each_says_where_it_comes_from(host: Call
     assert "2048 MiB of guest RAM + 206 MiB for the VMM and its servers" in sources
 
 
-def test_huge_pages_are_not_charged(host: Callable[..., HostFacts]) -> None:
+def test_huge_pages_are_not_charged() -> None:
     plan = _plan(host(cgroup_mode=CgroupMode.V2), sandbox_cgroup_only=True)
     qemu = {"path": "/q", "kernel": "/k", "image": "/i", "virtio_fs_daemon": "/v", "enable_hugepages": True}
     tables = {"hypervisor": {"qemu": qemu}, "agent": {}, "runtime": {"sandbox_cgroup_limits": True}}
@@ -284,7 +283,7 @@ def test_a_cpu_the_host_does_not_have_is_refused_by_number() -> None:
         checked_cpuset(frozenset({0, 7}), frozenset(range(4)), "CPUs", "/pod1/c1")
 
 
-def test_an_unrestricted_set_is_taken_back(host: Callable[..., HostFacts]) -> None:
+def test_an_unrestricted_set_is_taken_back() -> None:
     settings = cpuset_settings(_plan(host()), frozenset(), frozenset({0}))
 
     assert [(each.file, each.value, each.required) for each in settings] == [
@@ -335,6 +334,6 @@ def test_pinning(
     assert reason in found.reason
 
 
-def test_the_sandbox_id_never_leads_out_of_the_overhead_cgroup(host: Callable[..., HostFacts]) -> None:
+def test_the_sandbox_id_never_leads_out_of_the_overhead_cgroup() -> None:
     assert _plan(host()).path(Role.OVERHEAD) == "/kata_overhead/s1"
     assert _plan(host()).members[Member.SHIM] is Role.OVERHEAD

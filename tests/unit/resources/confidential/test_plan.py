@@ -1,18 +1,15 @@
 """The guard of each configuration and host; features that a confidential VM's plan leaves out."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from pyshim.model.confidential import NO_TEE, SevGuard, SnpGuard, TdxGuard, Tee, TeeFacts, UnixQuotes, VsockQuotes
-from pyshim.model.config import Config
 from pyshim.model.errors import FailedPrecondition, InvalidArgument, ShimError
-from pyshim.model.host_facts import HostFacts
-from pyshim.model.oci import OciSpec
 from pyshim.model.vm import ImageDriver, MemoryBacking
 from pyshim.resources.confidential.plan.guard import guard_of
 from pyshim.resources.confidential.plan.initdata import encode, parse
+from tests.fakes.inputs import config, host, spec
 from tests.fakes.sandbox_plans import planned
 
 CONFIDENTIAL = {"confidential_guest": True, "shared_fs": "none", "firmware": "/OVMF.fd"}
@@ -29,8 +26,6 @@ def tee(*available: Tee, quote_socket: str = "") -> TeeFacts:
 
 AMD = tee(Tee.SNP, Tee.SEV_ES, Tee.SEV)
 INTEL = tee(Tee.TDX)
-Configs = Callable[..., Config]
-Hosts = Callable[..., HostFacts]
 
 
 @pytest.mark.parametrize(
@@ -44,9 +39,7 @@ Hosts = Callable[..., HostFacts]
         ({"confidential_technology": "sev"}, AMD, SevGuard),
     ],
 )
-def test_the_guard_follows_configuration_and_host(
-    config: Configs, host: Hosts, keys: dict[str, Any], facts: TeeFacts, kind: type
-) -> None:
+def test_the_guard_follows_configuration_and_host(keys: dict[str, Any], facts: TeeFacts, kind: type) -> None:
     assert type(guard_of(config(**CONFIDENTIAL, **keys), host(kvm_usable=True, tee=facts), None)) is kind
 
 
@@ -61,7 +54,7 @@ def test_the_guard_follows_configuration_and_host(
     ],
 )
 def test_what_the_host_lacks_is_an_error_that_says_what_was_probed(
-    config: Configs, host: Hosts, keys: dict[str, Any], facts: TeeFacts, named: str
+    keys: dict[str, Any], facts: TeeFacts, named: str
 ) -> None:
     with pytest.raises(FailedPrecondition) as caught:
         guard_of(config(**CONFIDENTIAL, **keys), host(kvm_usable=True, tee=facts), None)
@@ -70,7 +63,7 @@ def test_what_the_host_lacks_is_an_error_that_says_what_was_probed(
     assert "/etc/test.toml" in str(caught.value)
 
 
-def test_without_kvm_nothing_is_confidential(config: Configs, host: Hosts) -> None:
+def test_without_kvm_nothing_is_confidential() -> None:
     with pytest.raises(FailedPrecondition, match="needs KVM: the CPU shows neither vmx nor svm"):
         guard_of(config(**CONFIDENTIAL), host(tee=INTEL), None)
 
@@ -91,9 +84,7 @@ def test_without_kvm_nothing_is_confidential(config: Configs, host: Hosts) -> No
         ({"confidential_guest": False, "sev_snp_guest": True}, "sev_snp_guest"),
     ],
 )
-def test_what_contradicts_confidentiality_is_refused_by_name(
-    config: Configs, host: Hosts, keys: dict[str, Any], named: str
-) -> None:
+def test_what_contradicts_confidentiality_is_refused_by_name(keys: dict[str, Any], named: str) -> None:
     with pytest.raises(InvalidArgument, match=named):
         guard_of(config(**{**CONFIDENTIAL, **keys}), host(kvm_usable=True, tee=AMD), None)
 
@@ -103,9 +94,7 @@ def test_what_contradicts_confidentiality_is_refused_by_name(
     [(0, AMD, 5), (0, tee(Tee.SEV), 1), (1, AMD, 1), (0xD, AMD, 0xD)],
     ids=["es", "plain", "plain-wanted", "own"],
 )
-def test_sev_encrypts_registers_where_it_can_unless_told_otherwise(
-    config: Configs, host: Hosts, policy: int, facts: TeeFacts, expected: int
-) -> None:
+def test_sev_encrypts_registers_where_it_can_unless_told_otherwise(policy: int, facts: TeeFacts, expected: int) -> None:
     guard = guard_of(config(**CONFIDENTIAL, sev_guest_policy=policy), host(kvm_usable=True, tee=facts), None)
 
     assert isinstance(guard, SevGuard)
@@ -120,9 +109,7 @@ def test_sev_encrypts_registers_where_it_can_unless_told_otherwise(
         (99, "/run/q", VsockQuotes(cid=2, port=99)),
     ],
 )
-def test_quotes_are_asked_of_the_port_given_else_of_the_services_socket(
-    config: Configs, host: Hosts, port: int, socket: str, quotes: object
-) -> None:
+def test_quotes_are_asked_of_the_port_given_else_of_the_services_socket(port: int, socket: str, quotes: object) -> None:
     keys = {**CONFIDENTIAL, "tdx_quote_generation_service_socket_port": port}
 
     guard = guard_of(config(**keys), host(kvm_usable=True, tee=tee(Tee.TDX, quote_socket=socket)), None)
@@ -132,9 +119,7 @@ def test_quotes_are_asked_of_the_port_given_else_of_the_services_socket(
 
 
 @pytest.mark.parametrize("facts", [INTEL, AMD], ids=["tdx", "snp"])
-def test_the_digest_of_initdata_fills_the_field_of_the_technology(
-    config: Configs, host: Hosts, spec: Callable[..., OciSpec], facts: TeeFacts
-) -> None:
+def test_the_digest_of_initdata_fills_the_field_of_the_technology(facts: TeeFacts) -> None:
     document = parse(DOCUMENT, "test")
     keys = {**CONFIDENTIAL, "sev_snp_guest": facts is AMD, "initdata": encode(document)}
 
@@ -146,22 +131,18 @@ def test_the_digest_of_initdata_fills_the_field_of_the_technology(
     assert (plan.vm.initdata, plan.initdata) == ("/run/vc/vm/s1/initdata.img", document)
 
 
-def test_initdata_that_sev_cannot_measure_starts_nothing(config: Configs, host: Hosts) -> None:
+def test_initdata_that_sev_cannot_measure_starts_nothing() -> None:
     with pytest.raises(FailedPrecondition, match="no field for a digest"):
         guard_of(config(**CONFIDENTIAL), host(kvm_usable=True, tee=AMD), parse(DOCUMENT, "test"))
 
 
 @pytest.mark.parametrize("text", ["%%%", "QUJD", '"'], ids=["base64", "gzip", "toml"])
-def test_initdata_that_cannot_be_read_is_named(
-    config: Configs, host: Hosts, spec: Callable[..., OciSpec], text: str
-) -> None:
+def test_initdata_that_cannot_be_read_is_named(text: str) -> None:
     with pytest.raises(ShimError, match="read initdata of cc_init_data"):
         planned(config(initdata=text), host(), spec())
 
 
-def test_a_confidential_vm_shares_nothing_and_cannot_grow(
-    config: Configs, host: Hosts, spec: Callable[..., OciSpec]
-) -> None:
+def test_a_confidential_vm_shares_nothing_and_cannot_grow() -> None:
     asked = {"cpu": {"quota": 150_000, "period": 100_000}, "memory": {"limit": 300 << 20}}
     plan = planned(config(**CONFIDENTIAL), host(kvm_usable=True, tee=INTEL), spec(linux={"resources": asked}))
 
@@ -174,7 +155,7 @@ def test_a_confidential_vm_shares_nothing_and_cannot_grow(
     assert not any(param.startswith("nr_cpus") for param in vm.boot.kernel_params)
 
 
-def test_snp_has_a_named_cpu_model(config: Configs, host: Hosts, spec: Callable[..., OciSpec]) -> None:
+def test_snp_has_a_named_cpu_model() -> None:
     plan = planned(config(**CONFIDENTIAL, sev_snp_guest=True), host(kvm_usable=True, tee=AMD), spec())
 
     assert plan.vm.cpu.model == "EPYC-v4,pmu=off"

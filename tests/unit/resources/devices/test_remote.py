@@ -1,7 +1,6 @@
 """Devices of a remote pod: counts, claims, each container's share, and refusals."""
 
 import json
-from collections.abc import Callable
 
 import pytest
 
@@ -10,7 +9,7 @@ from pyshim.config.sources import Source
 from pyshim.model.devices import DeviceRequest, FoundDevice, PodDevices
 from pyshim.model.errors import FailedPrecondition, InvalidArgument, Unimplemented
 from pyshim.model.guest import GuestContainer
-from pyshim.model.host_facts import HostFacts, unbounded
+from pyshim.model.host_facts import unbounded
 from pyshim.model.ids import SandboxId
 from pyshim.model.kind import ContainerKind
 from pyshim.model.oci import parse_spec
@@ -18,6 +17,7 @@ from pyshim.pod.plan.remote_vm import remote_vm
 from pyshim.resources.devices.plan.remote import CLAIMS_KEY, PREFIX, own_names, remote_devices, with_names
 from pyshim.resources.sizing.plan.static import static_size
 from pyshim.resources.sizing.plan.workload import workload
+from tests.fakes.inputs import host
 
 KINDS = ("nvidia.com/pgpu=nvidia.com/gpu", "10de:03=nvidia.com/gpu")
 
@@ -136,7 +136,7 @@ def test_inner_names_join_the_annotations_there_are() -> None:
     assert with_names(guest, ()) is guest
 
 
-def test_the_instance_has_what_the_pod_was_sized_for_and_the_gpus_it_was_given(host: Callable[..., HostFacts]) -> None:
+def test_the_instance_has_what_the_pod_was_sized_for_and_the_gpus_it_was_given() -> None:
     """A service chooses the instance by these annotations of CreateVM."""
     plain = {"hypervisor": {"remote": {"default_vcpus": 1, "default_memory": 512, "default_gpu_model": "h100"}}}
     config = build_config(Source(path="/etc/c.toml", directory="/", document=plain))

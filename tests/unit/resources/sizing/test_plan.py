@@ -1,7 +1,6 @@
 """The size a VM boots with, case by case: exact sums, one rounding, the limits, both policies."""
 
 import struct
-from collections.abc import Callable
 from fractions import Fraction
 from itertools import accumulate
 from math import ceil
@@ -9,16 +8,13 @@ from typing import Any
 
 import pytest
 
-from pyshim.model.config import Config
 from pyshim.model.errors import InvalidArgument
-from pyshim.model.host_facts import HostFacts
 from pyshim.model.kind import ContainerKind
 from pyshim.model.units import GIB, MIB
 from pyshim.resources.sizing.plan import Workload, boot_size, headroom, static_size, workload
+from tests.fakes.inputs import config, configured, host
 
 POD = "io.kubernetes.cri.sandbox-"
-Configs = Callable[..., Config]
-Hosts = Callable[..., HostFacts]
 
 
 def request(vcpus: str = "0", memory_bytes: int = 0, hugepage_bytes: int = 0) -> Workload:
@@ -75,9 +71,7 @@ SUMMED_VCPUS = [
 
 
 @pytest.mark.parametrize(("base", "asked", "vcpus"), SUMMED_VCPUS, ids=[f"{b}+{a}" for b, a, _ in SUMMED_VCPUS])
-def test_vcpus_are_summed_exactly_and_rounded_once(
-    config: Configs, host: Hosts, base: str, asked: str, vcpus: int
-) -> None:
+def test_vcpus_are_summed_exactly_and_rounded_once(base: str, asked: str, vcpus: int) -> None:
     sized = static_size(config(default_vcpus=Fraction(base)), host(cpu_count=64), request(asked))
 
     assert sized.vcpus.granted == vcpus
@@ -99,7 +93,7 @@ BINARY_TRAPS = [
 
 @pytest.mark.parametrize(("parts", "bits", "vcpus", "in_binary"), BINARY_TRAPS)
 def test_a_whole_sum_is_not_rounded_up_as_binary_numbers_would_be(
-    config: Configs, host: Hosts, parts: list[str], bits: int, vcpus: int, in_binary: int
+    parts: list[str], bits: int, vcpus: int, in_binary: int
 ) -> None:
     base, *containers = parts
     milli = sum(int(Fraction(part) * 1000) for part in containers)
@@ -140,7 +134,7 @@ SUMMED_MEMORY = [
 
 
 @pytest.mark.parametrize(("base", "asked_bytes", "mib"), SUMMED_MEMORY)
-def test_memory_is_rounded_up_to_whole_mib(config: Configs, host: Hosts, base: int, asked_bytes: int, mib: int) -> None:
+def test_memory_is_rounded_up_to_whole_mib(base: int, asked_bytes: int, mib: int) -> None:
     if base < 64:
         with pytest.raises(InvalidArgument, match="default_memory"):
             config(default_memory=base)
@@ -173,14 +167,7 @@ POLICY_CASES = [
 @pytest.mark.parametrize("policy", ["sum", "overhead"])
 @pytest.mark.parametrize(("cpu", "mib", "summed", "overhead", "kata_rs"), POLICY_CASES)
 def test_the_policies_size_the_same_pod(
-    configured: Configs,
-    host: Hosts,
-    policy: str,
-    cpu: str,
-    mib: int,
-    summed: tuple[int, int],
-    overhead: tuple[int, int],
-    kata_rs: tuple[int, int] | None,
+    policy: str, cpu: str, mib: int, summed: tuple[int, int], overhead: tuple[int, int], kata_rs: tuple[int, int] | None
 ) -> None:
     asked = request(cpu, mib * MIB)
 
@@ -229,12 +216,7 @@ def runtime_rs(asked: Workload) -> tuple[int, int]:
     ],
 )
 def test_policy_overhead_decides_each_dimension_by_itself(
-    configured: Configs,
-    host: Hosts,
-    keys: dict[str, Any],
-    asked: Workload,
-    base: tuple[str, str],
-    source: tuple[str, str],
+    keys: dict[str, Any], asked: Workload, base: tuple[str, str], source: tuple[str, str]
 ) -> None:
     sized = static_size(configured(qemu=keys, runtime={"sizing_policy": "overhead"}), host(), asked)
 
@@ -320,8 +302,6 @@ LIMITS = [
 
 @pytest.mark.parametrize(("keys", "facts", "asked", "vcpus", "memory"), LIMITS)
 def test_what_limits_the_size_is_named(
-    config: Configs,
-    host: Hosts,
     keys: dict[str, Any],
     facts: dict[str, Any],
     asked: Workload,
@@ -348,7 +328,7 @@ def test_what_limits_the_size_is_named(
     ],
 )
 def test_no_vm_is_smaller_than_what_a_guest_boots_with(
-    configured: Configs, host: Hosts, default_memory: int, asked_mib: int, mib: int, limited_by: str
+    default_memory: int, asked_mib: int, mib: int, limited_by: str
 ) -> None:
     config = configured(qemu={"default_memory": default_memory}, runtime={"sizing_policy": "overhead"})
 
@@ -357,7 +337,7 @@ def test_no_vm_is_smaller_than_what_a_guest_boots_with(
     assert (sized.memory_mib.granted, sized.memory_mib.limited_by) == (mib, limited_by)
 
 
-def test_huge_pages_are_memory_beside_the_limit(config: Configs, host: Hosts) -> None:
+def test_huge_pages_are_memory_beside_the_limit() -> None:
     sized = static_size(config(), host(), request(memory_bytes=GIB, hugepage_bytes=512 * MIB))
 
     assert (sized.memory_mib.requested, sized.memory_mib.granted) == (1536, 3584)
@@ -365,9 +345,7 @@ def test_huge_pages_are_memory_beside_the_limit(config: Configs, host: Hosts) ->
 
 @pytest.mark.parametrize("confidential", [False, True])
 @pytest.mark.parametrize("static", [False, True])
-def test_only_a_vm_that_may_change_later_gets_room_to_grow(
-    configured: Configs, host: Hosts, static: bool, confidential: bool
-) -> None:
+def test_only_a_vm_that_may_change_later_gets_room_to_grow(static: bool, confidential: bool) -> None:
     keys = {"confidential_guest": confidential}
     config = configured(qemu=keys, runtime={"static_sandbox_resource_mgmt": static})
     sized = static_size(config, host(), request("1", GIB))
@@ -378,7 +356,7 @@ def test_only_a_vm_that_may_change_later_gets_room_to_grow(
     assert (room.max_vcpus, room.max_memory_mib, room.memory_slots) == ((8, 16384, 10) if grows else (2, 3072, 0))
 
 
-def test_a_vm_that_is_resized_boots_at_the_defaults_under_either_policy(configured: Configs, host: Hosts) -> None:
+def test_a_vm_that_is_resized_boots_at_the_defaults_under_either_policy() -> None:
     for policy in ("sum", "overhead"):
         sized = boot_size(configured(qemu={"default_vcpus": 2}, runtime={"sizing_policy": policy}), host())
 

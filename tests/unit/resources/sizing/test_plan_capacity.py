@@ -1,6 +1,5 @@
 """A VM that does not fit is refused with its numbers; one over the pod's cgroup is noted, or refused by a key."""
 
-from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
@@ -14,9 +13,8 @@ from pyshim.model.host_facts import HostFacts
 from pyshim.model.units import MIB
 from pyshim.resources.sizing.plan import Workload, capacity_check, static_size
 from pyshim.resources.sizing.plan.capacity import HOST_SIDE_MIB
+from tests.fakes.inputs import config, configured, host
 
-Configs = Callable[..., Config]
-Hosts = Callable[..., HostFacts]
 UNLIMITED = CgroupLimits(memory_bytes=None, memory_path="", cpu_quota=None, cpu_path="")
 PLENTY = CapacityFacts(available_mib=16000, swap_free_mib=0, backing=None, cgroup=UNLIMITED)
 
@@ -53,9 +51,7 @@ def check(config: Config, host: HostFacts, facts: CapacityFacts, vcpus: str = "0
         pytest.param({}, {"backing": RamBacking(name="'/dev/shm'", free_mib=2048, page_mib=1)}, 0, id="shm"),
     ],
 )
-def test_what_fits_is_silent(
-    config: Configs, host: Hosts, keys: dict[str, Any], changes: dict[str, Any], mib: int
-) -> None:
+def test_what_fits_is_silent(keys: dict[str, Any], changes: dict[str, Any], mib: int) -> None:
     assert check(config(**keys), host(), replace(PLENTY, **changes), mib=mib) == ()
 
 
@@ -117,7 +113,7 @@ def test_what_fits_is_silent(
     ],
 )
 def test_what_cannot_fit_is_refused_with_the_numbers(
-    config: Configs, host: Hosts, keys: dict[str, Any], changes: dict[str, Any], mib: int, said: str
+    keys: dict[str, Any], changes: dict[str, Any], mib: int, said: str
 ) -> None:
     with pytest.raises(FailedPrecondition) as error:
         check(config(**keys), host(), replace(PLENTY, **changes), mib=mib)
@@ -125,13 +121,13 @@ def test_what_cannot_fit_is_refused_with_the_numbers(
     assert said in str(error.value)
 
 
-def test_a_base_above_the_hosts_cpus_is_refused_and_a_workload_above_them_is_not(config: Configs, host: Hosts) -> None:
+def test_a_base_above_the_hosts_cpus_is_refused_and_a_workload_above_them_is_not() -> None:
     assert check(config(default_vcpus=8), host(cpu_count=8), PLENTY, vcpus="4") == ()
     with pytest.raises(FailedPrecondition, match=r"default_vcpus = 8.5 in '/etc/test.toml': this host has 8 CPUs"):
         check(config(default_vcpus=Fraction("8.5")), host(cpu_count=8), PLENTY)
 
 
-def test_a_vm_larger_than_the_pods_cgroup_is_a_warning(config: Configs, host: Hosts) -> None:
+def test_a_vm_larger_than_the_pods_cgroup_is_a_warning() -> None:
     fits = replace(PLENTY, cgroup=pod_cgroup(2048 + HOST_SIDE_MIB))
     short = replace(PLENTY, cgroup=pod_cgroup(2048 + HOST_SIDE_MIB - 1))
 
@@ -141,7 +137,7 @@ def test_a_vm_larger_than_the_pods_cgroup_is_a_warning(config: Configs, host: Ho
     assert f"exceed the {2047 + HOST_SIDE_MIB} MiB that cgroup '/kubepods/pod1' allows" in warning
 
 
-def test_strict_memory_makes_it_an_error(configured: Configs, host: Hosts) -> None:
+def test_strict_memory_makes_it_an_error() -> None:
     short = replace(PLENTY, cgroup=pod_cgroup(2048))
     strict = configured(runtime={"strict_memory": True})
 
@@ -152,7 +148,7 @@ def test_strict_memory_makes_it_an_error(configured: Configs, host: Hosts) -> No
 
 @pytest.mark.parametrize(("cgroup_only", "refused"), [(False, False), (True, True)])
 def test_preallocated_ram_over_the_limit_of_the_cgroup_it_is_charged_to_cannot_fit(
-    configured: Configs, host: Hosts, cgroup_only: bool, refused: bool
+    cgroup_only: bool, refused: bool
 ) -> None:
     config = configured(qemu={"enable_mem_prealloc": True}, runtime={"sandbox_cgroup_only": cgroup_only})
     short = replace(PLENTY, cgroup=pod_cgroup(1024))
@@ -164,7 +160,7 @@ def test_preallocated_ram_over_the_limit_of_the_cgroup_it_is_charged_to_cannot_f
         assert len(check(config, host(), short)) == 1
 
 
-def test_huge_pages_are_not_charged_to_the_cgroups_memory(config: Configs, host: Hosts) -> None:
+def test_huge_pages_are_not_charged_to_the_cgroups_memory() -> None:
     backing = RamBacking(name="huge pages of 2 MiB", free_mib=4096, page_mib=2)
     facts = replace(PLENTY, backing=backing, cgroup=pod_cgroup(HOST_SIDE_MIB))
 
@@ -182,9 +178,7 @@ def test_huge_pages_are_not_charged_to_the_cgroups_memory(config: Configs, host:
         pytest.param("3", "64", False, id="plenty"),
     ],
 )
-def test_vcpus_that_can_never_run_at_once_are_a_warning(
-    config: Configs, host: Hosts, vcpus: str, quota: str, warned: bool
-) -> None:
+def test_vcpus_that_can_never_run_at_once_are_a_warning(vcpus: str, quota: str, warned: bool) -> None:
     warnings = check(config(), host(), replace(PLENTY, cgroup=pod_cgroup(cpus=quota)), vcpus=vcpus)
 
     assert bool(warnings) == warned
@@ -192,9 +186,7 @@ def test_vcpus_that_can_never_run_at_once_are_a_warning(
 
 
 @pytest.mark.parametrize("available_mib", [1024, 1100, 1999])
-def test_the_same_refusal_has_the_same_words_while_the_hosts_memory_changes(
-    config: Configs, host: Hosts, available_mib: int
-) -> None:
+def test_the_same_refusal_has_the_same_words_while_the_hosts_memory_changes(available_mib: int) -> None:
     """The kubelet merges events of one text."""
     with pytest.raises(FailedPrecondition, match="less than 2048 MiB are available"):
         check(config(default_memory=4096), host(), replace(PLENTY, available_mib=available_mib))

@@ -1,15 +1,12 @@
 """A running VM follows its containers; one of fixed size refuses."""
 
-from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from pyshim.model.config import Config
 from pyshim.model.errors import FailedPrecondition, InvalidArgument
-from pyshim.model.host_facts import HostFacts
 from pyshim.model.units import MIB
 from pyshim.resources.sizing.plan.resize import (
     Demand,
@@ -21,9 +18,7 @@ from pyshim.resources.sizing.plan.resize import (
     total_memory_bytes,
     total_vcpus,
 )
-
-Configs = Callable[..., Config]
-Hosts = Callable[..., HostFacts]
+from tests.fakes.inputs import config, host
 
 VM = VmSize(
     boot_vcpus=1,
@@ -69,7 +64,7 @@ def asks(vcpus: str = "0", mib: int = 0, cpus: str = "", hugepage_mib: int = 0, 
     ],
 )
 def test_vcpus_are_the_default_and_all_quotas_rounded_once(
-    config: Configs, host: Hosts, base: str, demands: list[Demand], vcpus: int, exact: str
+    base: str, demands: list[Demand], vcpus: int, exact: str
 ) -> None:
     plan = resize_plan(VM, demands, config(default_vcpus=Fraction(base)), host())
 
@@ -90,9 +85,7 @@ def test_vcpus_are_the_default_and_all_quotas_rounded_once(
         pytest.param([asks(mib=14336)], 16384, (16384,), id="up-to-the-maximum"),
     ],
 )
-def test_memory_grows_by_whole_blocks(
-    config: Configs, host: Hosts, demands: list[Demand], mib: int, steps: tuple[int, ...]
-) -> None:
+def test_memory_grows_by_whole_blocks(demands: list[Demand], mib: int, steps: tuple[int, ...]) -> None:
     plan = resize_plan(VM, demands, config(), host())
 
     assert (plan.record.memory_mib.granted, plan.memory_steps_mib) == (mib, steps)
@@ -160,14 +153,7 @@ def test_memory_grows_by_whole_blocks(
     ],
 )
 def test_what_cannot_be_done_is_a_warning_with_its_numbers(
-    config: Configs,
-    host: Hosts,
-    keys: dict[str, Any],
-    vm: dict[str, Any],
-    demands: list[Demand],
-    vcpus: int,
-    mib: int,
-    warning: str,
+    keys: dict[str, Any], vm: dict[str, Any], demands: list[Demand], vcpus: int, mib: int, warning: str
 ) -> None:
     plan = resize_plan(replace(VM, **vm), demands, config(**keys), host())
 
@@ -175,21 +161,21 @@ def test_what_cannot_be_done_is_a_warning_with_its_numbers(
     assert plan.record.vcpus.limited_by or plan.record.memory_mib.limited_by
 
 
-def test_virtio_mem_shrinks_down_to_the_boot_size_in_one_step(config: Configs, host: Hosts) -> None:
+def test_virtio_mem_shrinks_down_to_the_boot_size_in_one_step() -> None:
     vm = replace(VM, memory_mib=8192, virtio_mem=True, free_slots=0)
 
     assert resize_plan(vm, [asks(mib=500)], config(), host()).memory_steps_mib == (2560,)
     assert resize_plan(vm, [], config(), host()).memory_steps_mib == (2048,)
 
 
-def test_vcpus_go_down_with_their_containers_and_not_below_the_boot_size(config: Configs, host: Hosts) -> None:
+def test_vcpus_go_down_with_their_containers_and_not_below_the_boot_size() -> None:
     vm = replace(VM, boot_vcpus=2, vcpus=6)
 
     assert resize_plan(vm, [asks("3")], config(default_vcpus=2), host()).vcpus == 5
     assert resize_plan(vm, [], config(default_vcpus=1), host()).vcpus == 2
 
 
-def test_a_small_guest_grows_in_steps_it_can_describe_to_itself(config: Configs, host: Hosts) -> None:
+def test_a_small_guest_grows_in_steps_it_can_describe_to_itself() -> None:
     """48 times its size at once, the next step counting from there (64 -> 3136 -> all of it)."""
     vm = replace(VM, boot_memory_mib=64, memory_mib=64)
     demands = [asks(mib=12800)]

@@ -11,6 +11,7 @@ from pyshim.model.host_facts import HostFacts
 from pyshim.model.oci import OciSpec
 from pyshim.model.units import MIB
 from pyshim.model.vm import VmConfig
+from tests.fakes.inputs import host, spec
 from tests.fakes.sandbox_plans import planned
 
 ONLINE_AT_ONCE, MOVABLE = "memhp_default_state=online", "memory_hotplug.online_policy=auto-movable"
@@ -30,7 +31,7 @@ def vm_for(host: HostFacts, spec: Callable[..., OciSpec], *, static: bool = Fals
 
 @pytest.mark.parametrize(("kvm", "found"), [(False, (True, True)), (True, (False, False))], ids=["tcg", "kvm"])
 def test_an_emulated_cpu_comes_online_without_calibrating_and_without_stopping_the_others(
-    host: Callable[..., HostFacts], spec: Callable[..., OciSpec], kvm: bool, found: tuple[bool, bool]
+    kvm: bool, found: tuple[bool, bool]
 ) -> None:
     vm = vm_for(host(kvm_usable=kvm), spec, kernel_hz=250)
 
@@ -50,7 +51,7 @@ def test_an_emulated_cpu_comes_online_without_calibrating_and_without_stopping_t
     ids=["slow tick", "ours", "fast tick", "rate not known", "kernel not known"],
 )
 def test_the_delay_loops_of_an_emulated_cpu_are_those_of_its_kernels_ticks(
-    host: Callable[..., HostFacts], spec: Callable[..., OciSpec], hz: int, khz: int, preset: list[str]
+    hz: int, khz: int, preset: list[str]
 ) -> None:
     vm = vm_for(host(kvm_usable=False, tsc_khz=khz), spec, kernel_hz=hz)
 
@@ -68,7 +69,7 @@ def test_the_delay_loops_of_an_emulated_cpu_are_those_of_its_kernels_ticks(
     ids=["known", "not known", "kvm", "the operator's"],
 )
 def test_an_emulated_cpu_is_told_the_rate_of_the_hosts_counter_which_is_its_own(
-    host: Callable[..., HostFacts], spec: Callable[..., OciSpec], kvm: bool, khz: int, own: str, said: list[str]
+    kvm: bool, khz: int, own: str, said: list[str]
 ) -> None:
     vm = vm_for(host(kvm_usable=kvm, tsc_khz=khz), spec, kernel_params=own)
 
@@ -84,12 +85,7 @@ def test_an_emulated_cpu_is_told_the_rate_of_the_hosts_counter_which_is_its_own(
     ],
 )
 def test_a_vm_boots_at_the_defaults_only_if_it_can_grow_later(
-    host: Callable[..., HostFacts],
-    spec: Callable[..., OciSpec],
-    static: bool,
-    qemu: dict[str, Any],
-    boot: tuple[int, int],
-    most: tuple[int, int],
+    static: bool, qemu: dict[str, Any], boot: tuple[int, int], most: tuple[int, int]
 ) -> None:
     vm = vm_for(host(), spec, static=static, **qemu)
 
@@ -107,7 +103,7 @@ def test_a_vm_boots_at_the_defaults_only_if_it_can_grow_later(
     ],
 )
 def test_virtio_mem_and_its_kernel_parameters_come_where_a_vm_is_resized_with_it(
-    host: Callable[..., HostFacts], spec: Callable[..., OciSpec], static: bool, machine: str, enabled: bool, used: bool
+    static: bool, machine: str, enabled: bool, used: bool
 ) -> None:
     vm = vm_for(host(), spec, static=static, machine_type=machine, enable_virtio_mem=enabled)
 
@@ -117,9 +113,7 @@ def test_virtio_mem_and_its_kernel_parameters_come_where_a_vm_is_resized_with_it
     assert {ONLINE_AT_ONCE, MOVABLE} & set(vm.boot.kernel_params) == wanted
 
 
-def test_the_operators_own_parameter_for_added_memory_wins(
-    host: Callable[..., HostFacts], spec: Callable[..., OciSpec]
-) -> None:
+def test_the_operators_own_parameter_for_added_memory_wins() -> None:
     vm = vm_for(host(), spec, enable_virtio_mem=True, kernel_params="memhp_default_state=online_movable")
 
     assert [param for param in vm.boot.kernel_params if param.startswith("memhp_")] == [

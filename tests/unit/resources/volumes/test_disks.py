@@ -1,6 +1,5 @@
 """The disks that the block_device_* keys give, and keys that contradict each other."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,15 +16,14 @@ from pyshim.model.vm import (
     VhostUserBackend,
 )
 from pyshim.resources.volumes.plan.disks import disk, guest_address, guest_driver, scsi_controller, served_disk
-
-Configs = Callable[..., Config]
+from tests.fakes.inputs import config
 
 
 def planned(config: Config, **changes: Any) -> BlockDevice:
     return disk(config, **{"device_id": "blk-1", "path": "/dev/vg/lv", "read_only": False, **changes})
 
 
-def test_the_defaults_are_katas(config: Configs) -> None:
+def test_the_defaults_are_katas() -> None:
     found = planned(config())
 
     assert found.tuning.bus is DiskBus.VIRTIO_SCSI
@@ -35,7 +33,7 @@ def test_the_defaults_are_katas(config: Configs) -> None:
     assert (found.serial, found.iothread) == ("blk-1", "")
 
 
-def test_the_cache_keys_count_only_when_they_are_set(config: Configs) -> None:
+def test_the_cache_keys_count_only_when_they_are_set() -> None:
     wishes = {"block_device_cache_direct": True, "block_device_cache_noflush": True}
 
     assert planned(config(**wishes)).tuning.cache == DiskCache(direct=False, no_flush=False)
@@ -52,7 +50,7 @@ def test_the_cache_keys_count_only_when_they_are_set(config: Configs) -> None:
     ],
     ids=["scsi", "blk-without", "blk-independent", "scsi-independent"],
 )
-def test_io_threads(config: Configs, keys: dict[str, Any], expected: str) -> None:
+def test_io_threads(keys: dict[str, Any], expected: str) -> None:
     assert planned(config(**keys)).iothread == expected
 
 
@@ -67,12 +65,12 @@ def test_io_threads(config: Configs, keys: dict[str, Any], expected: str) -> Non
     ids=["plain", "iothread", "blk", "unsupported"],
 )
 def test_a_vm_has_a_controller_where_volumes_become_scsi_disks(
-    config: Configs, keys: dict[str, Any], expected: ScsiController | None
+    keys: dict[str, Any], expected: ScsiController | None
 ) -> None:
     assert scsi_controller(config(**keys)) == expected
 
 
-def test_independent_io_threads_share_the_disks(config: Configs) -> None:
+def test_independent_io_threads_share_the_disks() -> None:
     threads = config(indep_iothreads=4, block_device_driver="virtio-blk-pci")
 
     named = {planned(threads, device_id=f"blk-{number}").iothread for number in range(64)}
@@ -85,7 +83,7 @@ def test_independent_io_threads_share_the_disks(config: Configs) -> None:
     [(0, 0, (0, 0)), (512, 0, (512, 0)), (4096, 0, (4096, 4096)), (512, 4096, (512, 4096))],
 )
 def test_a_large_logical_sector_implies_the_physical_one(
-    config: Configs, logical: int, physical: int, expected: tuple[int, int]
+    logical: int, physical: int, expected: tuple[int, int]
 ) -> None:
     tuning = planned(
         config(block_device_logical_sector_size=logical, block_device_physical_sector_size=physical)
@@ -107,9 +105,7 @@ def test_a_large_logical_sector_implies_the_physical_one(
     ],
     ids=["driver", "aio", "sectors"],
 )
-def test_what_cannot_work_is_refused_by_its_key(
-    config: Configs, keys: dict[str, Any], error: type[Exception], message: str
-) -> None:
+def test_what_cannot_work_is_refused_by_its_key(keys: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         planned(config(**keys))
 
@@ -122,13 +118,13 @@ def test_the_agent_is_told_the_scsi_address_where_there_is_one() -> None:
     assert (guest_driver(on_controller), guest_address(on_controller)) == ("scsi", "0:3")
 
 
-def test_a_served_disk_is_virtio_blk_whatever_other_disks_are(config: Configs) -> None:
+def test_a_served_disk_is_virtio_blk_whatever_other_disks_are() -> None:
     found = served_disk(config(vhost_user_reconnect_timeout_sec=3, num_queues=2), device_id="d", socket="/s")
 
     assert (found.path, found.read_only, found.vhost_user) == ("/s", False, VhostUserBackend(reconnect_s=3))
     assert (found.tuning.bus, found.tuning.queues) == (DiskBus.VIRTIO_BLK, 2)
 
 
-def test_a_confidential_guest_has_no_memory_for_a_program_of_the_host(config: Configs) -> None:
+def test_a_confidential_guest_has_no_memory_for_a_program_of_the_host() -> None:
     with pytest.raises(FailedPrecondition, match="plug '/s': a confidential guest"):
         served_disk(config(confidential_guest=True), device_id="d", socket="/s")

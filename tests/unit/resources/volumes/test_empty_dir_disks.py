@@ -1,16 +1,13 @@
 """emptyDir volumes that are disks."""
 
-from collections.abc import Callable
-
 import pytest
 
-from pyshim.model.config import Config
 from pyshim.model.errors import Unimplemented
 from pyshim.model.mounts import SourceKind
-from pyshim.model.oci import OciSpec
 from pyshim.model.vm import GuestLocation
 from pyshim.model.volumes import EmptyDir, SourceFacts
 from pyshim.pod.plan.container import with_disks
+from tests.fakes.inputs import configured, spec
 from tests.unit.resources.volumes.test_plan import EMPTY_DIRS, bind, planned
 
 from .test_guest_pull import FORCED, NAMED
@@ -33,12 +30,7 @@ FACTS = SourceFacts(
     ],
 )
 def test_the_volume_is_a_directory_on_a_disk_that_outlives_containers(
-    configured: Callable[..., Config],
-    spec: Callable[..., OciSpec],
-    mode: str,
-    driver_options: tuple[str, ...],
-    options: tuple[str, ...],
-    discard: bool,
+    mode: str, driver_options: tuple[str, ...], options: tuple[str, ...], discard: bool
 ) -> None:
     config = configured(runtime={**FORCED, "emptydir_mode": mode, "disable_guest_empty_dir": True})
 
@@ -56,9 +48,7 @@ def test_the_volume_is_a_directory_on_a_disk_that_outlives_containers(
     assert plan.host_mounts == ()
 
 
-def test_all_containers_of_the_pod_have_the_same_disk(
-    configured: Callable[..., Config], spec: Callable[..., OciSpec]
-) -> None:
+def test_all_containers_of_the_pod_have_the_same_disk() -> None:
     config = configured(runtime={"emptydir_mode": "block-plain"})
     first, second = (planned(config, spec(mounts=[bind(at, SOURCE)]), {SOURCE: FACTS}) for at in ("/a", "/b"))
 
@@ -66,7 +56,7 @@ def test_all_containers_of_the_pod_have_the_same_disk(
     assert first.mounts[0].source == second.mounts[0].source
 
 
-def test_an_empty_dir_in_memory_stays_one(configured: Callable[..., Config], spec: Callable[..., OciSpec]) -> None:
+def test_an_empty_dir_in_memory_stays_one() -> None:
     in_memory = SourceFacts(
         kind=SourceKind.DIRECTORY,
         fs_type="tmpfs",
@@ -81,9 +71,7 @@ def test_an_empty_dir_in_memory_stays_one(configured: Callable[..., Config], spe
     assert plan.storages[0].driver == "ephemeral"
 
 
-def test_the_disk_is_mounted_before_the_directory_on_it_is_made(
-    configured: Callable[..., Config], spec: Callable[..., OciSpec]
-) -> None:
+def test_the_disk_is_mounted_before_the_directory_on_it_is_made() -> None:
     from .test_guest_pull import planned as container
 
     config = configured({"shared_fs": "none"}, {**FORCED, "emptydir_mode": "block-encrypted"})
@@ -98,9 +86,7 @@ def test_the_disk_is_mounted_before_the_directory_on_it_is_made(
 
 
 @pytest.mark.parametrize("mode", ["block-encrypted", "block-plain"])
-def test_the_directory_of_the_disks_file_is_not_shared_as_a_sub_path(
-    configured: Callable[..., Config], spec: Callable[..., OciSpec], mode: str
-) -> None:
+def test_the_directory_of_the_disks_file_is_not_shared_as_a_sub_path(mode: str) -> None:
     """With subPath "." a guest could put a link to another file of the host in the place of `disk.img`."""
     part = "/var/lib/kubelet/pods/u1/volume-subpaths/cache/app/0"
     facts = SourceFacts(

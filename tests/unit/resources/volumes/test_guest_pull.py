@@ -19,10 +19,10 @@ from pyshim.model.volumes import SourceFacts
 from pyshim.pod.plan.container import container_plan, without_image
 from pyshim.resources.volumes.plan.guest_pull import root_pulled_in_guest
 from pyshim.resources.volumes.plan.share import no_share
+from tests.fakes.inputs import configured, spec
 from tests.unit.resources.volumes.test_plan import bind
 
 Configured = Callable[..., Config]
-Specs = Callable[..., OciSpec]
 FORCED = {"experimental_force_guest_pull": True}
 NAMED = {"io.kubernetes.cri.image-name": "docker.io/library/busybox:1"}
 CID = ContainerId("c1")
@@ -40,7 +40,7 @@ def pulled(config: Config, spec: OciSpec, rootfs: tuple[RootfsMount, ...] = ()) 
     return root_pulled_in_guest(rootfs or overlay(), spec, config, CID)
 
 
-def test_a_forced_pull_goes_by_the_pods_own_name_for_the_image(configured: Configured, spec: Specs) -> None:
+def test_a_forced_pull_goes_by_the_pods_own_name_for_the_image() -> None:
     storage = pulled(configured(runtime=FORCED), spec(annotations=NAMED))
 
     assert storage is not None
@@ -50,7 +50,7 @@ def test_a_forced_pull_goes_by_the_pods_own_name_for_the_image(configured: Confi
     assert storage.driver_options == ('image_guest_pull={"metadata":' + json.dumps(NAMED, separators=(",", ":")) + "}",)
 
 
-def test_a_snapshotter_may_ask_for_it(configured: Configured, spec: Specs) -> None:
+def test_a_snapshotter_may_ask_for_it() -> None:
     option = volume(volume_type="image_guest_pull", source="quay.io/a:b", image_pull={"metadata": {"k": "v"}})
 
     storage = pulled(configured(), spec(), overlay(option))
@@ -59,7 +59,7 @@ def test_a_snapshotter_may_ask_for_it(configured: Configured, spec: Specs) -> No
     assert (storage.source, storage.driver_options) == ("quay.io/a:b", ('image_guest_pull={"metadata":{"k":"v"}}',))
 
 
-def test_a_pods_sandbox_has_the_guests_own_image(configured: Configured, spec: Specs) -> None:
+def test_a_pods_sandbox_has_the_guests_own_image() -> None:
     annotations = {"io.kubernetes.cri.container-type": "sandbox", "io.kubernetes.cri.sandbox-id": "c1"}
 
     storage = pulled(configured(runtime=FORCED), spec(annotations=annotations))
@@ -68,7 +68,7 @@ def test_a_pods_sandbox_has_the_guests_own_image(configured: Configured, spec: S
     assert storage.source == "pause"
 
 
-def test_nothing_is_pulled_unless_somebody_asks(configured: Configured, spec: Specs) -> None:
+def test_nothing_is_pulled_unless_somebody_asks() -> None:
     assert pulled(configured(), spec(annotations=NAMED)) is None
 
 
@@ -84,9 +84,7 @@ def test_nothing_is_pulled_unless_somebody_asks(configured: Configured, spec: Sp
         ((volume(volume_type="image_guest_pull", source="a", image_pull=[1]),), InvalidArgument, "names no image"),
     ],
 )
-def test_what_cannot_be_pulled_is_said(
-    configured: Configured, spec: Specs, options: tuple[str, ...], kind: type[Exception], named: str
-) -> None:
+def test_what_cannot_be_pulled_is_said(options: tuple[str, ...], kind: type[Exception], named: str) -> None:
     with pytest.raises(kind, match=named):
         pulled(configured(runtime=FORCED), spec(), overlay(*options))
 
@@ -109,7 +107,7 @@ def planned(config: Config, spec: OciSpec, kinds: dict[str, SourceKind]) -> Cont
 CONFIGMAP = "/var/lib/kubelet/pods/u/volumes/kubernetes.io~configmap/v"
 
 
-def test_without_a_share_volumes_are_copied_and_the_host_mounts_nothing(configured: Configured, spec: Specs) -> None:
+def test_without_a_share_volumes_are_copied_and_the_host_mounts_nothing() -> None:
     kinds = {CONFIGMAP: SourceKind.DIRECTORY, "/etc/file": SourceKind.FILE}
     mounts = [bind("/config", CONFIGMAP, "ro"), bind("/file", "/etc/file", "ro"), bind("/again", "/etc/file", "ro")]
 
@@ -125,7 +123,7 @@ def test_without_a_share_volumes_are_copied_and_the_host_mounts_nothing(configur
     assert without_image(plan).copies == ()
 
 
-def test_a_socket_cannot_be_copied(configured: Configured, spec: Specs) -> None:
+def test_a_socket_cannot_be_copied() -> None:
     config = configured({"shared_fs": "none"}, FORCED)
 
     with pytest.raises(FailedPrecondition, match=r"'/run/x\.sock' on '/s'.*copies directories and files only"):
@@ -134,6 +132,6 @@ def test_a_socket_cannot_be_copied(configured: Configured, spec: Specs) -> None:
         )
 
 
-def test_a_root_that_cannot_reach_the_guest_is_refused_with_the_ways_out(configured: Configured, spec: Specs) -> None:
+def test_a_root_that_cannot_reach_the_guest_is_refused_with_the_ways_out() -> None:
     with pytest.raises(FailedPrecondition, match=r"block snapshotter.*experimental_force_guest_pull"):
         planned(configured({"shared_fs": "none"}), spec(), {})

@@ -1,6 +1,6 @@
 """The plan of each kind of mount."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -20,6 +20,7 @@ from pyshim.pod.plan.container import container_plan, with_disks
 from pyshim.resources.volumes.plan.disk_volumes import disk_id
 from pyshim.resources.volumes.plan.share import share_plan
 from pyshim.resources.volumes.plan.volumes import VolumesPlan, volume_sources, volumes_plan
+from tests.fakes.inputs import config, configured, spec
 
 EMPTY_DIRS = "/var/lib/kubelet/pods/u1/volumes/kubernetes.io~empty-dir"
 DIRECTORY = SourceFacts(kind=SourceKind.DIRECTORY)
@@ -32,8 +33,6 @@ def share(**more: Any) -> SharePlan:
 
 
 SHARE = share()
-Configs = Callable[..., Config]
-Specs = Callable[..., OciSpec]
 
 
 def bind(destination: str, source: str, *options: str) -> dict[str, Any]:
@@ -56,7 +55,7 @@ def memory_dir(path: str, sub_path: str = "", **more: Any) -> SourceFacts:
     )
 
 
-def test_an_empty_dir_in_memory_is_a_tmpfs_of_the_sandbox(config: Configs, spec: Specs) -> None:
+def test_an_empty_dir_in_memory_is_a_tmpfs_of_the_sandbox() -> None:
     source = f"{EMPTY_DIRS}/cache"
 
     plan = planned(config(), spec(mounts=[bind("/cache", source, "ro")]), {source: memory_dir(source, gid=7)})
@@ -70,7 +69,7 @@ def test_an_empty_dir_in_memory_is_a_tmpfs_of_the_sandbox(config: Configs, spec:
     assert plan.host_mounts == ()
 
 
-def test_two_volumes_of_one_name_are_two(config: Configs, spec: Specs) -> None:
+def test_two_volumes_of_one_name_are_two() -> None:
     one, two = f"{EMPTY_DIRS}/cache", f"{EMPTY_DIRS.replace('u1', 'u2')}/cache"
 
     plan = planned(
@@ -80,7 +79,7 @@ def test_two_volumes_of_one_name_are_two(config: Configs, spec: Specs) -> None:
     assert len({storage.mount_point for storage in plan.storages}) == 2
 
 
-def test_a_sub_path_of_memory_is_made_in_its_volume(config: Configs, spec: Specs) -> None:
+def test_a_sub_path_of_memory_is_made_in_its_volume() -> None:
     volume, part = f"{EMPTY_DIRS}/cache", "/var/lib/kubelet/pods/u1/volume-subpaths/cache/app/0"
 
     plan = planned(config(), spec(mounts=[bind("/part", part)]), {part: memory_dir(volume, "a/b")})
@@ -90,7 +89,7 @@ def test_a_sub_path_of_memory_is_made_in_its_volume(config: Configs, spec: Specs
     assert plan.mounts[0].source == inner.mount_point
 
 
-def test_an_ordinary_tmpfs_of_the_host_is_shared(config: Configs, spec: Specs) -> None:
+def test_an_ordinary_tmpfs_of_the_host_is_shared() -> None:
     facts = SourceFacts(kind=SourceKind.DIRECTORY, fs_type="tmpfs", size_bytes=1 << 20)
 
     plan = planned(config(), spec(mounts=[bind("/run/x", "/run/x")]), {"/run/x": facts})
@@ -100,7 +99,7 @@ def test_an_ordinary_tmpfs_of_the_host_is_shared(config: Configs, spec: Specs) -
 
 
 @pytest.mark.parametrize("stays", [True, False])
-def test_an_empty_dir_on_disk_is_where_the_configuration_says(configured: Configs, spec: Specs, stays: bool) -> None:
+def test_an_empty_dir_on_disk_is_where_the_configuration_says(stays: bool) -> None:
     source = f"{EMPTY_DIRS}/data"
     facts = SourceFacts(
         kind=SourceKind.DIRECTORY, mode=0o777, empty_dir=EmptyDir(path=source, sub_path="", in_memory=False)
@@ -124,7 +123,7 @@ def test_an_empty_dir_on_disk_is_where_the_configuration_says(configured: Config
     ids=["limit", "file-system", "nonsense"],
 )
 def test_huge_pages_are_as_many_as_the_limit_or_the_hosts_mount_says(
-    config: Configs, spec: Specs, limits: list[Any], size_bytes: int, expected: int
+    limits: list[Any], size_bytes: int, expected: int
 ) -> None:
     facts = SourceFacts(kind=SourceKind.DIRECTORY, fs_type="hugetlbfs", page_bytes=2 << 20, size_bytes=size_bytes)
 
@@ -137,7 +136,7 @@ def test_huge_pages_are_as_many_as_the_limit_or_the_hosts_mount_says(
     assert plan.storages[0].options == ("pagesize=2097152", f"size={expected}")
 
 
-def test_huge_pages_without_a_number_are_refused(config: Configs, spec: Specs) -> None:
+def test_huge_pages_without_a_number_are_refused() -> None:
     facts = SourceFacts(kind=SourceKind.DIRECTORY, fs_type="hugetlbfs", page_bytes=2 << 20)
 
     with pytest.raises(InvalidArgument, match="mount huge pages on '/huge'"):
@@ -145,7 +144,7 @@ def test_huge_pages_without_a_number_are_refused(config: Configs, spec: Specs) -
 
 
 @pytest.mark.parametrize("plugin", ["configmap", "secret", "projected", "downward-api"])
-def test_what_the_kubelet_rewrites_is_followed(config: Configs, spec: Specs, plugin: str) -> None:
+def test_what_the_kubelet_rewrites_is_followed(plugin: str) -> None:
     source = f"/var/lib/kubelet/pods/u1/volumes/kubernetes.io~{plugin}/x"
 
     plan = planned(config(), spec(mounts=[bind("/etc/x", source, "ro")]), {})
@@ -158,7 +157,7 @@ def test_what_the_kubelet_rewrites_is_followed(config: Configs, spec: Specs, plu
     assert storage.mount_point.rpartition("/")[0] == "/run/kata-containers/shared/containers/watchable"
 
 
-def test_a_single_file_or_a_writable_payload_is_not_followed(config: Configs, spec: Specs) -> None:
+def test_a_single_file_or_a_writable_payload_is_not_followed() -> None:
     source = "/var/lib/kubelet/pods/u1/volumes/kubernetes.io~configmap/x"
     file = SourceFacts(kind=SourceKind.FILE)
 
@@ -176,9 +175,7 @@ def test_a_single_file_or_a_writable_payload_is_not_followed(config: Configs, sp
         (("rslave", "private"), "rprivate"),
     ],
 )
-def test_a_share_is_never_in_its_sources_peer_group(
-    config: Configs, spec: Specs, words: tuple[str, ...], expected: str
-) -> None:
+def test_a_share_is_never_in_its_sources_peer_group(words: tuple[str, ...], expected: str) -> None:
     plan = planned(config(), spec(mounts=[bind("/data", "/srv", *words)]), {})
 
     assert plan.host_mounts[0].options == ("rbind", expected)
@@ -194,12 +191,7 @@ def test_a_share_is_never_in_its_sources_peer_group(
     ],
 )
 def test_read_only_is_of_the_topmost_mount_unless_asked_for_all(
-    config: Configs,
-    spec: Specs,
-    words: tuple[str, ...],
-    mounts_below: bool,
-    on_host: tuple[str, ...],
-    in_guest: tuple[str, ...],
+    words: tuple[str, ...], mounts_below: bool, on_host: tuple[str, ...], in_guest: tuple[str, ...]
 ) -> None:
     """The guest sees the share as one mount, and its `ro` would be of everything below."""
     facts = SourceFacts(kind=SourceKind.DIRECTORY, has_mounts_below=mounts_below)
@@ -213,7 +205,7 @@ def test_read_only_is_of_the_topmost_mount_unless_asked_for_all(
 BLOCK = SourceFacts(kind=SourceKind.BLOCK, device_path="/dev/vg/lv")
 
 
-def test_a_block_device_bound_as_a_file_is_the_guests_node(config: Configs, spec: Specs) -> None:
+def test_a_block_device_bound_as_a_file_is_the_guests_node() -> None:
     plan = planned(config(), spec(mounts=[bind("/dev/data", "/dev/vg/link")]), {"/dev/vg/link": BLOCK})
 
     (use,) = plan.disks
@@ -223,9 +215,7 @@ def test_a_block_device_bound_as_a_file_is_the_guests_node(config: Configs, spec
 
 
 @pytest.mark.parametrize("options", [["ro", "noatime"], ["loop", "rw", "noatime"]], ids=["read-only", "loop"])
-def test_a_file_system_on_a_block_device_is_mounted_in_the_guest(
-    config: Configs, spec: Specs, options: list[str]
-) -> None:
+def test_a_file_system_on_a_block_device_is_mounted_in_the_guest(options: list[str]) -> None:
     mount = {"destination": "/data", "type": "ext4", "source": "/dev/vg/lv", "options": options}
 
     plan = planned(config(), spec(mounts=[mount]), {"/dev/vg/lv": BLOCK})
@@ -249,9 +239,7 @@ SERVED = SourceFacts(kind=SourceKind.BLOCK, vhost_user_socket="/store/block/sock
     ],
     ids=["node", "file-system", "device"],
 )
-def test_a_disk_that_a_program_serves_is_plugged_once_by_its_socket(
-    members: dict[str, Any], config: Configs, spec: Specs
-) -> None:
+def test_a_disk_that_a_program_serves_is_plugged_once_by_its_socket(members: dict[str, Any]) -> None:
     sources = {"/nodes/one": SERVED, "/dev/block/241:0": SERVED}
 
     (use,) = root_plan(config(), spec(**members), (), sources).disks
@@ -260,7 +248,7 @@ def test_a_disk_that_a_program_serves_is_plugged_once_by_its_socket(
     assert use.disk.vhost_user is not None
 
 
-def test_a_file_system_on_a_directory_is_refused(config: Configs, spec: Specs) -> None:
+def test_a_file_system_on_a_directory_is_refused() -> None:
     mount = {"destination": "/data", "type": "xfs", "source": "/srv", "options": []}
 
     with pytest.raises(InvalidArgument, match=r"'/srv' \(xfs\) on '/data'"):
@@ -281,7 +269,7 @@ def direct(**changes: Any) -> SourceFacts:
     return SourceFacts(kind=SourceKind.DIRECTORY, direct=DirectVolume(**fields))
 
 
-def test_a_direct_volume_is_a_disk_with_its_file_system(config: Configs, spec: Specs) -> None:
+def test_a_direct_volume_is_a_disk_with_its_file_system() -> None:
     metadata = {"fsGroup": "77", "fsGroupChangePolicy": "OnRootMismatch", "createFilesystem": "true"}
 
     plan = planned(config(), spec(mounts=[bind("/data", "/v", "ro")]), {"/v": direct(metadata=metadata)})
@@ -296,7 +284,7 @@ def test_a_direct_volume_is_a_disk_with_its_file_system(config: Configs, spec: S
     assert plan.host_mounts == ()
 
 
-def test_the_service_of_a_remote_vm_gets_the_mount_of_a_direct_volume_as_it_is(config: Configs, spec: Specs) -> None:
+def test_the_service_of_a_remote_vm_gets_the_mount_of_a_direct_volume_as_it_is() -> None:
     remote = replace(config(), hypervisor_name="remote")
 
     plan = planned(remote, spec(mounts=[bind("/data", "/v", "ro")]), {"/v": direct(metadata={"fsGroup": "1"})})
@@ -318,13 +306,13 @@ def test_the_service_of_a_remote_vm_gets_the_mount_of_a_direct_volume_as_it_is(c
     ids=["type", "relative", "no-fs", "group", "policy"],
 )
 def test_a_direct_volume_that_cannot_be_meant_is_refused_by_name(
-    config: Configs, spec: Specs, changes: dict[str, Any], error: type[ShimError], message: str
+    changes: dict[str, Any], error: type[ShimError], message: str
 ) -> None:
     with pytest.raises(error, match=f"mount direct volume '/v' on '/data'.*{message}"):
         planned(config(), spec(mounts=[bind("/data", "/v")]), {"/v": direct(**changes)})
 
 
-def test_a_device_the_host_does_not_have_is_named(config: Configs, spec: Specs) -> None:
+def test_a_device_the_host_does_not_have_is_named() -> None:
     given = spec(linux={"devices": [{"path": "/dev/xvda", "type": "b", "major": 7, "minor": 99}]})
 
     with pytest.raises(FailedPrecondition, match=r"add device '/dev/xvda': the host has no block device 7:99"):
@@ -352,7 +340,7 @@ def snapshot(**changes: Any) -> RootfsMount:
     return RootfsMount(**{"type": "ext4", "source": "/dev/mapper/snap-1", "target": "", "options": ("ro",), **changes})
 
 
-def test_a_root_on_a_block_device_is_plugged_and_never_mounted_on_the_host(config: Configs, spec: Specs) -> None:
+def test_a_root_on_a_block_device_is_plugged_and_never_mounted_on_the_host() -> None:
     plan = root_plan(config(disable_block_device_use=False), spec(), (snapshot(),))
 
     assert plan.rootfs_mounts == plan.share_mounts == ()
@@ -371,16 +359,14 @@ def test_a_root_on_a_block_device_is_plugged_and_never_mounted_on_the_host(confi
     ],
     ids=["disabled", "overlay", "two", "target"],
 )
-def test_any_other_root_is_mounted_on_the_host(
-    config: Configs, spec: Specs, rootfs: tuple[RootfsMount, ...], allowed: bool
-) -> None:
+def test_any_other_root_is_mounted_on_the_host(rootfs: tuple[RootfsMount, ...], allowed: bool) -> None:
     plan = root_plan(config(disable_block_device_use=not allowed), spec(), rootfs)
 
     assert plan.disks == ()
     assert len(plan.rootfs_mounts) == len(rootfs)
 
 
-def test_plugged_disks_are_mounted_before_everything_else(config: Configs, spec: Specs) -> None:
+def test_plugged_disks_are_mounted_before_everything_else() -> None:
     source = f"{EMPTY_DIRS}/cache"
     given = spec(
         mounts=[bind("/cache", source), bind("/data", "/v")],
