@@ -302,9 +302,7 @@ def test_device_rules_deny_everything_first() -> None:
 
 @pytest.mark.parametrize("mode", [CgroupMode.V1, CgroupMode.V2])
 @pytest.mark.parametrize("only", [True, False])
-def test_whoever_serves_the_guest_is_in_a_device_list_and_the_shim_in_none(
-    host: Callable[..., HostFacts], mode: CgroupMode, only: bool
-) -> None:
+def test_whoever_serves_the_guest_is_in_a_device_list_and_the_shim_in_none(mode: CgroupMode, only: bool) -> None:
     plan = _plan(host(cgroup_mode=mode), sandbox_cgroup_only=only)
 
     assert Role.DEVICES in plan.listed
