@@ -23,6 +23,15 @@ def main(arguments: list[str]) -> int:
     action.add_argument("--out", type=Path, default=CHECKOUT / ".build/guest", help="directory for the artefacts")
     action.add_argument("--cache", type=Path, default=CHECKOUT / ".build/cache/guest", help="directory for packages")
     action.add_argument("--kata-agent", type=Path, help="a kata-agent that is the guest's agent in place of ours")
+    action.add_argument(
+        "--snapshot",
+        default="",
+        metavar="TIME",
+        help="packages of snapshot.debian.org at this time, as in 20260101T000000Z; default: of the machine's sources",
+    )
+    action.add_argument(
+        "--expect", type=Path, metavar="MANIFEST", help="fail unless the packages are those of this one"
+    )
     options = parser.parse_args(arguments)
     os.umask(0o022)  # the modes in the image are those of new files
     try:
@@ -31,6 +40,8 @@ def main(arguments: list[str]) -> int:
             out=options.out.resolve(),
             cache=options.cache.resolve(),
             kata_agent=options.kata_agent and options.kata_agent.resolve(),
+            snapshot=options.snapshot,
+            expected=options.expect,
             progress=_say,
         )
     except BuildError as exc:

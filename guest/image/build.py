@@ -10,11 +10,25 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from hashlib import sha256
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import pyshim
 from guest.image import recipe
-from guest.image.debian import Package, Progress, dependency_closure, download, index_lookup, unpack, update_indexes
+from guest.image.debian import (
+    MACHINE,
+    Archive,
+    Package,
+    Progress,
+    dependency_closure,
+    download,
+    index_lookup,
+    refuse_unauthenticated,
+    snapshot_archive,
+    unpack,
+    update_indexes,
+)
 from guest.image.errors import BuildError
 from guest.image.modules import ModuleStore
 from guest.image.rootfs import (
@@ -27,6 +41,7 @@ from guest.image.rootfs import (
     write_initrd,
     write_root,
 )
+from guest.image.sbom import SBOM, bill_of_materials
 from guest.image.vmlinux import write_vmlinux
 
 MANIFEST = "manifest.json"
@@ -59,6 +74,13 @@ class Inputs:
                 digest.update(f"{file.relative_to(base)} {sha256(file.read_bytes()).hexdigest()}\n".encode())
         return digest.hexdigest()
 
+    def bill_of_materials(self, key: str) -> str:
+        if self.kata_agent is not None:
+            agent = f"kata-agent-{_file_digest(self.kata_agent)[:16]}"
+            return bill_of_materials(self.packages, {}, agent=agent, key=key)
+        libraries = {"protobuf": metadata.version("protobuf")}
+        return bill_of_materials(self.packages, libraries, agent=pyshim.__version__, key=key)
+
     def add_agent(self, root: Path) -> None:
         """The guest's agent is in the tree `root`. Raises BuildError."""
         if self.kata_agent is None:
@@ -69,18 +91,22 @@ class Inputs:
 
 def _index_state() -> str:
     """Changes when apt's indexes or its choice of versions may have changed; costs no apt call."""
-    places = (Path("/var/lib/apt/lists"), Path("/etc/apt/preferences"), Path("/etc/apt/preferences.d"))
+    places = tuple(
+        map(Path, ("/var/lib/apt/lists", "/etc/apt/preferences", "/etc/apt/preferences.d", "/etc/apt/sources.list.d"))
+    )
     files = [file for place in places for file in (place, *place.glob("*")) if file.exists()]
     return "\n".join(f"{file} {file.stat().st_size} {file.stat().st_mtime_ns}" for file in sorted(files))
 
 
-def resolve_packages(wanted: tuple[str, ...], cache: Path, progress: Progress) -> tuple[Package, ...]:
-    """The kernel and the packages `wanted` with their dependencies, at the versions the machine's apt indexes offer.
+def resolve_packages(
+    wanted: tuple[str, ...], cache: Path, progress: Progress, *, archive: Archive = MACHINE
+) -> tuple[Package, ...]:
+    """The kernel and the packages `wanted` with their dependencies, at the versions apt's indexes offer.
 
     Remembered in `cache` until the indexes or the recipe change: asking apt is most of the time of a build with
-    nothing to do.
+    nothing to do. Raises BuildError, also for sources that apt takes unsigned.
     """
-    roots = (recipe.KERNEL_PACKAGE, *wanted)
+    roots = (recipe.KERNEL_PACKAGE, *wanted, *archive.options)
     remembered = cache / f"resolution-{sha256(' '.join(sorted(roots)).encode()).hexdigest()[:8]}.json"
 
     def question() -> list[object]:
@@ -92,12 +118,14 @@ def resolve_packages(wanted: tuple[str, ...], cache: Path, progress: Progress) -
             return tuple(Package(**{**fields, "depends": tuple(map(tuple, fields["depends"]))}) for fields in answer)
     except (OSError, ValueError, TypeError, KeyError):
         pass  # absent, or written by another version of this file
+    refuse_unauthenticated(archive)
+    names, lookup = (recipe.KERNEL_PACKAGE, *wanted), index_lookup(archive)
     try:
-        packages = dependency_closure(roots, recipe.WITHOUT_PACKAGES, index_lookup)
+        packages = dependency_closure(names, recipe.WITHOUT_PACKAGES, lookup)
     except BuildError:
         # a fresh machine has no indexes at all, and an old one may name packages that left the archive
-        update_indexes(progress)
-        packages = dependency_closure(roots, recipe.WITHOUT_PACKAGES, index_lookup)
+        update_indexes(progress, archive=archive)
+        packages = dependency_closure(names, recipe.WITHOUT_PACKAGES, lookup)
     cache.mkdir(parents=True, exist_ok=True)
     remembered.write_text(json.dumps([question(), [asdict(package) for package in packages]]))
     return packages
@@ -140,6 +168,19 @@ def read_manifest(out: Path) -> dict[str, Any] | None:
     return manifest
 
 
+def refuse_others(packages: tuple[Package, ...], expected: Path) -> None:
+    """They are those of the manifest `expected`, digest by digest. Raises BuildError naming the first other one."""
+    try:
+        wanted = {name: facts["sha256"] for name, facts in json.loads(expected.read_text())["packages"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
+        raise BuildError(f"read manifest {expected}: {exc}") from exc
+    found = {package.name: package.sha256 for package in packages}
+    for name in sorted(wanted.keys() | found.keys()):
+        if wanted.get(name) != found.get(name):
+            text = f"{found.get(name, 'none')} in place of {wanted.get(name, 'none')}"
+            raise BuildError(f"take the packages of {expected}: {name} has digest {text}")
+
+
 def _assemble(inputs: Inputs, cache: Path, partial: Path, progress: Progress) -> str:
     """Write the artefacts into `partial`; the kernel's release."""
     files = download(inputs.packages, cache / "packages", progress)
@@ -169,11 +210,19 @@ def _assemble(inputs: Inputs, cache: Path, partial: Path, progress: Progress) ->
 
 
 def build(
-    *, checkout: Path, out: Path, cache: Path, progress: Progress, kata_agent: Path | None = None
+    *,
+    checkout: Path,
+    out: Path,
+    cache: Path,
+    progress: Progress,
+    kata_agent: Path | None = None,
+    snapshot: str = "",
+    expected: Path | None = None,
 ) -> dict[str, Any]:
     """The manifest of the guest in `out`, which is built unless it is there already from equal inputs.
 
-    With `kata_agent`, a program, the guest has this agent in place of ours.
+    With `kata_agent`, a program, the guest has this agent in place of ours. Packages are those of the machine's apt
+    sources, or of Debian's archive at the time `snapshot`; with `expected`, a manifest, no others than its.
 
     Files appear under their names complete, the manifest last: a reader of the manifest finds what it describes.
     Raises BuildError.
@@ -182,10 +231,15 @@ def build(
     site_packages = Path(sysconfig.get_path("purelib"))
     if kata_agent is not None and not kata_agent.is_file():
         raise BuildError(f"take kata-agent {kata_agent}: there is no such file")
+    archive = MACHINE
+    if snapshot:
+        archive = snapshot_archive(snapshot, cache / f"snapshot-{snapshot}", suite=recipe.SUITE)
     wanted = recipe.PACKAGES if kata_agent is None else recipe.KATA_PACKAGES
 
     def inputs_now() -> Inputs:
-        packages = resolve_packages(wanted, cache, progress)
+        packages = resolve_packages(wanted, cache, progress, archive=archive)
+        if expected is not None:
+            refuse_others(packages, expected)
         return Inputs(packages=packages, checkout=checkout, site_packages=site_packages, kata_agent=kata_agent)
 
     with _locked(cache):
@@ -197,15 +251,16 @@ def build(
             return manifest
         out.mkdir(parents=True, exist_ok=True)
         try:
-            download(inputs.packages, cache / "packages", progress)
+            download(inputs.packages, cache / "packages", progress, archive=archive)
         except BuildError:
             # the indexes may be older than the archive, which drops a version when it has the next
-            update_indexes(progress)
+            update_indexes(progress, archive=archive)
             inputs = inputs_now()
             key = inputs.key()
         with tempfile.TemporaryDirectory(dir=out, prefix=".partial-") as partial_name:
             partial = Path(partial_name)
             release = _assemble(inputs, cache, partial, progress)
+            (partial / SBOM).write_text(inputs.bill_of_materials(key))
             artefacts = {
                 file.name: {"size_bytes": file.stat().st_size, "sha256": _file_digest(file)}
                 for file in sorted(partial.iterdir())

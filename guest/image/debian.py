@@ -7,6 +7,7 @@ our cache.
 import hashlib
 import os
 import re
+import shlex
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -18,7 +19,53 @@ from guest.image.errors import BuildError
 Progress = Callable[[str], None]
 _LOCK_TRIES, _LOCK_PAUSE_S = 60, 2.0
 """`apt-get update` does not wait for the lock of the indexes; two minutes are enough for another one to fetch them."""
+_AUTHENTICATED = (
+    *("-o", "APT::Get::AllowUnauthenticated=false", "-o", "Acquire::AllowInsecureRepositories=false"),
+    *("-o", "Acquire::AllowWeakRepositories=false", "-o", "Acquire::AllowDowngradeToInsecureRepositories=false"),
+)
+"""Whatever the machine's apt is configured to: what is not signed is refused."""
+_TRUSTED = re.compile(r"^[^#\n]*\btrusted\s*[=:]\s*(?:yes|true|on|1|with)\b", re.IGNORECASE | re.MULTILINE)
+"""The option of a source that makes apt take it unsigned. Source: sources.list(5)."""
+_ARCHIVES = (("debian", "{suite}"), ("debian", "{suite}-updates"), ("debian-security", "{suite}-security"))
+_KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 _ALTERNATIVE = re.compile(r"([a-z0-9][a-z0-9+.-]*)")
+
+
+@dataclass(frozen=True, slots=True)
+class Archive:
+    """Where packages come from: the machine's apt sources, or, with `options` of apt, others."""
+
+    options: tuple[str, ...] = ()
+
+
+MACHINE = Archive()
+
+
+def snapshot_archive(date: str, directory: Path, *, suite: str) -> Archive:
+    """Debian as snapshot.debian.org had it at `date`, as in 20260101T000000Z; apt's files for it are in `directory`.
+
+    The archive's signatures hold, and their end of validity does not count. Raises BuildError.
+    """
+    if not re.fullmatch(r"[0-9]{8}T[0-9]{6}Z", date):
+        raise BuildError(f"take snapshot {date!r}: it is not a time as in 20260101T000000Z")
+    (directory / "lists/partial").mkdir(parents=True, exist_ok=True)
+    sources = directory / "sources.list"
+    lines = [
+        f"deb [signed-by={_KEYRING} check-valid-until=no] http://snapshot.debian.org/archive/{archive}/{date}"
+        f" {place.format(suite=suite)} main\n"
+        for archive, place in _ARCHIVES
+    ]
+    if not sources.exists() or sources.read_text() != "".join(lines):
+        sources.write_text("".join(lines))
+    settings = {
+        "Dir::Etc::SourceList": sources,
+        "Dir::Etc::SourceParts": "/dev/null",
+        "Dir::State::Lists": directory / "lists",
+        "Dir::Cache::pkgcache": directory / "pkgcache.bin",
+        "Dir::Cache::srcpkgcache": directory / "srcpkgcache.bin",
+        "APT::Sandbox::User": "root",
+    }
+    return Archive(tuple(word for name, value in settings.items() for word in ("-o", f"{name}={value}")))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,20 +149,35 @@ def dependency_closure(
     return tuple(chosen[name] for name in sorted(chosen))
 
 
-def index_lookup(names: list[str]) -> dict[str, Package]:
-    """The candidate version of each of `names` in the machine's apt indexes."""
-    output = subprocess.run(
-        ["apt-cache", "show", "--no-all-versions", "--", *names], capture_output=True, text=True, check=False
-    ).stdout
-    return parse_packages(output) if output.strip() else {}
+def index_lookup(archive: Archive = MACHINE) -> Callable[[list[str]], dict[str, Package]]:
+    """Finds the candidate version of each name in apt's indexes."""
+
+    def lookup(names: list[str]) -> dict[str, Package]:
+        words = ["apt-cache", *archive.options, "show", "--no-all-versions", "--", *names]
+        output = subprocess.run(words, capture_output=True, text=True, check=False).stdout
+        return parse_packages(output) if output.strip() else {}
+
+    return lookup
 
 
-def update_indexes(progress: Progress, pause: Callable[[float], None] = time.sleep) -> None:
-    """The machine's apt indexes are fetched anew. While another apt holds their lock, ours is tried again."""
+def refuse_unauthenticated(archive: Archive = MACHINE) -> None:
+    """Each source of packages is one that apt takes signed only. Raises BuildError naming the file of another."""
+    places = ("list", "Dir::Etc::SourceList/f", "parts", "Dir::Etc::SourceParts/d")
+    answer = dict(word.split("=", 1) for word in shlex.split(run(["apt-config", *archive.options, "shell", *places])))
+    parts = [path for path in sorted(Path(answer["parts"]).glob("*")) if path.suffix in (".list", ".sources")]
+    for path in (Path(answer["list"]), *parts):
+        if path.is_file() and (found := _TRUSTED.search(path.read_text(errors="replace"))):
+            raise BuildError(f"take packages of '{path}': {found[0].strip()[:100]!r} switches signatures off")
+
+
+def update_indexes(
+    progress: Progress, pause: Callable[[float], None] = time.sleep, *, archive: Archive = MACHINE
+) -> None:
+    """apt's indexes are fetched anew. While another apt holds their lock, ours is tried again."""
     progress("fetch Debian package indexes")
     for tries_left in reversed(range(_LOCK_TRIES)):
         try:
-            run(["apt-get", "update", "-q"])
+            run(["apt-get", *_AUTHENTICATED, *archive.options, "update", "-q"])
         except BuildError as exc:
             if not tries_left or "Could not get lock" not in str(exc):
                 raise
@@ -129,7 +191,9 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def download(packages: Iterable[Package], cache: Path, progress: Progress) -> dict[str, Path]:
+def download(
+    packages: Iterable[Package], cache: Path, progress: Progress, *, archive: Archive = MACHINE
+) -> dict[str, Path]:
     """The package files by package name; those the cache lacks, or holds damaged, are downloaded with one apt call."""
     cache.mkdir(parents=True, exist_ok=True)
     files = {package.name: cache / package.file_name for package in packages}
@@ -141,7 +205,10 @@ def download(packages: Iterable[Package], cache: Path, progress: Progress) -> di
             files[package.name].unlink(missing_ok=True)
         # apt's own sandbox user cannot write into a cache below a private checkout
         run(
-            ["apt-get", "download", "-q", "-o", "APT::Sandbox::User=root", *(f"{p.name}={p.version}" for p in missing)],
+            [
+                *("apt-get", *_AUTHENTICATED, *archive.options, "download", "-q", "-o", "APT::Sandbox::User=root"),
+                *(f"{p.name}={p.version}" for p in missing),
+            ],
             cwd=cache,
         )
     for name, path in files.items():

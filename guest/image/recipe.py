@@ -6,6 +6,9 @@ MTIME_S: Final = 1_704_067_200
 """The time of every file in the images, 2024-01-01T00:00:00Z: a build does not depend on when it ran."""
 ROOT_IMAGE_UUID: Final = "5f0b1c86-5a0e-4f0e-8f4e-6f6d5d1e8a10"
 
+SUITE: Final = "bookworm"
+"""Debian 12, of which a snapshot is taken."""
+
 KERNEL_PACKAGE: Final = "linux-image-cloud-amd64"
 
 PYTHON: Final = "python3.11"

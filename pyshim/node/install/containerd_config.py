@@ -6,6 +6,7 @@ import tomllib
 from collections.abc import Mapping
 from typing import Any
 
+from pyshim.model.decoding import check_toml_keys
 from pyshim.model.errors import FailedPrecondition
 
 _CRI_1, _CRI_2 = "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"
@@ -34,6 +35,7 @@ def rewrite_hint(containerd: tuple[int, int], version: int) -> str:
 def parsed(content: str, path: str) -> dict[str, Any]:
     """Raises FailedPrecondition with the place where it is not TOML."""
     try:
+        check_toml_keys(content)
         return tomllib.loads(content.removeprefix("\ufeff"))
     except (ValueError, RecursionError) as error:  # also a number of too many digits
         raise FailedPrecondition(f"parse '{path}': {error}") from error
@@ -57,17 +59,8 @@ def merged(path: str, *, root: str = "") -> tuple[dict[str, Any], int]:
         files += [found.removeprefix(root) for found in sorted(glob.glob(f"{root}{whole}"))]
     document: dict[str, Any] = {}
     for file in files[:_MAX_FILES]:
-        content = first if file == path else read_document(file, root)
-        try:
-            _add(document, content, replaces_plugins=version < 3)
-        except RecursionError as error:
-            raise nested_too_deeply(file) from error
+        _add(document, first if file == path else read_document(file, root), replaces_plugins=version < 3)
     return document, version
-
-
-def nested_too_deeply(path: str) -> FailedPrecondition:
-    """Python takes some hundred calls within one another."""
-    return FailedPrecondition(f"read '{path}': its tables are nested too deeply")
 
 
 def replacing_import(path: str) -> str:
@@ -129,7 +122,7 @@ def _add(document: dict[str, Any], file: dict[str, Any], *, replaces_plugins: bo
 
 
 def combined(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`base` with the values of `over`, table by table. Raises RecursionError."""
+    """`base` with the values of `over`, table by table."""
     return {
         **base,
         **{

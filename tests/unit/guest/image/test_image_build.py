@@ -18,7 +18,7 @@ CACHE = CHECKOUT / ".build/cache/guest"
 INIT = CHECKOUT / "guest/image/init.sh"
 AGENT = recipe.AGENT_DIRECTORY
 STDLIB = f"usr/lib/{recipe.PYTHON}"
-ARTEFACTS = {"initrd.img", "rootfs.img", "vmlinux", "vmlinuz"}
+ARTEFACTS = {"initrd.img", "rootfs.img", "sbom.spdx.json", "vmlinux", "vmlinuz"}
 
 
 def silent(text: str) -> None:

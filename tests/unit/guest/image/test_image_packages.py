@@ -1,15 +1,20 @@
 """The packages that a build takes, and the kernel's form: resolution, order and refusals."""
 
 import contextlib
+import json
 import os
+import re
+import shutil
 import struct
 from pathlib import Path
 
 import pytest
 
 from guest.image import debian
+from guest.image.build import refuse_others
 from guest.image.debian import Package, dependency_closure, parse_packages
 from guest.image.errors import BuildError
+from guest.image.sbom import bill_of_materials
 from guest.image.vmlinux import payload
 
 INDEX = """\
@@ -158,3 +163,81 @@ def test_the_indexes_are_fetched_again_only_while_another_apt_has_their_lock(
         debian.update_indexes(lambda text: None, waited.append)
 
     assert (len(asked), len(waited)) == (runs, runs - 1)
+
+
+# -- where packages come from ------------------------------------------------------------------------------------------
+
+
+def sources(directory: Path, text: str) -> debian.Archive:
+    """An archive whose only source file has this text."""
+    file = directory / "some.list"
+    file.write_text(text)
+    return debian.Archive(("-o", f"Dir::Etc::SourceList={file}", "-o", "Dir::Etc::SourceParts=/dev/null"))
+
+
+@pytest.mark.skipif(shutil.which("apt-get") is None, reason="needs apt-get")
+@pytest.mark.parametrize("option", ["trusted=yes", "arch=amd64 trusted=yes", "Trusted=1"])
+def test_a_source_that_apt_takes_unsigned_is_refused(tmp_path: Path, option: str) -> None:
+    archive = sources(tmp_path, f"deb [{option}] file:{tmp_path} ./\n")
+
+    with pytest.raises(BuildError, match=r"take packages of '.*some.list': 'deb .*' switches signatures off"):
+        debian.refuse_unauthenticated(archive)
+
+
+@pytest.mark.skipif(shutil.which("apt-get") is None, reason="needs apt-get")
+def test_other_sources_are_taken(tmp_path: Path) -> None:
+    debian.refuse_unauthenticated(sources(tmp_path, f"# deb [trusted=yes] file:/x ./\ndeb file:{tmp_path} ./\n"))
+
+
+def test_a_snapshot_is_a_signed_source_of_its_own(tmp_path: Path) -> None:
+    archive = debian.snapshot_archive("20260101T000000Z", tmp_path, suite="bookworm")
+
+    lines = (tmp_path / "sources.list").read_text().splitlines()
+    assert [line.split()[3:5] for line in lines] == [
+        ["http://snapshot.debian.org/archive/debian/20260101T000000Z", "bookworm"],
+        ["http://snapshot.debian.org/archive/debian/20260101T000000Z", "bookworm-updates"],
+        ["http://snapshot.debian.org/archive/debian-security/20260101T000000Z", "bookworm-security"],
+    ]
+    assert all("signed-by=/usr/share/keyrings/debian-archive-keyring.gpg" in line for line in lines)
+    assert f"Dir::State::Lists={tmp_path}/lists" in archive.options
+    with pytest.raises(BuildError, match="take snapshot 'yesterday'"):
+        debian.snapshot_archive("yesterday", tmp_path, suite="bookworm")
+
+
+def test_packages_of_another_digest_than_expected_are_refused(tmp_path: Path) -> None:
+    package = Package(name="tool", version="1", architecture="amd64", sha256="aa", depends=())
+    manifest = tmp_path / "manifest.json"
+    manifest.write_text('{"packages": {"tool": {"version": "1", "sha256": "aa"}}}')
+
+    refuse_others((package,), manifest)
+    manifest.write_text('{"packages": {"tool": {"version": "1", "sha256": "bb"}}}')
+    with pytest.raises(BuildError, match="tool has digest aa in place of bb"):
+        refuse_others((package,), manifest)
+    manifest.write_text('{"packages": {"tool": {"sha256": "aa"}, "more": {"sha256": "cc"}}}')
+    with pytest.raises(BuildError, match="more has digest none in place of cc"):
+        refuse_others((package,), manifest)
+    manifest.write_text("[]")
+    with pytest.raises(BuildError, match=r"read manifest .*manifest.json"):
+        refuse_others((package,), manifest)
+
+
+def test_the_bill_of_materials_has_each_part_with_its_digest() -> None:
+    packages = [
+        Package(name=name, version="1:2~3", architecture="amd64", sha256="ab" * 32, depends=())
+        for name in ("libstdc++6", "gcc_odd")
+    ]
+
+    text = bill_of_materials(packages, {"protobuf": "7.1"}, agent="0.2.0", key="k1")
+
+    assert bill_of_materials(packages, {"protobuf": "7.1"}, agent="0.2.0", key="k1") == text
+    document = json.loads(text)
+    assert document["spdxVersion"] == "SPDX-2.3"
+    ids = {part["SPDXID"] for part in document["packages"]}
+    assert ids == {"SPDXRef-guest", "SPDXRef-libstdc-plus--plus-6", "SPDXRef-gcc-odd", "SPDXRef-protobuf"}
+    assert all(re.fullmatch(r"SPDXRef-[a-zA-Z0-9.-]+", each) for each in ids)
+    contained = {each["relatedSpdxElement"] for each in document["relationships"]}
+    assert contained == ids
+    (library,) = (part for part in document["packages"] if part["name"] == "libstdc++6")
+    assert library["checksums"] == [{"algorithm": "SHA256", "checksumValue": "ab" * 32}]
+    locator = library["externalRefs"][0]["referenceLocator"]
+    assert locator == "pkg:deb/debian/libstdc%2B%2B6@1%3A2~3?arch=amd64"
