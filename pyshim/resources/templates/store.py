@@ -11,10 +11,11 @@ boot.
 
 import fcntl
 import os
-import shutil
+import re
+import stat
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import msgspec
 
@@ -31,6 +32,7 @@ MOST_DAYS = 30
 """The age to which a template is used: what a machine has worked out since its boot, keys included, gets no older."""
 _MEMORY, _STATE, _RECORD = "memory", "state", "template.json"
 _MAKING, _LOCK = "making", "lock"
+_IS_KEY = re.compile(r"[0-9a-f]{32}")
 _MAX_RECORD_BYTES = 1 << 16
 _DAY_NS = 86_400 * 10**9
 
@@ -73,12 +75,16 @@ class TemplateStore:
 
     def discard(self, key: str) -> None:
         """There is no template of that key."""
-        shutil.rmtree(f"{self._root}/{key}", ignore_errors=True)
+        _remove(f"{self._root}/{key}")
 
     def discard_all(self) -> int:
-        """No template is left, nor the root directory. Returns the number there were."""
+        """No template is left, nor the root directory if nothing else is in it. Returns the number there were."""
         keys = self._keys()
-        shutil.rmtree(self._root, ignore_errors=True)
+        for name in (*keys, _MAKING):
+            _remove(f"{self._root}/{name}")
+        with suppress(OSError):
+            os.unlink(f"{self._root}/{_LOCK}")
+            os.rmdir(self._root)
         return len(keys)
 
     @contextmanager
@@ -89,27 +95,28 @@ class TemplateStore:
         """
         os.makedirs(self._root, mode=0o700, exist_ok=True)
         self._check_root()
-        os.chmod(self._root, 0o700)
         with OwnedFd(os.open(f"{self._root}/{_LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)) as lock:
             try:
                 fcntl.flock(lock.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise Unavailable(f"make template in '{self._root}': another process makes one") from None
             self._check_room(memory_mib)
-            shutil.rmtree(f"{self._root}/{_MAKING}", ignore_errors=True)
+            _remove(f"{self._root}/{_MAKING}")
             os.mkdir(f"{self._root}/{_MAKING}", 0o700)
             try:
                 yield f"{self._root}/{_MAKING}"
                 self.discard(key)
                 os.rename(f"{self._root}/{_MAKING}", f"{self._root}/{key}")
             finally:
-                shutil.rmtree(f"{self._root}/{_MAKING}", ignore_errors=True)
+                _remove(f"{self._root}/{_MAKING}")
             self._make_room(key)
 
     def _check_root(self) -> None:
         found = os.lstat(self._root)
-        if not os.path.isdir(self._root) or os.path.islink(self._root) or found.st_uid != os.geteuid():
-            raise FailedPrecondition(f"make template in '{self._root}': not a directory of this user")
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+            raise FailedPrecondition(
+                f"make template in '{self._root}': not a directory that only this user may enter (template_path)"
+            )
 
     def _check_room(self, memory_mib: int) -> None:
         room = os.statvfs(self._root)
@@ -130,7 +137,7 @@ class TemplateStore:
             names = os.listdir(self._root)
         except FileNotFoundError:
             return ()
-        return tuple(sorted(name for name in names if os.path.isdir(f"{self._root}/{name}") and name != _MAKING))
+        return tuple(sorted(name for name in names if _IS_KEY.fullmatch(name)))
 
     def _stored(self, key: str) -> StoredTemplate:
         directory = f"{self._root}/{key}"
@@ -176,6 +183,15 @@ def _record(path: str) -> Template:
         return msgspec.json.decode(content, type=Template)
     except msgspec.MsgspecError as error:
         raise TemplateDamaged(f"read {path!r}: {error}") from error
+
+
+def _remove(directory: str) -> None:
+    """The template in it is gone; what else may be in it stays, with it."""
+    for name in (_RECORD, _STATE, _MEMORY):  # first what is looked at first
+        with suppress(FileNotFoundError, NotADirectoryError):
+            os.unlink(f"{directory}/{name}")
+    with suppress(OSError):
+        os.rmdir(directory)
 
 
 def machine_facts(vm: VmConfig) -> MachineFacts:

@@ -18,6 +18,7 @@ from pyshim.resources.templates.store import (
 )
 from tests.fakes.vm_config import vm_config, with_boot, with_memory
 
+K1, K2, NEW = (digit * 32 for digit in "12f")
 VM = with_memory(vm_config(), boot_mib=1)
 
 
@@ -42,26 +43,26 @@ def store(root: Path) -> TemplateStore:
 
 def test_a_template_is_found_until_it_is_discarded(store: TemplateStore, root: Path) -> None:
     with pytest.raises(NotFound):
-        store.find("k1")
-    directory = make(store, "k1")
+        store.find(K1)
+    directory = make(store, K1)
 
-    assert directory == f"{root}/k1"
+    assert directory == f"{root}/{K1}"
     assert {oct(path.stat().st_mode & 0o777) for path in Path(directory).iterdir()} == {"0o600"}
     assert oct(root.stat().st_mode & 0o777) == "0o700"
     (found,) = store.all()
     assert isinstance(found, StoredTemplate)
-    assert (found.template.key, found.template.memory_mib, found.template.vcpus) == ("k1", 1, 1)
+    assert (found.template.key, found.template.memory_mib, found.template.vcpus) == (K1, 1, 1)
     assert found.used_bytes >= 2 << 20
 
-    store.discard("k1")
-    store.discard("k1")
+    store.discard(K1)
+    store.discard(K1)
     with pytest.raises(NotFound):
-        store.find("k1")
+        store.find(K1)
 
 
 def test_all_templates_go_together(store: TemplateStore, root: Path) -> None:
-    make(store, "k1")
-    make(store, "k2")
+    make(store, K1)
+    make(store, K2)
 
     assert store.discard_all() == 2
     assert not root.exists()
@@ -81,85 +82,101 @@ def test_all_templates_go_together(store: TemplateStore, root: Path) -> None:
     ],
 )
 def test_a_damaged_template_is_named_and_removed(store: TemplateStore, root: Path, damage: object, reason: str) -> None:
-    path = Path(make(store, "k1"))
+    path = Path(make(store, K1))
     damage(path)  # type: ignore[operator]
 
     with pytest.raises(ShimError, match=reason):
-        store.find("k1")
+        store.find(K1)
 
     assert not path.exists()
 
 
 def test_one_under_another_name_is_not_of_that_machine(store: TemplateStore, root: Path) -> None:
-    os.rename(make(store, "k1"), root / "k2")
+    os.rename(make(store, K1), root / K2)
 
     assert [type(each) for each in store.all()] == [TemplateDamaged]
     with pytest.raises(TemplateDamaged):
-        store.find("k2")
+        store.find(K2)
 
 
 def test_an_old_template_is_not_used(store: TemplateStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    make(store, "k1")
+    make(store, K1)
     now_ns = time.time_ns()
     monkeypatch.setattr(module.time, "time_ns", lambda: now_ns + 31 * 86_400 * 10**9)
 
     with pytest.raises(TemplateDamaged, match="31 days old"):
-        store.find("k1")
+        store.find(K1)
 
 
 def test_a_failed_making_leaves_nothing_and_what_was_there(store: TemplateStore, root: Path) -> None:
-    make(store, "k1")
+    make(store, K1)
 
     def fail() -> None:
-        with store.making("k1", 1) as directory:
+        with store.making(K1, 1) as directory:
             Path(directory, "memory").write_bytes(b"half")
             raise RuntimeError
 
     with pytest.raises(RuntimeError):
         fail()
 
-    assert sorted(path.name for path in root.iterdir()) == ["k1", "lock"]
-    store.find("k1")
+    assert sorted(path.name for path in root.iterdir()) == [K1, "lock"]
+    store.find(K1)
 
 
 def test_what_a_killed_maker_left_is_gone_with_the_next(store: TemplateStore, root: Path) -> None:
-    (root / "making").mkdir(parents=True)
+    root.mkdir(mode=0o700)
+    (root / "making").mkdir()
     (root / "making/memory").write_bytes(b"half")
 
-    make(store, "k1")
+    make(store, K1)
 
-    assert sorted(path.name for path in root.iterdir()) == ["k1", "lock"]
+    assert sorted(path.name for path in root.iterdir()) == [K1, "lock"]
 
 
 def test_of_two_makers_one_makes_it(store: TemplateStore) -> None:
-    with pytest.raises(Unavailable, match="another process makes one"), store.making("k1", 1):
-        make(TemplateStore(store._root), "k1")
+    with pytest.raises(Unavailable, match="another process makes one"), store.making(K1, 1):
+        make(TemplateStore(store._root), K1)
 
 
 def test_no_template_is_begun_without_room_for_it(store: TemplateStore) -> None:
-    with pytest.raises(ResourceExhausted, match="are free"), store.making("k1", 1 << 40):
+    with pytest.raises(ResourceExhausted, match="are free"), store.making(K1, 1 << 40):
         pytest.fail("begun")
 
 
 def test_a_root_that_is_no_directory_of_ours_is_refused(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")
+    os.chmod(tmp_path / "real", 0o755)
 
-    with pytest.raises(FailedPrecondition), TemplateStore(str(tmp_path / "link")).making("k", 1):
-        pytest.fail("begun")
+    for root in ("link", "real"):
+        with pytest.raises(FailedPrecondition), TemplateStore(str(tmp_path / root)).making(K1, 1):
+            pytest.fail("begun")
+        assert os.listdir(tmp_path / "real") == []
+
+
+def test_files_of_others_below_the_root_stay(store: TemplateStore, root: Path) -> None:
+    make(store, K1)
+    for place in (root / "file", root / K1 / "file", root / K2):
+        place.write_text("of others")
+
+    assert store.discard_all() == 2
+
+    assert sorted(path.relative_to(root).as_posix() for path in root.rglob("*")) == sorted(
+        [K1, f"{K1}/file", K2, "file"]
+    )
 
 
 def test_the_one_used_least_recently_makes_room(store: TemplateStore, root: Path) -> None:
-    keys = [f"k{number}" for number in range(MOST_TEMPLATES)]
+    keys = [f"{number:032x}" for number in range(MOST_TEMPLATES)]
     for age, key in enumerate(reversed(keys)):
         record = Path(make(store, key), "template.json")
         os.utime(record, (age, age))
-    store.find("k7")  # the oldest so far
+    store.find(keys[7])  # the oldest so far
 
-    make(store, "new")
+    make(store, NEW)
 
     assert sorted(each.template.key for each in store.all() if isinstance(each, StoredTemplate)) == sorted(
-        {*keys, "new"} - {"k6"}
+        {*keys, NEW} - {keys[6]}
     )
 
 
