@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -41,8 +42,10 @@ def containerd_up(program: Path | None = None) -> Iterator[Ground]:
         daemon.ctr("images", "import", archive)
         # Its shims' log stays, to show why one failed.
         ours = (GROUND, direct.LOG.parent)
+        config = _own_guest()
+        warm = _warm(config)
         before = HostState.look(ours)
-        yield Ground(containerd=daemon, directory=GROUND, binaries=binaries, config=_own_guest())
+        yield Ground(containerd=daemon, directory=GROUND, binaries=binaries, config=config, warm=warm)
         assert_nothing_left(before, ours)
     finally:
         daemon.stop()
@@ -55,3 +58,12 @@ def _own_guest() -> Path:
         key: shutil.copy(shim_config.SHIPPED.parent / shipped[key], GROUND) for key in ("kernel", "initrd", "image")
     }
     return shim_config.variant(GROUND, **copies)
+
+
+def _warm(config: Path) -> Path:
+    """`config` with templates, and its template made."""
+    path = config.with_name("warm.toml")
+    keys = f'[factory]\nenable_template = true\ntemplate_path = "{GROUND}/templates"\n'
+    path.write_text(f"{config.read_text()}\n{keys}")
+    subprocess.run([PROJECT / "bin" / "pyshim", "factory", "init", "--config", path], check=True, capture_output=True)
+    return path

@@ -32,13 +32,15 @@ _numbers = itertools.count(1)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ground:
     """Where the measurements happen: a containerd that is up, a directory on a tmpfs, the directory of our binary, and
-    a configuration whose guest is not rebuilt meanwhile.
+    configurations whose guest is not rebuilt meanwhile.
     """
 
     containerd: Containerd
     directory: Path
     binaries: Path
     config: Path
+    warm: Path
+    """The same with templates, and there is one (docs/WARM_PODS.md)."""
 
     @property
     def ctr(self) -> Ctr:

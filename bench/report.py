@@ -49,6 +49,7 @@ QUESTIONS = (
     Question("idle daemon, private memory", "private_pykata", "private_runc", "runc's shim", "MiB"),
     Question("`ctr run` to first output", "output_pykata", "output_bare", "bare kernel boot", "ms"),
     Question("`ctr run` to first output, forked shim", "output_forked", "output_bare", "bare kernel boot", "ms"),
+    Question("`ctr run` to first output, cloned VM", "output_cloned", "output_bare", "bare kernel boot", "ms"),
     Question("the same through runc's shim", "output_runc", "output_bare", "bare kernel boot", "ms"),
     Question("`ctr task exec`, /bin/true", "exec_pykata", "exec_runc", "runc's shim", "ms"),
     Question("of which `ctr` itself (`ctr version`)", "exec_client", "exec_pykata", "the exec", "ms"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from bench import bare_boot, file_io, measures, stub_pods, stub_whole_pods
@@ -171,6 +171,7 @@ def _first_outputs(ground: Ground, samples: Samples, argv: list[str], initrd: Pa
     bare, pykata, runc = (samples.open_round(f"output_{name}") for name in ("bare", "pykata", "runc"))
     bare.append(bare_boot.boot_s(argv, initrd))
     pykata.append(measures.first_output_s(ground, PYKATA))
+    samples.open_round("output_cloned").append(measures.first_output_s(replace(ground, config=ground.warm), PYKATA))
     bare.append(bare_boot.boot_s(argv, initrd))
     with ground.zygote():
         samples.open_round("output_forked").append(measures.first_output_s(ground, PYKATA))

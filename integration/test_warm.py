@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -9,11 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import GROUND, PROJECT, own_name
+from .conftest import GROUND, PROJECT, RunTask, own_name
 from .framework import shim_config
+from .framework.containerd import Containerd
 from .framework.ctr import Ctr, Result
 from .framework.images import IMAGE
+from .framework.networks import pod_network
 from .framework.runtime import Runtime
+from .framework.waiting import eventually
 
 pytestmark = pytest.mark.vm
 
@@ -42,11 +47,11 @@ def factory(config: Path, verb: str, *words: str) -> str:
 
 
 @pytest.fixture
-def continued(containerd: object, request: pytest.FixtureRequest) -> Callable[[], list[str]]:
+def continued(containerd: Containerd, request: pytest.FixtureRequest) -> Callable[[], list[str]]:
     """The log's lines of this test about VMs that continued, or were to."""
 
     def lines() -> list[str]:
-        text = containerd.directories.log.read_bytes()[request.node.containerd_log_size :].decode()  # type: ignore[attr-defined]
+        text = containerd.directories.log.read_bytes()[request.node.containerd_log_size :].decode()
         return [
             line
             for line in text.splitlines()
@@ -81,3 +86,46 @@ def test_two_clones_are_two_machines(
             assert one != two, script
     lines = continued()
     assert len([line for line in lines if "vm continued" in line]) == 2, lines
+
+
+def test_a_clone_has_volumes_network_and_execs(
+    ctr: Ctr, runtime: Runtime, warm: Path, name: str, scratch: Path, continued: Callable[[], list[str]]
+) -> None:
+    (scratch / "file").write_text("of the host\n")
+    with pod_network("it-warm", subnet=29) as network:
+        mount = f"type=bind,src={scratch},dst=/volume,options=rbind:rw"
+        start(ctr, runtime, warm, name, "--mount", mount, "--with-ns", f"network:{network.namespace}")
+
+        assert inside(ctr, name, "cat /volume/file; echo of the guest > /volume/answer").out == "of the host\n"
+        assert (scratch / "answer").read_text() == "of the guest\n"
+        assert " 0% packet loss" in inside(ctr, name, f"ping -c 3 -W 5 {network.peer_address}").out
+        assert f"{network.address}/{network.prefix}" in inside(ctr, name, f"ip addr show dev {network.interface}").out
+        ctr.remove([name])
+    assert any("vm continued" in line for line in continued())
+
+
+def test_the_end_of_its_vmm_is_the_end_of_a_clone(ctr: Ctr, runtime: Runtime, warm: Path, name: str) -> None:
+    start(ctr, runtime, warm, name)
+    (vmm,) = runtime.vmms(name)
+
+    os.kill(vmm.pid, signal.SIGKILL)
+
+    eventually(lambda: ctr.state_of(name) == "STOPPED", what="the task has stopped")
+
+
+@pytest.mark.parametrize("damaged", ["state", "memory"])
+def test_a_damaged_template_is_discarded_with_one_warning_and_the_pod_boots(
+    run: RunTask, warm: Path, continued: Callable[[], list[str]], damaged: str
+) -> None:
+    if "there is no template" in factory(warm, "status"):
+        factory(warm, "init")
+    (file,) = TEMPLATES.glob(f"*/{damaged}")
+    size = file.stat().st_size
+    file.write_bytes(bytes(size))
+
+    result = run("echo", "up", options=["--runtime-config-path", str(warm)])
+
+    assert result.out == "up\n"
+    (line,) = continued()
+    assert "template discarded" in line
+    assert "there is no template" in factory(warm, "status")
