@@ -19,7 +19,7 @@ class Hypervisor(Protocol):
     async def create(self, config: VmConfig) -> None:
         """The VMM runs with the guest paused and answers its control channel; nothing is left behind on error.
 
-        After `stop` there may be a second VM, unless the driver's VMs are remote.
+        After `stop` of a VM that was to continue from a saved machine there may be a second one.
         """
 
     async def start(self) -> None:

@@ -120,6 +120,8 @@ class QemuVm:
 
     def _begin(self) -> None:
         self._phase = Phase.NEW
+        self._continues = False
+        """The VM was to continue from a saved machine: once it is stopped, one that boots may come."""
         self._vm: VmConfig | None = None
         self._clues = ExitClues(sandbox_id="")
         self._child: Child | None = None
@@ -166,8 +168,9 @@ class QemuVm:
 
     @within_s(lambda self, config: config.start_timeout_s + MARGIN_S, "create vm '{config.sandbox_id}'")
     async def create(self, config: VmConfig) -> None:
-        if self._phase is Phase.ENDED and self._stopping is not None and _succeeded(self._stopping):
+        if self._continues and self._phase is Phase.ENDED and self._stopping is not None and _succeeded(self._stopping):
             self._begin()
+        self._continues = bool(config.saved_machine)
         with ExitStack() as fds:
             if self._phase is not Phase.NEW or self._vm is not None:
                 raise FailedPrecondition(f"create vm {config.sandbox_id!r}: this driver object has had its vm")

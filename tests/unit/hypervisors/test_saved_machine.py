@@ -4,7 +4,8 @@ import asyncio
 import os
 import shutil
 import socket
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,25 +26,24 @@ from tests.fakes.qmp_peer import Answer, QmpPeer
 from tests.fakes.tiny_kernel import FLOOD, say
 from tests.fakes.vm_config import bootable, with_memory
 
-from .qmp_session import Session, run, run_with_qemu
+from .qmp_session import Session
 
 QEMU = "/usr/bin/qemu-system-x86_64"
 needs_qemu = pytest.mark.skipif(shutil.which(QEMU) is None, reason=f"needs {QEMU}")
 
 
-def with_vm(scenario: Callable[[QemuVm], Coroutine[Any, Any, None]]) -> None:
-    async def body() -> None:
-        ledger, children = FakeLedger(release), Children()
-        vm = QemuVm(ledger=ledger, children=children)
-        try:
-            async with asyncio.timeout(120):
-                await scenario(vm)
-        finally:
-            await vm.stop()
-        assert ledger.held == {}
-        assert children.alive == ()
-
-    asyncio.run(body())
+@asynccontextmanager
+async def driver() -> AsyncIterator[QemuVm]:
+    """A driver that leaves nothing behind."""
+    ledger, children = FakeLedger(release), Children()
+    vm = QemuVm(ledger=ledger, children=children)
+    try:
+        async with asyncio.timeout(120):
+            yield vm
+    finally:
+        await vm.stop()
+    assert ledger.held == {}
+    assert children.alive == ()
 
 
 async def printed(vm: QemuVm, text: str) -> None:
@@ -58,11 +58,15 @@ def config(tmp_path: Path) -> VmConfig:
 
 
 @pytest.fixture
-def saved(config: VmConfig, tmp_path: Path) -> Path:
+def saved(config: VmConfig, tmp_path: Path, runner: asyncio.Runner) -> Path:
     directory = tmp_path / "saved"
     directory.mkdir()
+    runner.run(save(config, directory))
+    return directory
 
-    async def scenario(vm: QemuVm) -> None:
+
+async def save(config: VmConfig, directory: Path) -> None:
+    async with driver() as vm:
         await vm.create(config)
         await vm.start()
         await printed(vm, "xxx")
@@ -71,13 +75,16 @@ def saved(config: VmConfig, tmp_path: Path) -> Path:
         await vm.pause()
         await vm.save_machine(str(directory))
 
-    with_vm(scenario)
-    return directory
-
 
 @needs_qemu
-def test_a_machine_continues_where_it_was_as_often_as_asked(saved: Path, config: VmConfig) -> None:
-    async def scenario(vm: QemuVm) -> None:
+async def test_a_machine_continues_where_it_was_as_often_as_asked(saved: Path, config: VmConfig) -> None:
+    modes = {path.name: oct(path.stat().st_mode & 0o777) for path in saved.iterdir()}
+    assert modes == {"memory": "0o600", "state": "0o600"}
+    memory = (saved / "memory").stat()
+    assert memory.st_size == config.memory.boot_mib << 20
+    assert memory.st_blocks * 512 < memory.st_size // 4
+    before = (saved / "memory").read_bytes()
+    async with driver() as vm:
         for _ in range(2):
             await vm.create(replace(config, saved_machine=str(saved)))
             await vm.start()
@@ -86,15 +93,6 @@ def test_a_machine_continues_where_it_was_as_often_as_asked(saved: Path, config:
             assert "begin" not in vm.console_tail()
             await vm.stop()
 
-    assert {path.name: oct(path.stat().st_mode & 0o777) for path in saved.iterdir()} == {
-        "memory": "0o600",
-        "state": "0o600",
-    }
-    memory = (saved / "memory").stat()
-    assert memory.st_size == config.memory.boot_mib << 20
-    assert memory.st_blocks * 512 < memory.st_size // 4
-    before = (saved / "memory").read_bytes()
-    with_vm(scenario)
     assert (saved / "memory").read_bytes() == before, "a clone writes into memory of its own"
 
 
@@ -119,12 +117,12 @@ def overwrite(path: Path, at: int) -> None:
         pytest.param(lambda saved: (saved / "memory").unlink(), id="no-memory"),
     ],
 )
-def test_a_broken_machine_is_an_error_and_the_driver_boots_after_it(
+async def test_a_broken_machine_is_an_error_and_the_driver_boots_after_it(
     saved: Path, config: VmConfig, damage: Callable[[Path], None]
 ) -> None:
     damage(saved)
 
-    async def scenario(vm: QemuVm) -> None:
+    async with driver() as vm:
         with pytest.raises(VmStartFailed):
             await vm.create(replace(config, saved_machine=str(saved)))
         await vm.stop()
@@ -132,8 +130,6 @@ def test_a_broken_machine_is_an_error_and_the_driver_boots_after_it(
         await vm.create(replace(config, is_copyable=False))
         await vm.start()
         await printed(vm, "begin")
-
-    with_vm(scenario)
 
 
 @needs_qemu
@@ -145,64 +141,56 @@ def test_a_broken_machine_is_an_error_and_the_driver_boots_after_it(
         pytest.param(lambda config: with_memory(config, boot_mib=512), id="more-memory"),
     ],
 )
-def test_the_state_of_another_machine_is_refused_in_qemus_words(
+async def test_the_state_of_another_machine_is_refused_in_qemus_words(
     saved: Path, config: VmConfig, other: Callable[[VmConfig], VmConfig]
 ) -> None:
-    async def scenario(vm: QemuVm) -> None:
+    async with driver() as vm:
         with pytest.raises(VmStartFailed, match=r"(?s)continue vm 'pod1' from .*qemu-system-x86_64: "):
             await vm.create(other(replace(config, saved_machine=str(saved))))
 
-    with_vm(scenario)
-
 
 @needs_qemu
-def test_a_machine_that_is_not_made_for_it_cannot_be_saved(config: VmConfig, tmp_path: Path) -> None:
-    async def scenario(vm: QemuVm) -> None:
+async def test_a_machine_that_is_not_made_for_it_cannot_be_saved(config: VmConfig, tmp_path: Path) -> None:
+    async with driver() as vm:
         await vm.create(replace(config, is_copyable=False))
         await vm.start()
         await vm.pause()
         with pytest.raises(FailedPrecondition, match="not made to be copied"):
             await vm.save_machine(str(tmp_path))
 
-    with_vm(scenario)
-
 
 @pytest.mark.parametrize(
     ("version", "uri"),
     [((7, 2, 0), "fd:saved-machine"), ((8, 2, 0), "file:/dev/fdset/3"), ((10, 0, 0), "file:/dev/fdset/3")],
 )
-def test_files_are_named_as_the_version_takes_them(tmp_path: Path, version: tuple[int, int, int], uri: str) -> None:
+async def test_files_are_named_as_the_version_takes_them(
+    tmp_path: Path, version: tuple[int, int, int], uri: str
+) -> None:
     answers: dict[str, Answer] = {
         "query-migrate": lambda peer, request: peer.reply(request, {"status": "completed"}),
         "add-fd": lambda peer, request: peer.reply(request, {"fdset-id": 3, "fd": 9}),
     }
 
-    async def scenario() -> None:
-        async with Session(answers) as session:
-            session.monitor.version = version
-            with OwnedFd(os.memfd_create("memory")) as memory:
-                await save_machine(session.monitor, memory, str(tmp_path))
-            await continue_machine(session.monitor, str(tmp_path))
+    async with Session(answers) as session:
+        session.monitor.version = version
+        with OwnedFd(os.memfd_create("memory")) as memory:
+            await save_machine(session.monitor, memory, str(tmp_path))
+        await continue_machine(session.monitor, str(tmp_path))
 
-            said = [(each["execute"], each.get("arguments")) for each in session.peer.requests]
-            ignore = {"capabilities": [{"capability": "x-ignore-shared", "state": True}]}
-            assert said.count(("migrate-set-capabilities", ignore)) == 2
-            assert ("migrate", {"uri": uri}) in said
-            assert ("migrate-incoming", {"uri": uri}) in said
-
-    run_with_qemu(scenario)  # by the wall's clock: a thread copies
+        said = [(each["execute"], each.get("arguments")) for each in session.peer.requests]
+        ignore = {"capabilities": [{"capability": "x-ignore-shared", "state": True}]}
+        assert said.count(("migrate-set-capabilities", ignore)) == 2
+        assert ("migrate", {"uri": uri}) in said
+        assert ("migrate-incoming", {"uri": uri}) in said
 
 
-def test_a_saving_that_fails_has_qemus_reason(tmp_path: Path) -> None:
+async def test_a_saving_that_fails_has_qemus_reason(tmp_path: Path) -> None:
     failed = {"status": "failed", "error-desc": "no space left"}
     answers: dict[str, Answer] = {"query-migrate": lambda peer, request: peer.reply(request, failed)}
 
-    async def scenario() -> None:
-        async with Session(answers) as session:
-            with OwnedFd(os.memfd_create("memory")) as memory, pytest.raises(QmpError, match="no space left"):
-                await save_machine(session.monitor, memory, str(tmp_path))
-
-    run(scenario)
+    async with Session(answers) as session:
+        with OwnedFd(os.memfd_create("memory")) as memory, pytest.raises(QmpError, match="no space left"):
+            await save_machine(session.monitor, memory, str(tmp_path))
 
 
 # -- a share that comes later ------------------------------------------------------------------------------------------
@@ -224,7 +212,7 @@ def share_at(path: Path) -> ShareDevice:
         pytest.param([None], FailedPrecondition, id="old-qemu"),
     ],
 )
-def test_a_share_is_there_once_the_guest_uses_it(
+async def test_a_share_is_there_once_the_guest_uses_it(
     tmp_path: Path, started: list[bool | None], error: type[ShimError] | None
 ) -> None:
     said = list(started)
@@ -233,25 +221,19 @@ def test_a_share_is_there_once_the_guest_uses_it(
         value = said.pop(0) if len(said) > 1 else said[0]
         peer.reply(request, {} if value is None else {"vhost-started": value})
 
-    async def scenario() -> None:
-        with socket.socket(socket.AF_UNIX) as virtiofsd:
-            virtiofsd.bind(str(tmp_path / "fs.sock"))
-            virtiofsd.listen()
-            async with Session({"x-query-virtio-status": status}) as session:
-                plugging = plug_share(session.monitor, share_at(tmp_path / "fs.sock"), behind_bridge)
-                if error is None:
-                    assert (await plugging).pci_path == "02/01"
-                else:
-                    with pytest.raises(error):
-                        await plugging
-
-    run(scenario)
+    with socket.socket(socket.AF_UNIX) as virtiofsd:
+        virtiofsd.bind(str(tmp_path / "fs.sock"))
+        virtiofsd.listen()
+        async with Session({"x-query-virtio-status": status}) as session:
+            plugging = plug_share(session.monitor, share_at(tmp_path / "fs.sock"), behind_bridge)
+            if error is None:
+                assert (await plugging).pci_path == "02/01"
+            else:
+                with pytest.raises(error):
+                    await plugging
 
 
-def test_a_share_without_virtiofsd_is_named(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with Session() as session:
-            with pytest.raises(Unavailable, match=r"fs\.sock"):
-                await plug_share(session.monitor, share_at(tmp_path / "fs.sock"), behind_bridge)
-
-    run(scenario)
+async def test_a_share_without_virtiofsd_is_named(tmp_path: Path) -> None:
+    async with Session() as session:
+        with pytest.raises(Unavailable, match=r"fs\.sock"):
+            await plug_share(session.monitor, share_at(tmp_path / "fs.sock"), behind_bridge)
