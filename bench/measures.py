@@ -20,6 +20,7 @@ from integration.framework.processes import Process
 from integration.framework.runtime import Runtime
 from integration.framework.waiting import eventually
 from integration.framework.zygote import Zygote
+from pyshim.start.info import BINARY
 
 PYKATA = Runtime(name="io.containerd.pykata.v2")
 RUNC = Runtime(name="io.containerd.runc.v2")
@@ -54,7 +55,7 @@ class Ground:
     @contextmanager
     def zygote(self) -> Iterator[Zygote]:
         """Shims are forked meanwhile, not executed."""
-        zygote = Zygote(self.binaries / "pyshim", self.directory / "zygote.log")
+        zygote = Zygote(self.binaries / BINARY, self.directory / "zygote.log")
         with zygote.running():
             yield zygote
 

@@ -18,6 +18,8 @@ from typing import Any
 
 import pytest
 
+from pyshim.start.info import BINARY
+
 from .framework import cri_session, enclosure, evidence, images, kata_agent, shim_config, soak, zygote
 from .framework.containerd import Containerd, Directories, missing_programs, remove_daemon_files
 from .framework.cri import Cri
@@ -35,7 +37,7 @@ GROUND = Path("/run/pyshim-integration")
 EVIDENCE = PROJECT / ".build" / "integration"
 _NEEDED = ("containerd", "ctr", "runc", "ip", "qemu-system-x86_64")
 _kept: set[Path] = set()
-session_zygote = zygote.Zygote(PROJECT / "bin" / "pyshim", GROUND / "zygote.log")
+session_zygote = zygote.Zygote(PROJECT / "bin" / BINARY, GROUND / "zygote.log")
 shim_starts = Starts(
     *(ground / "containerd" / "containerd.log" for ground in (GROUND, cri_session.GROUND)),
     cri_session.GROUND / "crio" / "crio.log",

@@ -86,8 +86,10 @@ def _zygote(call: Invocation) -> int:
     directory = call.directory or ZYGOTE_DIR
     try:
         idle_s = float(call.idle or link.IDLE_S)
-    except ValueError as error:
-        raise BootstrapError(f"parse flag '-idle': {call.idle!r} is not a number of seconds") from error
+    except ValueError:
+        idle_s = -1.0
+    if not idle_s >= 0:  # true for "nan", too
+        raise BootstrapError(f"parse flag '-idle': {call.idle!r} is not a number of seconds")
     try:
         words = run(directory=directory, idle_s=idle_s)
     except OSError as error:

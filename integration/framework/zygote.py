@@ -66,10 +66,10 @@ def launched() -> list[Process]:
 
 
 class Zygote:
-    """The zygote that `command` runs, as a unit of systemd would; what it says goes to `log`."""
+    """The zygote that a unit of systemd would run, by the launcher `shim`; what it says goes to `log`."""
 
-    def __init__(self, command: Path, log: Path) -> None:
-        self._command = (str(command), "zygote")
+    def __init__(self, shim: Path, log: Path) -> None:
+        self._command = (str(shim), "-idle", "0", "zygote")
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Coroutine, Mapping
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from .connection import ServerConnection
 from .events import Event, RequestReceived, RequestRefused
 from .framing import Buffer
-from .handlers import CallContext, Handler, ImmediateHandler, PeerCredentials, UnaryHandler
+from .handlers import CallContext, ImmediateHandler, PeerCredentials, UnaryHandler
 from .link import ByteStream, Link
 from .status import CallTimedOut, Code, ConnectionClosed, TtrpcError
+
+if TYPE_CHECKING:
+    from .server import Server
 
 _Found: TypeAlias = UnaryHandler | ImmediateHandler
 _QUOTED_CHARS = 128
@@ -28,22 +30,6 @@ class SessionLimits(NamedTuple):
     in_flight_bytes: int
     queue_bytes: int
     answers_at_deadline: bool
-
-
-class SessionOwner(Protocol):
-    """The part of a server that a session uses."""
-
-    @property
-    def services(self) -> Mapping[str, Mapping[str, Handler]]: ...
-    @property
-    def limits(self) -> SessionLimits: ...
-    @property
-    def log(self) -> logging.Logger: ...
-    @property
-    def draining(self) -> bool: ...
-
-    def spawn(self, coroutine: Coroutine[object, object, None], name: str) -> asyncio.Task[None]: ...
-    def session_ended(self, session: Session) -> None: ...
 
 
 class _Call:
@@ -70,7 +56,7 @@ class _Call:
 class Session:
     """Answers the requests of one connection, in whatever order they finish; each but an immediate one has a task."""
 
-    def __init__(self, owner: SessionOwner, sock: socket.socket | ByteStream) -> None:
+    def __init__(self, owner: Server, sock: socket.socket | ByteStream) -> None:
         """It owns this connected socket, or stream with a socket's methods."""
         self._owner = owner
         self._peer = PeerCredentials.of(sock) if isinstance(sock, socket.socket) else None

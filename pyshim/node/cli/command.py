@@ -44,7 +44,6 @@ SUBCOMMANDS = {
     "launcher": ("pyshim.node.cli.launcher", "write the shim binary that containerd calls"),
     "trace": ("pyshim.node.cli.trace", "show where the time went until the first output"),
     "webhook": ("pyshim.node.cli.webhook", "check and size pods as Kubernetes creates them (admission webhook)"),
-    "zygote": ("pyshim.node.cli.zygote", "run the node's zygote, which makes shims by forking"),
 }
 """Each module has a `command`, or one of the subcommand's name, whose callback returns the exit code; a ShimError or
 OSError is shown as one line."""

@@ -40,10 +40,6 @@ def received(reader: FrameReader, data: bytes, most: int) -> list[tuple[int, int
     return frames
 
 
-def test_header_is_ten_bytes_big_endian() -> None:
-    assert HEADER.pack(0x01020304, 0x05060708, 9, 10) == bytes(range(1, 11))
-
-
 @pytest.mark.parametrize("cut", range(len(STREAM) + 1))
 def test_frames_do_not_depend_on_where_the_stream_is_split(cut: int) -> None:
     reader = FrameReader()
@@ -142,18 +138,3 @@ def test_the_buffer_of_an_unfinished_frame_grows_as_its_bytes_come() -> None:
         bytes_held <= max(64 << 10, 2 * index * MAX_MESSAGE_BYTES // 16) for index, bytes_held in enumerate(held)
     )
     assert held[-1] == 0
-
-
-@pytest.mark.parametrize("step", [1 << 10, 60_000, 1 << 20], ids=str)
-def test_a_large_frame_received_into_the_buffer_is_whole(step: int) -> None:
-    payload = bytes(range(256)) * 12_000
-    stream = HEADER.pack(len(payload), 1, REQUEST, 0) + payload
-    reader, frames, at = FrameReader(), [], 0
-    while at < len(stream):
-        buffer = reader.buffer()
-        count = min(len(buffer), step, len(stream) - at)
-        buffer[:count] = stream[at : at + count]
-        at += count
-        frames += reader.received(count)
-
-    assert [bytes(frame.payload) for frame in frames] == [payload]

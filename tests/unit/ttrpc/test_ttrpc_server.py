@@ -9,7 +9,7 @@ import os
 import pytest
 from ttrpc_peers import DEMO, code_of, echo, fails_alone, frame, raw_server, request, run, served, until
 
-from pyshim.ttrpc.framing import DATA, FLAG_REMOTE_OPEN, RESPONSE
+from pyshim.ttrpc.framing import DATA, RESPONSE
 from pyshim.ttrpc.handlers import CallContext, UnaryHandler
 from pyshim.ttrpc.status import Code, RemoteError
 
@@ -272,16 +272,6 @@ def test_dropped_connection_cancels_a_handler_that_only_waits() -> None:
     run(main)
 
 
-def test_peer_of_ttrpc_1_1_sees_only_requests_and_responses() -> None:
-    async def main() -> None:
-        async with raw_server(DEMO) as (_, peer):
-            await peer.send(request(1, payload=b"a", flags=0) + request(3, payload=b"b", flags=0xF9))
-            frames = [await peer.frame(), await peer.frame()]
-            assert frames == [(1, RESPONSE, 0, b"\x12\x01a"), (3, RESPONSE, 0, b"\x12\x01b")]
-
-    run(main)
-
-
 def test_request_and_its_own_refusal_in_one_read_are_answered_once() -> None:
     async def main() -> None:
         async with raw_server(DEMO) as (_, peer):
@@ -289,16 +279,5 @@ def test_request_and_its_own_refusal_in_one_read_are_answered_once() -> None:
             await peer.send(request(5))
             replies = [await peer.frame() for _ in range(3)]
             assert [reply[0] for reply in replies if reply] == [1, 3, 5]
-
-    run(main)
-
-
-def test_a_stream_is_refused_and_the_connection_goes_on() -> None:
-    async def main() -> None:
-        async with raw_server(DEMO) as (_, peer):
-            await peer.send(request(1, payload=b"p", flags=FLAG_REMOTE_OPEN) + frame(1, DATA, 0, b"x"))
-            assert await code_of(peer) == (1, Code.UNIMPLEMENTED, "open stream 1: streaming is not implemented")
-            await peer.send(request(3, payload=b"p"))
-            assert await peer.frame() == (3, RESPONSE, 0, b"\x12\x01p")
 
     run(main)

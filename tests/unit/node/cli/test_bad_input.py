@@ -3,7 +3,6 @@
 import json
 import os
 import shlex
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -65,7 +64,6 @@ BAD = {
 """By verb: its arguments."""
 TAKE_NO_INPUT = {"uninstall", "cdi list", "config reference"}
 """Nothing to uninstall is no failure, and neither are directories without specs."""
-BECOMES_ANOTHER_PROGRAM = {"zygote"}
 
 
 @pytest.fixture
@@ -80,7 +78,7 @@ def files(tmp_path: Path) -> Path:
 
 
 def test_the_table_has_every_verb() -> None:
-    assert BAD.keys() | TAKE_NO_INPUT | BECOMES_ANOTHER_PROGRAM == verbs().keys()
+    assert BAD.keys() | TAKE_NO_INPUT == verbs().keys()
 
 
 def is_one_line(shown: str) -> bool:
@@ -104,15 +102,6 @@ def test_a_prefix_that_files_cannot_name_is_refused(verb: str, prefix: str, caps
     shown = capsys.readouterr()
     assert shown.out == ""
     assert f"{prefix!r} is not the absolute path of a directory below the root" in shown.err
-
-
-def test_a_zygote_that_cannot_be_is_one_line(files: Path) -> None:
-    words = [sys.executable, "-m", "pyshim", "zygote", "--directory", str(files / "word")]
-
-    done = subprocess.run(words, cwd=PROJECT, capture_output=True, text=True, timeout=100)
-
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.rstrip("\n") == f"run zygote '{files}/word': EEXIST (file exists)"
 
 
 def naming(verb: str, sandbox: str, files: Path) -> list[str]:

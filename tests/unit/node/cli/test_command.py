@@ -17,7 +17,7 @@ PROJECT = Path(__file__).parents[4]
 WITHOUT_JSON = {
     # These become something, or print what is a format of its own.
     *("install", "uninstall", "verify"),
-    *("cleanup", "zygote", "launcher install", "config reference", "monitor", "metrics"),
+    *("cleanup", "launcher install", "config reference", "monitor", "metrics"),
     *("webhook serve", "nri run", "node-agent run", "node-agent wait-removed"),
     *("initdata encode", "direct-volume add", "direct-volume remove", "direct-volume resize"),
     *("iptables set", "policy set", "exec", "factory init", "factory destroy"),
@@ -70,7 +70,6 @@ def test_examples_keep_their_lines(capsys: pytest.CaptureFixture[str]) -> None:
         (["state", "x", "--jsno"], "pyshim state: No such option '--jsno'."),
         (["cleanup"], "pyshim cleanup: expected one of ID, --all and --strike"),
         (["cleanup", "x", "--all"], "pyshim cleanup: expected one of ID, --all and --strike"),
-        (["zygote", "--idle=nan"], "pyshim zygote: Invalid value for '--idle': nan is not a number of seconds"),
     ],
 )
 def test_wrong_usage_is_named_in_the_last_line(words: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:

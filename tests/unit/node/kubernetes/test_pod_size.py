@@ -123,62 +123,6 @@ def limited(cpu: str, **more: Any) -> PodContainer:
     return container(limits=amounts(cpu), **more)
 
 
-@pytest.mark.parametrize(
-    ("found", "cpu"),
-    [
-        pytest.param(pod(limited("1"), limited("500m")), "3/2", id="a-sum"),
-        pytest.param(pod(limited("1"), container()), "1", id="one-without"),
-        pytest.param(pod(limited("1"), init=(limited("3"),)), "3", id="init-is-larger"),
-        pytest.param(pod(limited("2"), limited("2"), init=(limited("3"),)), "4", id="init-is-smaller"),
-        pytest.param(pod(limited("1"), init=(limited("2"), limited("3"))), "3", id="inits-run-one-by-one"),
-        pytest.param(pod(limited("1"), init=(limited("2", restartable=True),)), "3", id="sidecar-stays"),
-        pytest.param(
-            pod(limited("1"), init=(limited("2", restartable=True), limited("3"))), "5", id="init-beside-a-sidecar"
-        ),
-        pytest.param(
-            pod(limited("1"), init=(limited("3"), limited("2", restartable=True))), "3", id="init-before-the-sidecar"
-        ),
-        pytest.param(
-            pod(
-                limited("1"),
-                init=(limited("1", restartable=True), limited("1", restartable=True), limited("1.5")),
-            ),
-            "7/2",
-            id="two-sidecars",
-        ),
-        pytest.param(pod(limited("1"), limits=amounts("500m")), "1/2", id="the-pods-own-limit-replaces"),
-        pytest.param(pod(container(), limits=amounts("4")), "4", id="only-the-pods-own-limit"),
-    ],
-)
-def test_limits_are_aggregated_as_kubernetes_does(found: PodSizing, cpu: str) -> None:
-    assert found.effective_limits()["cpu"] == Fraction(cpu)
-
-
-@pytest.mark.parametrize(
-    ("found", "requests"),
-    [
-        pytest.param(pod(container(limits=amounts("2"))), amounts("2"), id="a-limit-is-requested"),
-        pytest.param(
-            pod(container(limits=amounts("2"), requests=amounts("1"))), amounts("1"), id="a-request-of-its-own"
-        ),
-        pytest.param(
-            pod(container(requests=amounts("1")), requests=amounts("3")),
-            amounts("3"),
-            id="the-pods-own-request-replaces",
-        ),
-        pytest.param(
-            pod(container(requests=amounts("1")), limits=amounts("3")), amounts("1"), id="pod-limit-with-requests"
-        ),
-        pytest.param(
-            pod(container(), limits=amounts("3", "1Gi")), amounts("3", "1Gi"), id="pod-limit-without-requests"
-        ),
-        pytest.param(pod(container()), {}, id="nothing"),
-    ],
-)
-def test_requests_are_aggregated_as_kubernetes_does(found: PodSizing, requests: dict[str, Fraction]) -> None:
-    assert found.effective_requests() == requests
-
-
 def test_the_overhead_is_reserved_and_is_part_of_the_cgroups_limit_but_not_of_the_shims_annotations() -> None:
     found = pod(container(limits=amounts("1", "1Gi")), overhead=amounts("250m", "320Mi"))
 
