@@ -66,13 +66,16 @@ assert deny_calls()
 _EXECUTE = "import os; os.execv(sys.executable, [sys.executable, '-c', sys.argv[2], sys.argv[1]])"
 
 
-def attempted(program: str, attempts: dict[str, tuple[int, ...]] = ATTEMPTS) -> dict[str, str]:
-    words = [sys.executable, "-c", program, json.dumps(attempts), _TRY]
+def attempted(program: str, attempts: dict[str, tuple[int, ...]] = ATTEMPTS, *more: str) -> dict[str, str]:
+    words = [sys.executable, "-c", program, json.dumps(attempts), _TRY, *more]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     status = found.pop("status")
-    return {**found, **{name: status[name] for name in ("CapPrm", "CapBnd", "NoNewPrivs", "Seccomp")}}
+    return {
+        **found,
+        **{name: status[name] for name in ("CapPrm", "CapBnd", "NoNewPrivs", "Seccomp", "Seccomp_filters")},
+    }
 
 
 @needs_root
@@ -124,3 +127,53 @@ def test_the_x32_table_of_calls_is_no_way_around() -> None:
 
     assert "EPERM" not in [outside[name] for name in x32], "the control"
     assert [inside[name] for name in x32] == ["EPERM"] * len(x32)
+
+
+_DAEMON = """
+import asyncio, json, sys
+from pyshim.config.load import build_config
+from pyshim.config.sources import Source
+from pyshim.model.ids import HostPath
+from pyshim.model.task import Identity
+from pyshim.serve import _Daemon
+
+machine = {"path": "/q", "kernel": "/k", "image": "/i", "virtio_fs_daemon": "/v"}
+keys = json.loads(sys.argv[3])
+tables = {"hypervisor": {"qemu": machine | keys.get("qemu", {})}, "agent": {}, "runtime": keys.get("runtime", {})}
+config = build_config(Source(path="/c.toml", directory="/", document=tables))
+identity = Identity(
+    namespace="n", sandbox_id="s", containerd_address="", containerd_ttrpc_address="", publish_binary="",
+    bundle=HostPath(""), debug=False,
+)
+
+async def first_create():
+    daemon = _Daemon(identity, made_by="exec")
+    asyncio.get_running_loop().set_default_executor(daemon._threads)
+    await asyncio.to_thread(id, 1)
+    daemon._confine(config)
+    daemon._confine(config)
+    await asyncio.to_thread(exec, sys.argv[2], {})
+
+asyncio.run(first_create())
+"""
+
+
+@needs_root
+@pytest.mark.parametrize(
+    ("keys", "filters", "has_all"),
+    [
+        ({}, "1", False),
+        ({"runtime": {"confine_shim": False}}, "0", True),
+        ({"qemu": {"privileged_vmm": True}}, "1", True),
+    ],
+    ids=["default", "confine_shim is false", "privileged_vmm"],
+)
+def test_the_configuration_decides_once_and_for_the_threads_that_follow(
+    keys: dict[str, dict[str, bool]], filters: str, has_all: bool
+) -> None:
+    outside = attempted(f"import sys\n{_EXECUTE}", {})
+
+    inside = attempted(_DAEMON, {}, json.dumps(keys))
+
+    assert inside["Seccomp_filters"] == filters
+    assert (inside["CapPrm"] == outside["CapPrm"]) is has_all
