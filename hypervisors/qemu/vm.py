@@ -46,7 +46,7 @@ from pyshim.host.fds import OwnedFd
 from pyshim.host.mounts.view import ViewPath, make_view
 from pyshim.host.processes.children import Child, Children
 from pyshim.host.processes.identity import is_script
-from pyshim.host.processes.launch import User, describe_os_error
+from pyshim.host.processes.launch import Apart, User, describe_os_error
 from pyshim.host.processes.own_thread import in_own_thread
 from pyshim.host.sockets import listening_socket
 from pyshim.host.syscalls import CAP_DAC_OVERRIDE, CAP_IPC_LOCK
@@ -287,12 +287,7 @@ class QemuVm:
                 channel,
                 self._children,
                 self._ledger,
-                netns_path=config.netns_path,
-                empty_netns=config.has_empty_netns,
-                view=view,
-                capabilities=None if config.is_privileged else frozenset(),
-                user=user,
-                labels=config.labels,
+                apart=_apart(config, view, user, frozenset()),
                 dumps_core=config.dumps_core,
                 timeout_s=config.start_timeout_s,
             )
@@ -376,17 +371,11 @@ class QemuVm:
         view: OwnedFd | None,
         user: User | None,
     ) -> None:
-        capabilities = None if config.is_privileged else frozenset[int]() if user is not None else CAPABILITIES
         self._child = await self._children.spawn(
             argv,
             env=_ENV,
             fds=fds,
-            netns_path=config.netns_path,
-            empty_netns=config.has_empty_netns,
-            view=view,
-            capabilities=capabilities,
-            user=user,
-            labels=config.labels,
+            apart=_apart(config, view, user, CAPABILITIES if user is None else frozenset()),
             dumps_core=config.dumps_core,
             ledger=self._ledger,
             ledger_key=config.uuid,
@@ -664,6 +653,18 @@ def check_files(config: VmConfig) -> int:
     if boot.image is not None and image_bytes == 0:
         raise InvalidArgument(f"start vm {config.sandbox_id!r}: image {boot.image!r} is empty")
     return image_bytes
+
+
+def _apart(config: VmConfig, view: OwnedFd | None, user: User | None, capabilities: frozenset[int]) -> Apart:
+    """What a program of the VM has that the shim has not."""
+    return Apart(
+        netns_path=config.netns_path,
+        empty_netns=config.has_empty_netns,
+        view=view,
+        capabilities=None if config.is_privileged else capabilities,
+        user=user,
+        labels=config.labels,
+    )
 
 
 def _real(path: str) -> str:

@@ -14,9 +14,8 @@ from collections.abc import Callable, Iterator
 
 from pyshim.host.fds import OwnedFd
 from pyshim.host.processes.children import Child, Children
-from pyshim.host.processes.launch import User, describe_os_error
+from pyshim.host.processes.launch import Apart, describe_os_error
 from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, Internal, ResourceExhausted
-from pyshim.model.labels import ProcessLabels
 from pyshim.model.ledger import Ledger, LedgerEntry, ResourceKind
 from pyshim.model.vm import VhostUserVsockChannel
 
@@ -79,12 +78,7 @@ async def start_program(
     children: Children,
     ledger: Ledger,
     *,
-    netns_path: str | None,
-    empty_netns: bool,
-    view: OwnedFd | None,
-    capabilities: frozenset[int] | None,
-    user: User | None,
-    labels: ProcessLabels,
+    apart: Apart,
     dumps_core: bool,
     timeout_s: float,
 ) -> tuple[Child, socket.socket]:
@@ -102,12 +96,7 @@ async def start_program(
     child = await children.spawn(
         argv,
         env=_ENV,
-        netns_path=netns_path,
-        empty_netns=empty_netns,
-        view=view,
-        capabilities=capabilities,
-        user=user,
-        labels=labels,
+        apart=apart,
         dumps_core=dumps_core,
         ledger=ledger,
         ledger_key=channel.device_path,

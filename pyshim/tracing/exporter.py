@@ -16,6 +16,7 @@ from contextlib import suppress
 
 from pyshim import __version__
 from pyshim.host.processes.children import Child, Children
+from pyshim.host.processes.launch import Apart
 from pyshim.host.python_child.asking import spawn_python
 from pyshim.model.caller import pod_of
 from pyshim.model.errors import ShimError
@@ -86,7 +87,7 @@ class SpanExporter:
 
     async def _started(self) -> None:
         # Without capabilities: it reads the answers of a foreign server.
-        wanted = spawn_python(self._children, _CHILD, kind=socket.SOCK_SEQPACKET, capabilities=frozenset())
+        wanted = spawn_python(self._children, _CHILD, kind=socket.SOCK_SEQPACKET, apart=Apart(capabilities=frozenset()))
         try:
             self._child, ours = await wanted
         except (ShimError, OSError) as error:

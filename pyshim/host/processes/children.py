@@ -18,11 +18,18 @@ from types import MappingProxyType
 import msgspec
 
 from pyshim.host.fds import OwnedFd
-from pyshim.host.processes.launch import FileActions, Launch, SpawnFailed, User, describe_os_error, kill_and_reap
+from pyshim.host.processes.launch import (
+    AS_THE_SHIM,
+    Apart,
+    FileActions,
+    Launch,
+    SpawnFailed,
+    describe_os_error,
+    kill_and_reap,
+)
 from pyshim.host.processes.stat import start_ticks_of
 from pyshim.host.streams.paced_text import PacedText
 from pyshim.model.errors import DeadlineExceeded, ShimError
-from pyshim.model.labels import NO_LABELS, ProcessLabels
 from pyshim.model.ledger import Ledger, LedgerEntry, ResourceKind
 
 log = logging.getLogger(__name__)
@@ -167,12 +174,7 @@ class Children:
         stdin: int | None = None,
         stdout: int | None = None,
         stderr: int | None = None,
-        netns_path: str | None = None,
-        empty_netns: bool = False,
-        view: OwnedFd | None = None,
-        capabilities: frozenset[int] | None = None,
-        user: User | None = None,
-        labels: ProcessLabels = NO_LABELS,
+        apart: Apart = AS_THE_SHIM,
         dumps_core: bool = False,
         new_session: bool = True,
         stderr_tail_lines: int = 20,
@@ -182,37 +184,21 @@ class Children:
         """The program at `program`, or else at `argv[0]`, runs. `fds` maps its descriptors (3 and up) to ours, which
         stay ours.
 
-        It runs in the network namespace `netns_path`, or in a new one without links (`empty_netns`), or in the shim's.
-        In a `view` (`mounts/view.py`) it sees those files only, and starts in their root.
-        With `capabilities` it has these at most, and gains no rights by an exec; without, the shim's. As another `user`
-        it has none. Its executed program has the `labels`.
         Without `dumps_core` a crash writes nothing of its memory to the host: it may be a guest's.
         stdin and stdout are /dev/null unless given; stderr is read into the child's tail and the log unless given.
         With a `ledger`, the intent is recorded under `ledger_key` (a text of its argv) before the process exists, and
         its pid right after; striking it out is the caller's, once the process has ended. Raises SpawnFailed.
         """
+        launch = Launch(
+            program=program or argv[0], argv=tuple(argv), env=dict(env), new_session=new_session, dumps_core=dumps_core
+        )
         entry = LedgerEntry(kind=ResourceKind.PROCESS, key=ledger_key, detail={"program": argv[0]})
         if ledger is not None:
             assert ledger_key, "a process is recorded under a key"
             assert any(ledger_key in word for word in argv), "a sweeper must find the key in the argv"
             ledger.acquire(entry)
         try:
-            child = await self._spawn(
-                program or argv[0],
-                argv,
-                env,
-                {0: stdin, 1: stdout, 2: stderr},
-                fds,
-                netns_path,
-                empty_netns,
-                view,
-                capabilities,
-                user,
-                labels,
-                dumps_core,
-                new_session,
-                stderr_tail_lines,
-            )
+            child = await self._start(launch, apart, {0: stdin, 1: stdout, 2: stderr, **fds}, stderr_tail_lines)
         except BaseException:
             if ledger is not None:
                 await ledger.release(entry)
@@ -227,64 +213,34 @@ class Children:
                 raise
         return child
 
-    async def _spawn(
-        self,
-        program: str,
-        argv: Sequence[str],
-        env: Mapping[str, str],
-        stdio: Mapping[int, int | None],
-        fds: Mapping[int, int],
-        netns_path: str | None,
-        empty_netns: bool,
-        view: OwnedFd | None,
-        capabilities: frozenset[int] | None,
-        user: User | None,
-        labels: ProcessLabels,
-        dumps_core: bool,
-        new_session: bool,
-        stderr_tail_lines: int,
+    async def _start(
+        self, launch: Launch, apart: Apart, taken: Mapping[int, int | None], stderr_tail_lines: int
     ) -> Child:
         if log.isEnabledFor(logging.DEBUG):
-            log.debug("spawn", extra={"command": shlex.join(argv)})
+            log.debug("spawn", extra={"command": shlex.join(launch.argv)})
+        failed = f"start program {launch.program!r}"
         try:
-            stderr_read, stderr_write = _tail_pipe() if stdio[2] is None else (None, None)
+            stderr_read, stderr_write = _tail_pipe() if taken[2] is None else (None, None)
         except OSError as error:
-            raise SpawnFailed(f"start program {program!r}: {describe_os_error(error)}") from error
-        taken = {0: stdio[0], 1: stdio[1], 2: stdio[2] if stderr_write is None else stderr_write, **fds}
+            raise SpawnFailed(f"{failed}: {describe_os_error(error)}") from error
         try:
-            with FileActions(taken) as actions:
-                launch = Launch(
-                    program=program,
-                    argv=tuple(argv),
-                    env=dict(env),
-                    actions=actions,
-                    new_session=new_session,
-                    dumps_core=dumps_core,
-                )
-                apart = (netns_path, view, capabilities, user)
-                if not empty_netns and labels == NO_LABELS and all(each is None for each in apart):
-                    pid = launch.run()
+            with FileActions({**taken, 2: taken[2] if stderr_write is None else stderr_write}) as actions:
+                if apart == AS_THE_SHIM:
+                    pid = launch.run(actions)
                 else:
-                    pid = await launch.run_apart(
-                        netns_path=netns_path,
-                        empty_netns=empty_netns,
-                        view=view,
-                        capabilities=capabilities,
-                        user=user,
-                        labels=labels,
-                    )
+                    pid = await launch.run_apart(actions, apart)
         except BaseException as error:
             if stderr_read is not None:
                 os.close(stderr_read)
             if isinstance(error, OSError):
-                raise SpawnFailed(f"start program {program!r}: {describe_os_error(error)}") from error
+                raise SpawnFailed(f"{failed}: {describe_os_error(error)}") from error
             raise
         finally:
             if stderr_write is not None:
                 os.close(stderr_write)
         try:
             child = Child(
-                name=os.path.basename(program),
+                name=os.path.basename(launch.program),
                 pid=pid,
                 stderr_fd=stderr_read,
                 tail_lines=stderr_tail_lines,
@@ -294,7 +250,7 @@ class Children:
             kill_and_reap(pid)
             if stderr_read is not None:
                 os.close(stderr_read)
-            raise SpawnFailed(f"watch program {program!r}: {describe_os_error(error)}") from error
+            raise SpawnFailed(f"watch program {launch.program!r}: {describe_os_error(error)}") from error
         self._alive[pid] = child
         return child
 

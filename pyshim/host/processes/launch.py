@@ -23,6 +23,15 @@ class SpawnFailed(FailedPrecondition):
     """The program could not be started."""
 
 
+@contextmanager
+def _step(action: str) -> Iterator[None]:
+    """One on the way to a program; SpawnFailed names it."""
+    try:
+        yield
+    except OSError as error:
+        raise SpawnFailed(f"{action}: {describe_os_error(error)}") from error
+
+
 def describe_os_error(error: OSError) -> str:
     """`ENOENT (no such file or directory)`."""
     name = errno.errorcode.get(error.errno or 0, "EUNKNOWN")
@@ -81,6 +90,45 @@ class User(msgspec.Struct, frozen=True, kw_only=True):
     """Further groups."""
 
 
+class Apart(msgspec.Struct, frozen=True, kw_only=True):
+    """What a program has that the shim has not; without an argument, nothing."""
+
+    netns_path: str | None = None
+    empty_netns: bool = False
+    """It is in a new network namespace, which has no link but a loopback that is down, and ends with the program."""
+    view: OwnedFd | None = None
+    """It sees the files of this mount namespace only (`mounts/view.py`), and starts in their root."""
+    capabilities: frozenset[int] | None = None
+    """It has these at most, and gains no rights by an exec; None: the shim's."""
+    user: User | None = None
+    """Whom it runs as, without capabilities."""
+    labels: ProcessLabels = NO_LABELS
+    """Of the program that is executed."""
+
+    def enter(self) -> None:
+        """This thread, and what it executes, has all of it for good. Raises SpawnFailed."""
+        set_labels(self.labels)  # by /proc, which a view may lack
+        if self.netns_path is not None:
+            with (
+                _step(f"enter network namespace {self.netns_path!r}"),
+                OwnedFd(os.open(self.netns_path, os.O_RDONLY | os.O_CLOEXEC)) as namespace,
+            ):
+                syscalls.setns(namespace.fileno(), syscalls.CLONE_NEWNET)
+        elif self.empty_netns:
+            with _step("make network namespace"):
+                _enter_empty_netns()
+        if self.view is not None:
+            with _step("enter mount namespace"):
+                enter_view(self.view)
+        if self.capabilities is not None:
+            with _step("give up capabilities before the start"):
+                syscalls.keep_capabilities(self.capabilities)
+        if self.user is not None:
+            become(self.user)
+
+
+AS_THE_SHIM = Apart()
+
 NO_CORE_BYTES = 1
 """RLIMIT_CORE of a program that must not write its memory to the host. At 0 the kernel still pipes a core to a program,
 systemd-coredump for one; at 1 it makes none. Source: the kernel's fs/coredump.c."""
@@ -92,18 +140,17 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     program: str
     argv: tuple[str, ...]
     env: dict[str, str]
-    actions: list[tuple[int, ...]]
     new_session: bool
     dumps_core: bool
 
-    def run(self) -> int:
+    def run(self, actions: list[tuple[int, ...]]) -> int:
         """The child's pid. Signals it would inherit as ignored (Python ignores SIGPIPE) are at their defaults."""
         with _CORE_LIMIT, nullcontext() if self.dumps_core else _no_core():
             pid = os.posix_spawn(
                 self.program,
                 self.argv,
                 self.env,
-                file_actions=self.actions,
+                file_actions=actions,
                 setsid=self.new_session,
                 setsigmask=(),
                 setsigdef=_CATCHABLE,
@@ -114,40 +161,16 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
                 resource.prlimit(pid, resource.RLIMIT_CORE, (NO_CORE_BYTES, NO_CORE_BYTES))
         return pid
 
-    async def run_apart(
-        self,
-        *,
-        netns_path: str | None,
-        empty_netns: bool,
-        view: OwnedFd | None,
-        capabilities: frozenset[int] | None,
-        user: User | None,
-        labels: ProcessLabels = NO_LABELS,
-    ) -> int:
-        """`run` in a network namespace and a view of the host's files, with no capabilities beside these, as a user.
-
-        None: with what the shim has. `empty_netns`: in a new network namespace, which ends with the program.
-
-        From a thread of its own, which ends at once: namespaces, capabilities and users are a thread's.
-        """
+    async def run_apart(self, actions: list[tuple[int, ...]], apart: Apart) -> int:
+        """`run` from a thread of its own, which ends at once: what is in `apart` is a thread's."""
         loop = asyncio.get_running_loop()
         result: asyncio.Future[int] = loop.create_future()
         started: list[int] = []
 
         def work() -> None:
             try:
-                set_labels(labels)  # by /proc, which a view may lack
-                if netns_path is not None:
-                    _enter_netns(netns_path)
-                elif empty_netns:
-                    _enter_empty_netns()
-                if view is not None:
-                    _enter_view(view)
-                if capabilities is not None:
-                    _keep_capabilities(capabilities)
-                if user is not None:
-                    become(user)
-                started.append(self.run())
+                apart.enter()
+                started.append(self.run(actions))
             except (OSError, SpawnFailed) as error:
                 loop.call_soon_threadsafe(_settle, result, None, error)
             else:
@@ -194,14 +217,6 @@ def _settle(result: "asyncio.Future[int]", pid: int | None, error: BaseException
         result.set_result(pid)
 
 
-def _keep_capabilities(kept: frozenset[int]) -> None:
-    """This thread executes programs with no capability beside `kept`."""
-    try:
-        syscalls.keep_capabilities(kept)
-    except OSError as error:
-        raise SpawnFailed(f"give up capabilities before the start: {describe_os_error(error)}") from error
-
-
 def set_labels(labels: ProcessLabels, *, attr: str = "/proc/thread-self/attr", sys: str = "/sys") -> None:
     """The program that this thread executes next has the labels. Source: the kernel's Documentation/admin-guide/LSM.
 
@@ -209,52 +224,31 @@ def set_labels(labels: ProcessLabels, *, attr: str = "/proc/thread-self/attr", s
     it is an error where the host has no AppArmor. Raises SpawnFailed.
     """
     if labels.selinux and os.path.exists(f"{sys}/fs/selinux/enforce"):
-        _write_label(f"{attr}/exec", labels.selinux, f"set SELinux label {labels.selinux!r}")
+        with _step(f"set SELinux label {labels.selinux!r}"):
+            _write_label(f"{attr}/exec", labels.selinux)
     if labels.apparmor:
         action = f"set AppArmor profile {labels.apparmor!r}"
         if not os.path.exists(f"{sys}/kernel/security/apparmor"):
             raise SpawnFailed(f"{action}: this host has no AppArmor")
         own = f"{attr}/apparmor/exec"  # since Linux 5.8
-        _write_label(own if os.path.exists(own) else f"{attr}/exec", f"exec {labels.apparmor}", action)
+        with _step(action):
+            _write_label(own if os.path.exists(own) else f"{attr}/exec", f"exec {labels.apparmor}")
 
 
-def _write_label(path: str, text: str, action: str) -> None:
-    try:
-        with open(path, "wb", buffering=0) as file:
-            file.write(text.encode())
-    except OSError as error:
-        raise SpawnFailed(f"{action}: {describe_os_error(error)}") from error
+def _write_label(path: str, text: str) -> None:
+    with open(path, "wb", buffering=0) as file:
+        file.write(text.encode())
 
 
 def become(user: User) -> None:
     """This thread, and what it executes, is of this user, for good."""
-    try:
+    with _step(f"become user {user.id}"):
         syscalls.become_user(user.id, user.group_ids)
-    except OSError as error:
-        raise SpawnFailed(f"become user {user.id}: {describe_os_error(error)}") from error
-
-
-def _enter_view(view: OwnedFd) -> None:
-    """This thread sees the files of that mount namespace."""
-    try:
-        enter_view(view)
-    except OSError as error:
-        raise SpawnFailed(f"enter mount namespace: {describe_os_error(error)}") from error
 
 
 def _enter_empty_netns() -> None:
-    """This thread is in a network namespace of its own, which has no link but a loopback that is down."""
     try:
         syscalls.unshare(syscalls.CLONE_NEWNET)
     except OSError as error:
         if error.errno != errno.EPERM or os.geteuid() == 0:
-            raise SpawnFailed(f"make network namespace: {describe_os_error(error)}") from error
-
-
-def _enter_netns(path: str) -> None:
-    """This thread is in the network namespace `path` names."""
-    try:
-        with OwnedFd(os.open(path, os.O_RDONLY | os.O_CLOEXEC)) as namespace:
-            syscalls.setns(namespace.fileno(), syscalls.CLONE_NEWNET)
-    except OSError as error:
-        raise SpawnFailed(f"enter network namespace {path!r}: {describe_os_error(error)}") from error
+            raise

@@ -13,6 +13,7 @@ from typing import Any
 
 from pyshim.host.fds import OwnedFd
 from pyshim.host.processes.children import Child, Children
+from pyshim.host.processes.launch import AS_THE_SHIM, Apart
 from pyshim.host.python_child.messages import SOCKET_FD, Inbox, encoded
 from pyshim.model.errors import Internal
 
@@ -30,8 +31,7 @@ async def spawn_python(
     *,
     kind: socket.SocketKind = socket.SOCK_STREAM,
     env: Mapping[str, str] = _ENV,
-    netns_path: str | None = None,
-    capabilities: frozenset[int] | None = None,
+    apart: Apart = AS_THE_SHIM,
 ) -> tuple[Child, socket.socket]:
     """`main` of the module runs in a child; its SOCKET_FD is the other end of the socket, which is ours.
 
@@ -46,8 +46,7 @@ async def spawn_python(
                 (sys.executable, "-I", "-S", "-c", _PROGRAM.format(module=module), *paths),
                 env=env,
                 fds={SOCKET_FD: theirs.fileno()},
-                netns_path=netns_path,
-                capabilities=capabilities,
+                apart=apart,
             )
     except BaseException:
         ours.close()

@@ -10,6 +10,7 @@ import os
 import msgspec
 
 from pyshim.host.processes.children import Child, Children
+from pyshim.host.processes.launch import Apart
 from pyshim.host.processes.own_thread import in_own_thread
 from pyshim.host.sockets import listening_socket
 from pyshim.model.errors import FailedPrecondition, InvalidArgument
@@ -236,16 +237,15 @@ async def start_virtiofsd(
     namespace = None
     try:
         namespace = await in_own_thread(share_namespace, plan)
+        view = namespace.namespace if namespace is not None else None
         with listening_socket(plan.listen_path) as listener:
             child = await children.spawn(
                 command.argv,
                 env=_ENV,
                 fds={LISTEN_FD: listener.fileno()},
                 # It needs no network: abstract sockets and 127.0.0.1 of the host are out of its reach.
-                empty_netns=True,
+                apart=Apart(empty_netns=True, view=view, labels=plan.labels),
                 dumps_core=plan.dumps_core,
-                labels=plan.labels,
-                view=namespace.namespace if namespace is not None else None,
                 ledger=ledger,
                 ledger_key=command.key,
             )
