@@ -57,7 +57,9 @@ class SandboxSnapshot(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"
     cgroups: Mapping[str, object] = msgspec.field(default_factory=dict)
     """Its host cgroups: their places, processes and settings, with the reasons (`resources/cgroups/live.py`)."""
     owner: ContainerId | None = None
-    """The container whose end ends the sandbox; None once it is deleted."""
+    """The container whose end ends the sandbox; None once it is deleted, and in a pod without a pause container."""
+    pod: str = ""
+    """The pod's namespace and name, `default/web`."""
     endpoints: tuple[Mapping[str, object], ...] = ()
     """Kata's Endpoint objects, one per network card."""
     devices: tuple[Mapping[str, object], ...] = ()

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from pyshim.concurrency.tasks import TaskOwner, joined, to_the_end
-from pyshim.model.caller import pod_of
+from pyshim.model.caller import PodName, pod_of
 from pyshim.model.errors import (
     AgentGone,
     AlreadyExists,
@@ -71,8 +71,8 @@ class Pod:
         self._pause: PauseAgent | None = None
         self._owner: ContainerId | None = None
         """The container whose end is the sandbox's end: the pod sandbox's, or the single one."""
-        self._pod_uid = ""
-        """As the owner's spec has it; empty where that names none."""
+        self._pod = PodName()
+        """As the sandbox's spec has it."""
         self._keeper: Callable[[int], None] | None = None
         """Set while containerd asked for the sandbox by itself; takes the exit status of its end."""
         self._opening: asyncio.Task[Sandbox] | None = None
@@ -220,7 +220,7 @@ class Pod:
     async def _open(self, request: SandboxRequest, hooks: ContainerHooks) -> Sandbox:
         """The VM runs, without a container. When this raises, `_end_sandbox` finishes what is left to undo."""
         spec = request.spec
-        self._pod_uid = pod_of(spec.annotations).uid
+        self._pod = pod_of(spec.annotations)
         config = await step("read configuration", self._env.load_config(request.options, spec.annotations))
         if config.runtime.enable_tracing:
             self._env.export_trace(self._trace, config.runtime.otlp_endpoint, request.sandbox_id, spec.annotations)
@@ -236,7 +236,7 @@ class Pod:
         )
         self._sandbox = sandbox
         self._saved = SavedState(
-            records, lambda: sandbox_snapshot(sandbox, self._containers.values(), self._owner, self._trace)
+            records, lambda: sandbox_snapshot(sandbox, self._containers.values(), self._owner, self._pod, self._trace)
         )
         self._saved.save()
         await sandbox.start(
@@ -259,7 +259,7 @@ class Pod:
         sandbox = self._sandbox
         if sandbox is None or sandbox.plan.sandbox_id != member.sandbox_id:
             raise NotFound(f"create container '{container_id}': no sandbox '{member.sandbox_id}' in this shim")
-        uids = {pod_of(spec.annotations).uid, self._pod_uid} - {""}
+        uids = {pod_of(spec.annotations).uid, self._pod.uid} - {""}
         if len(uids) > 1:
             raise InvalidArgument(
                 f"create container '{container_id}': it is of another pod than sandbox '{member.sandbox_id}'"

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping
 
+from pyshim.model.caller import PodName
 from pyshim.model.errors import ShimError
 from pyshim.model.ids import ContainerId
 from pyshim.model.seams import Records
@@ -66,7 +67,7 @@ class SavedState:
 
 
 def sandbox_snapshot(
-    sandbox: Sandbox, containers: Collection[Container], owner: ContainerId | None, trace: Trace
+    sandbox: Sandbox, containers: Collection[Container], owner: ContainerId | None, pod: PodName, trace: Trace
 ) -> SandboxSnapshot:
     plan = sandbox.plan
     return SandboxSnapshot(
@@ -84,6 +85,7 @@ def sandbox_snapshot(
         failure=sandbox.failure,
         cgroups=sandbox.cgroups.saved(),
         owner=owner,
+        pod=f"{pod.namespace}/{pod.name}" if pod.name else "",
         endpoints=_endpoints(sandbox),
         devices=(
             *(kata_device(*attached) for attached in sandbox.attachments.all()),

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 
 import click
+from msgspec.structs import replace
 
 from pyshim.config.load import build_config
 from pyshim.config.sources import SHIPPED_PATH, read_source
@@ -34,7 +35,7 @@ from pyshim.node.install.apply import (
 from pyshim.node.install.blocks import block_in
 from pyshim.node.install.containerd_config import parsed, runtimes_in
 from pyshim.node.install.disk import Disk
-from pyshim.node.install.drop_ins import CONTAINERD_DROP_IN, Containerd, Handler, Layout
+from pyshim.node.install.drop_ins import CONTAINERD_DROP_IN, SANDBOXERS, Containerd, Handler, Layout
 from pyshim.node.install.plan import (
     PREFIX,
     SETTINGS,
@@ -111,6 +112,13 @@ _socket = click.option(
     " settings on top of the shipped ones.",
 )
 @click.option(
+    "--sandboxer",
+    type=click.Choice(SANDBOXERS),
+    default=SANDBOXERS[0],
+    show_default=True,
+    help="shim: containerd 2.3 makes the pods by its Sandbox API, without a pause container.",
+)
+@click.option(
     "--restart",
     is_flag=True,
     help="Restart the container runtime and run a test pod; undo everything if that fails. When nothing changes and the"
@@ -130,6 +138,7 @@ def install(
     wheels: str | None,
     lock: str,
     words: tuple[str, ...],
+    sandboxer: str,
     restart: bool,
     no_pod: bool,
     keep_edited: bool,
@@ -142,7 +151,8 @@ def install(
     Pods that run keep the code they were started with.
     """
     _require_root(root, dry_run)
-    disk, handlers = Disk(root), handlers_of(words)
+    disk = Disk(root)
+    handlers = tuple(replace(handler, sandboxer=sandboxer) for handler in handlers_of(words))
     caller = runtime.container_runtime(socket, root=disk.root, kind=kind)
     config = disk.resolved(config or caller.config)
     sources = Sources(checkout=_CHECKOUT, guest=guest, lock=lock, wheel=wheel, wheels=wheels)

@@ -45,6 +45,7 @@ def command() -> None:
     help="The container runtime's, on the node; .../crio.sock is CRI-O's. Default: that of the node.",
 )
 @click.option("--kind", default="", metavar="NAME", help="As of `pyshim install`; default: what the node has.")
+@click.option("--sandboxer", default="", metavar="NAME", help="As of `pyshim install`.")
 @click.option("--python", default="/usr/bin/python3", show_default=True, metavar="PATH", help="On the node.")
 @_with_api
 def run(
@@ -57,6 +58,7 @@ def run(
     containerd_config: str,
     socket: str,
     kind: str,
+    sandboxer: str,
     python: str,
     server: str | None,
     token: str | None,
@@ -84,6 +86,7 @@ def run(
         containerd_config=containerd_config,
         kind=kind,
         socket=socket,
+        sandboxer=sandboxer,
         python=python,
     )
 

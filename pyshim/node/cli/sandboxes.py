@@ -130,6 +130,8 @@ def _health(snapshot: SandboxSnapshot | None, known: Mapping[str, ProcessRef], l
 
 
 def _pod_name(snapshot: SandboxSnapshot) -> str:
+    if snapshot.pod:
+        return snapshot.pod
     for container in snapshot.containers:
         pod = pod_of(container.annotations)
         if pod.name:

@@ -20,6 +20,9 @@ from pyshim.start.info import RUNTIME
 
 _KNOWN = ((1, 6), (1, 7))
 _KNOWN_MAJOR = 2
+SANDBOXERS = ("podsandbox", "shim")
+_SANDBOX_API = (2, 3)
+"""The first containerd whose Sandbox API the shim was shown with."""
 CONTAINERD_DROP_IN = "/etc/containerd/conf.d/pyshim.toml"
 _BASE_TEMPLATE = '{{ template "base" . }}\n'
 _HEAD = "# Written by `pyshim install`. Settings of your own go into another file.\n"
@@ -37,6 +40,8 @@ class Handler(msgspec.Struct, frozen=True, kw_only=True):
     """Its VMs run on the node, in QEMU."""
     guest_pulls: bool = False
     """Its guests pull the images themselves."""
+    sandboxer: str = "podsandbox"
+    """`shim`: its pods are made by containerd's Sandbox API, without a pause container."""
     drop_in: str | None = None
     """The text of a file in `config.d` beside `config_path`; None without one."""
 
@@ -101,6 +106,8 @@ class Containerd(msgspec.Struct, frozen=True, kw_only=True):
 class Addition(msgspec.Struct, frozen=True, kw_only=True):
     """The addition to containerd's configuration."""
 
+    sandboxer: str = "podsandbox"
+    """`shim`: its pods are made by containerd's Sandbox API, without a pause container."""
     drop_in: str | None = None
     """The text of a file of our own."""
     drop_in_path: str = ""
@@ -121,6 +128,10 @@ def containerd_addition(containerd: Containerd, handlers: tuple[Handler, ...], *
     """
     path, drop_in = containerd.config_path, containerd.drop_in
     check_version(containerd.version)
+    if containerd.version < _SANDBOX_API and any(handler.sandboxer == "shim" for handler in handlers):
+        raise FailedPrecondition(
+            f'configure containerd {containerd.version[0]}.{containerd.version[1]}: sandboxer "shim" needs 2.3'
+        )
     names = {handler.name for handler in handlers}
     if containerd.layout is Layout.DIRECTORY:
         version = max(each for each in config_versions(containerd.version) if each <= 3)
@@ -188,7 +199,9 @@ def handlers_text(handlers: tuple[Handler, ...], version: int, shim: str) -> str
 def _table(handler: Handler, version: int, shim: str) -> str:
     table = f'plugins."{CRI_PLUGINS[version]}".containerd.runtimes.{handler.name}'
     # privileged_without_host_devices: the host's devices mean nothing inside a VM.
-    # sandboxer: the pod sandbox is a task of the Task API; containerd 1.x has no such key.
+    # containerd 1.x has no sandboxers.
+    has_key = version >= 3 or handler.sandboxer != SANDBOXERS[0]
+    sandboxer = f'  sandboxer = "{handler.sandboxer}"\n' if has_key else ""
     return f"""\
 [{table}]
   runtime_type = "{RUNTIME}"
@@ -196,7 +209,7 @@ def _table(handler: Handler, version: int, shim: str) -> str:
   privileged_without_host_devices = true
   pod_annotations = ["io.katacontainers.*"]
   container_annotations = ["io.katacontainers.*"]
-{'  sandboxer = "podsandbox"' + chr(10) if version >= 3 else ""}\
+{sandboxer}\
   [{table}.options]
     ConfigPath = "{handler.config_path}"
 """

@@ -87,6 +87,7 @@ async def test_the_vm_is_that_of_a_pod_with_a_pause_container(stack: Stack, api:
     assert list(sent.dns) == ["nameserver 10.0.0.10", "search svc.local", "options ndots:5"]
     snapshot = stack.records[0].snapshots[-1]
     assert (snapshot.netns_path, snapshot.owner, snapshot.containers) == ("/run/netns/p1", None, ())
+    assert snapshot.pod == "default/web"
     assert [path for path in stack.host.cgroup_tree.there if path.startswith("/kubepods/podu1/")]
 
 

@@ -63,6 +63,8 @@ class NodeAgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     socket: str
     """Of the container runtime, as `pyshim install` takes them; empty where it finds them itself."""
+    sandboxer: str
+    """As of `pyshim install`; empty for its default."""
     python: str
 
 
@@ -100,7 +102,8 @@ class NodeAgent:
         config = self._config
         words = words_of(await self._api.node(config.node))
         await self._say(replace(words, state=State.INSTALLING, message=""))
-        options = (*_given(containerd_config=config.containerd_config), *self._of_runtime())
+        given = _given(containerd_config=config.containerd_config, sandboxer=config.sandboxer)
+        options = (*given, *self._of_runtime())
         try:
             said = await install(
                 self._host, config.payload, python=config.python, handlers=config.handlers, options=options

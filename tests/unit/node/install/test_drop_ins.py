@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from integration.framework.containerd import DEBIAN
 from integration.framework.releases import RELEASES, Release
@@ -180,3 +181,22 @@ def dumped_with_handlers(release: Release, text: str, directory: Path) -> dict[s
     if made.drop_in is not None:
         (directory / "conf.d" / "pyshim.toml").write_text(made.drop_in)
     return tomllib.loads(asked(release, "--config", str(config), "config", "dump"))
+
+
+@pytest.mark.parametrize("text", [IMPORTING, RUNC_NAMED], ids=["version-3", "version-2"])
+def test_pods_without_a_pause_container_are_the_sandboxers_choice(text: str) -> None:
+    handlers = tuple(replace(handler, sandboxer="shim") for handler in HANDLERS)
+    containerd = Containerd(version=(2, 3), config_path="/etc/containerd/config.toml", config_text=text)
+
+    made = containerd_addition(containerd, handlers, shim=SHIM)
+
+    found = runtimes_in(tomllib.loads(made.drop_in or made.text or ""))
+    assert {found[handler.name]["sandboxer"] for handler in handlers} == {"shim"}
+
+
+def test_a_containerd_before_the_sandbox_api_is_refused_for_it() -> None:
+    handlers = tuple(replace(handler, sandboxer="shim") for handler in HANDLERS)
+    containerd = Containerd(version=(2, 2), config_path="/etc/containerd/config.toml", config_text=None)
+
+    with pytest.raises(FailedPrecondition, match=r'^configure containerd 2.2: sandboxer "shim" needs 2.3'):
+        containerd_addition(containerd, handlers, shim=SHIM)
