@@ -46,6 +46,8 @@ from pyshim.pod.process import EXIT_KILLED, EXIT_SANDBOX_LOST
 from pyshim.pod.sandbox import Sandbox
 from pyshim.pod.services import ContainerServices
 from pyshim.pod.snapshot import SavedState, sandbox_snapshot
+from pyshim.resources.network.plan.relay import process_holder
+from pyshim.resources.network.relay import run_relay
 from pyshim.resources.sizing.plan.swap import with_swap
 
 log = logging.getLogger(__name__)
@@ -79,6 +81,9 @@ class Pod:
         """The opening of such a sandbox, also after it has succeeded."""
         self._files: Mapping[str, HostPath] = {}
         """Of such a sandbox: the files that its containers have of it."""
+        self._holding = asyncio.Lock()
+        self._has_holder = False
+        """A container of the pod's own holds the pid namespace that its containers share."""
         self._first: ContainerId | None = None
         """The first container of this pod in the guest; its pid namespace is the one that the agent can share."""
 
@@ -321,11 +326,12 @@ class Pod:
 
     async def _share_pid_namespace(self, container_id: ContainerId, sandbox: Sandbox) -> str | None:
         """The container whose pid namespace is to be joined; None when the agent shares the right one by itself."""
-        if self._pause is None or self._pause.is_in_guest:
+        if self._has_holder or (self._pause is None and self._keeper is None):
             return None
         others = [other for other in self._containers.values() if other.id != self._owner]
         if not others:
-            await self._pause.enter_guest(sandbox.plan.config.runtime.create_container_timeout_s)
+            async with self._holding:
+                self._has_holder = self._has_holder or await self._hold_pid_namespace(sandbox)
             return None
         joinable = [
             other.id
@@ -333,6 +339,18 @@ class Pod:
             if not other.plan.guest.shared_pid_namespace and other.init.status is not Status.STOPPED
         ]
         return container_to_join(container_id, joinable, self._first, by_name=await sandbox.agent.joins_by_name())
+
+    async def _hold_pid_namespace(self, sandbox: Sandbox) -> bool:
+        """A first process that outlives the pod's containers is in the guest; False where the guest cannot get one."""
+        timeout_s = sandbox.plan.config.runtime.create_container_timeout_s
+        if self._pause is not None:
+            await self._pause.enter_guest(timeout_s)
+        elif sandbox.plan.share.virtiofsd is not None:
+            holder = process_holder(sandbox.plan.sandbox_id, sandbox.plan.share)
+            await run_relay(holder, host=self._env.host, agent=sandbox.agent, timeout_s=timeout_s)
+        else:
+            return False
+        return True
 
     @property
     def is_empty(self) -> bool:

@@ -13,10 +13,11 @@ from contextlib import suppress
 from pyshim.concurrency.deadlines import within
 from pyshim.concurrency.stdio import Progress
 from pyshim.concurrency.tasks import TaskOwner, cancel_all
-from pyshim.model.errors import AgentGone, Internal, NotFound, ShimError, Unavailable
+from pyshim.model.errors import AgentGone, Internal, ShimError, Unavailable
 from pyshim.model.plans import SandboxPlan
 from pyshim.model.seams import ContainerAgent, ForwardConnection, ForwardListener, Host
 from pyshim.resources.network.plan.relay import RelayPlan, relay_plan, relay_process
+from pyshim.resources.network.relay import run_relay
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +27,6 @@ MAX_CONNECTIONS = 64
 """Each is a process in the guest; more are reset."""
 LINGER_S = 10.0
 """Seconds: after the client's last byte, a listener silent for this long is given up; containerd waits 1 s."""
-REMOVE_TIMEOUT_S = 3
 END_TIMEOUT_S = 3.0
 """Seconds for the guest to end a connection's program; the pod's own end waits for it."""
 _KILL = 9
@@ -163,22 +163,8 @@ class PortForward:
             return self._relay.container_id
 
     async def _make(self) -> "RelayPlan":
-        from pyshim.resources.network.plan.relay import BUILT_PROGRAM, MAX_PROGRAM_BYTES
-
         relay = relay_plan(self._plan.sandbox_id, self._plan.share)
-        try:
-            program = await self._host.read_bytes(BUILT_PROGRAM, MAX_PROGRAM_BYTES)
-        except NotFound as exc:
-            raise NotFound(f"{exc} (hint: 'make setup' builds the program that forwards ports)") from exc
-        for path in relay.directories:
-            await self._host.make_directory(path, 0o755)
-        await self._host.write_bytes(relay.program_path, program, 0o755)
-        await self._agent.create_container(relay.guest, self._plan.config.runtime.create_container_timeout_s)
-        try:
-            await self._agent.start_container(relay.container_id)
-        except BaseException:
-            with suppress(ShimError):
-                await self._agent.remove_container(relay.container_id, REMOVE_TIMEOUT_S)
-            raise
+        timeout_s = self._plan.config.runtime.create_container_timeout_s
+        await run_relay(relay, host=self._host, agent=self._agent, timeout_s=timeout_s)
         log.info("port-forward made ready in the guest", extra={"container": relay.container_id})
         return relay

@@ -12,6 +12,7 @@ from pyshim.model.sandbox import CreateSandbox, PodConfig, PodDns, PodResources
 from pyshim.model.task import Status
 from pyshim.pod.process import EXIT_KILLED, EXIT_SANDBOX_LOST
 from pyshim.pod.served import ServedSandbox
+from pyshim.resources.network.plan.relay import BUILT_PROGRAM
 from tests.unit.pod.conftest import BUNDLES, Stack, until
 
 POD = SandboxId("p1")
@@ -321,3 +322,29 @@ async def test_the_state_goes_with_the_sandbox_not_with_its_last_container(stack
 
     await until(lambda: stack.records[0].removed)
     assert stack.pod.connect(ContainerId("app")) == 0
+
+
+async def test_a_process_of_the_shims_own_holds_the_namespace_of_a_pod_that_shares_its_processes(
+    stack: Stack, api: ServedSandbox
+) -> None:
+    """kata-agent shares the pid namespace of the pod's first container, which may end before the others."""
+    stack.host.files[BUILT_PROGRAM] = b"relay"
+    await run_pod(stack, api)
+    shared = {"namespaces": [{"type": "pid", "path": "/proc/4242/ns/pid"}]}
+
+    await asyncio.gather(*(stack.run(name, ["sleep"], annotations=IN_POD, linux=shared) for name in ("one", "two")))
+
+    first, *others = stack.agent.containers
+    assert first == "p1-processes"
+    assert sorted(others) == ["one", "two"]
+    assert stack.agent.calls.count("CreateContainer") == 3
+    assert [namespace.Type for namespace in stack.agent.containers[first].OCI.Linux.Namespaces][-1] == "pid"
+    assert all(stack.agent.containers[name].sandbox_pidns for name in others)
+
+
+async def test_a_pod_whose_containers_are_apart_has_no_such_process(stack: Stack, api: ServedSandbox) -> None:
+    await run_pod(stack, api)
+
+    await stack.run("one", ["sleep"], annotations=IN_POD, linux={"namespaces": [{"type": "pid"}]})
+
+    assert list(stack.agent.containers) == ["one"]

@@ -1,4 +1,7 @@
-"""The container that carries forwarded connections inside the guest: one program, no images, no rights.
+"""Containers of the shim's own in the guest: one program, no images, no rights. Pure.
+
+One carries forwarded connections, another holds the pid namespace of a pod that shares its processes and has no pause
+container.
 
 The program is `guest/relay/relay.c`, built by the set-up; the shim copies it into the share.
 
@@ -31,7 +34,16 @@ class RelayPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def relay_plan(sandbox_id: SandboxId, share: SharePlan) -> RelayPlan:
-    container_id = f"{sandbox_id}-portforward"
+    """The container whose further processes carry connections."""
+    return _plan(f"{sandbox_id}-portforward", share, ("mount", "ipc", "uts"))
+
+
+def process_holder(sandbox_id: SandboxId, share: SharePlan) -> RelayPlan:
+    """The container whose only process is the first of a pid namespace, and reaps those that lose their parent."""
+    return _plan(f"{sandbox_id}-processes", share, ("mount", "ipc", "uts", "pid"))
+
+
+def _plan(container_id: str, share: SharePlan, namespaces: tuple[str, ...]) -> RelayPlan:
     home = f"{share.mounts_dir}/{container_id}"
     root = f"{home}/rootfs"
     return RelayPlan(
@@ -61,7 +73,7 @@ def relay_plan(sandbox_id: SandboxId, share: SharePlan) -> RelayPlan:
                 ],
                 "linux": {
                     "cgroupsPath": f"/{container_id}",
-                    "namespaces": [{"type": kind} for kind in ("mount", "ipc", "uts")],
+                    "namespaces": [{"type": kind} for kind in namespaces],
                     "resources": {},
                 },
             },
