@@ -11,7 +11,8 @@ from pathlib import Path
 
 from bench.measures import Ground
 from integration.framework import direct, images, shim_config
-from integration.framework.containerd import Containerd, Directories
+from integration.framework.containerd import Containerd
+from integration.framework.daemon import Directories
 from integration.framework.leaks import HostState, assert_nothing_left
 
 PROJECT = Path(__file__).resolve().parents[1]

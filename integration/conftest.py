@@ -21,10 +21,11 @@ import pytest
 from pyshim.start.info import BINARY
 
 from .framework import cri_session, enclosure, evidence, images, kata_agent, shim_config, soak, zygote
-from .framework.containerd import Containerd, Directories, missing_programs, remove_daemon_files
+from .framework.containerd import Containerd, missing_programs, remove_daemon_files
 from .framework.cri import Cri
 from .framework.cri_session import cri, pod, shared_pod  # noqa: F401  (fixtures)
 from .framework.ctr import Ctr, Result
+from .framework.daemon import Directories
 from .framework.kubelet_volumes import PodDirectory
 from .framework.leaks import HostState, assert_nothing_left
 from .framework.remote_peer import peer, remote_network, remote_run  # noqa: F401  (fixtures)

@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from .framework import enclosure, images
-from .framework.containerd import Containerd, Directories, remove_daemon_files
+from .framework.containerd import Containerd, remove_daemon_files
 from .framework.ctr import Ctr
+from .framework.daemon import Directories
 from .framework.leaks import HostState, assert_nothing_left
 from .framework.runtime import Runtime
 

@@ -5,14 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import signal
-import subprocess
-from dataclasses import dataclass
 from pathlib import Path
 
 from . import releases, zygote
 from .ctr import Ctr
-from .waiting import eventually
+from .daemon import Daemon, Directories
 
 _CONFIG = """\
 version = {version}
@@ -54,29 +51,8 @@ _NEVER_NEEDED = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Directories:
-    """The directories of one containerd. `state` is containerd's own default, so that the shim meets the real paths."""
-
-    root: Path
-    state: Path
-
-    @property
-    def socket(self) -> Path:
-        return self.state / "containerd.sock"
-
-    @property
-    def log(self) -> Path:
-        return self.root / "containerd.log"
-
-    def bundle(self, container: str, namespace: str = "default") -> Path:
-        return self.state / "io.containerd.runtime.v2.task" / namespace / container
-
-
-class Containerd:
-    """One containerd daemon. `start` returns when it answers; `stop` leaves its tasks running, as a real restart
-    does.
-    """
+class Containerd(Daemon):
+    name = "containerd"
 
     def __init__(
         self,
@@ -91,13 +67,12 @@ class Containerd:
         """`release` is the chosen one unless given, and `extra_config` is written for it. `log_level` decides about the
         shims' debug lines too: containerd tells them.
         """
-        self.directories = directories
+        super().__init__(directories)
         self._binaries = binaries
         self._cri = cri
         self._extra = extra_config
         self._log_level = log_level
         self.release = release or releases.chosen()
-        self._process: subprocess.Popen[bytes] | None = None
         self.ctr = Ctr(
             program=self.release.programs / "ctr", socket=directories.socket, environment=self._environment()
         )
@@ -108,11 +83,6 @@ class Containerd:
         environment = {"PATH": path, "HOME": "/root", "LANG": "C.UTF-8", **zygote.PATIENT}
         # `ctr` of 2.x says on standard error that cgroup v1 will go.
         return environment | {"CONTAINERD_SUPPRESS_DEPRECATION_WARNINGS": "1"}
-
-    @property
-    def pid(self) -> int:
-        assert self._process is not None
-        return self._process.pid
 
     def start(self) -> None:
         zygote.keep_away()
@@ -130,52 +100,10 @@ class Containerd:
         )
         config = where.root / "config.toml"
         config.write_text(text)
-        with where.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [self.release.programs / "containerd", "--config", str(config)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=self._environment(),
-            )
-        eventually(self._answers, what=lambda: f"containerd answers; its log ends: {self.log_tail()}")
+        self._run([self.release.programs / "containerd", "--config", config], self._environment())
 
-    def _answers(self) -> bool:
-        assert self._process is not None
-        if self._process.poll() is not None:
-            raise AssertionError(f"containerd exited {self._process.returncode}: {self.log_tail()}")
-        return self.directories.socket.exists() and self.ctr("version", check=False).code == 0
-
-    def stop(self, number: int = signal.SIGTERM) -> None:
-        """End the daemon. Tasks and their shims stay: they do not depend on it."""
-        if self._process is None:
-            return
-        self._process.send_signal(number)
-        try:
-            self._process.wait(20)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._process = None
-
-    def restart(self, number: int = signal.SIGTERM) -> None:
-        self.stop(number)
-        self.start()
-
-    def log_tail(self, lines: int = 15) -> str:
-        try:
-            return "\n".join(self.directories.log.read_text(errors="replace").splitlines()[-lines:])
-        except FileNotFoundError:
-            return "(no log)"
-
-    def shim_log(self, since: int = 0) -> str:
-        """containerd's log after byte `since`; shims write theirs through it."""
-        with self.directories.log.open("rb") as log:
-            log.seek(since)
-            return log.read().decode(errors="replace")
-
-    def log_size(self) -> int:
-        return self.directories.log.stat().st_size
+    def is_ready(self) -> bool:
+        return super().is_ready() and self.ctr("version", check=False).code == 0
 
 
 def missing_programs(*names: str) -> list[str]:

@@ -17,8 +17,9 @@ from bench import stubs
 from pyshim.node.install.drop_ins import Handler
 
 from . import crio, images, releases
-from .containerd import Containerd, Directories, remove_daemon_files
+from .containerd import Containerd, remove_daemon_files
 from .cri import CRI_IMAGE, HANDLER, Cri, Pod
+from .daemon import Directories
 
 PROJECT = Path(__file__).resolve().parents[2]
 GROUND = Path("/run/pyshim-integration/cri")

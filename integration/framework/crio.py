@@ -21,12 +21,12 @@ import pytest
 from pyshim.node.install.drop_ins import Handler, crio_text
 
 from . import zygote
-from .containerd import Directories, missing_programs
+from .containerd import missing_programs
 from .ctr import Ctr
+from .daemon import Daemon, Directories
 from .images import write_archive
 from .registry import registry
 from .releases import PROJECT, go_build, run_go
-from .waiting import eventually
 
 CHOICE = "CRI"
 VERSION = "v1.36.3"
@@ -106,31 +106,21 @@ class CrioDirectories(Directories):
         return self.state / "storage" / "overlay-containers" / container / "userdata"
 
 
-class Crio:
-    """One CRI-O daemon. `start` returns when its socket answers; `stop` leaves its pods running."""
+class Crio(Daemon):
+    name = "CRI-O"
 
     def __init__(
         self, directories: CrioDirectories, *, handlers: tuple[Handler, ...], shim: Path, cni: Path, pause: str
     ) -> None:
-        self.directories = directories
+        super().__init__(directories)
         self._handlers = handlers
         self._shim = shim
         self._cni = cni
         self._pause = pause
-        self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def ctr(self) -> Ctr:
         pytest.skip("needs containerd's ctr, and CRI-O serves no such client")
-
-    @property
-    def pid(self) -> int:
-        assert self._process is not None
-        return self._process.pid
-
-    def shim_log(self) -> str:
-        """CRI-O's log; shims write theirs through it."""
-        return self.directories.log.read_text(errors="replace")
 
     def start(self) -> None:
         zygote.keep_away()
@@ -153,41 +143,11 @@ class Crio:
             "HOME": str(where.root),
             **zygote.PATIENT,
         }
-        with where.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [PROGRAMS / "crio", "--config", where.root / "crio.conf", "--config-dir", drop_ins],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=environment,
-            )
-        eventually(self._answers, what=lambda: f"CRI-O answers; its log ends: {self.log_tail()}")
-
-    def _answers(self) -> bool:
-        assert self._process is not None
-        if self._process.poll() is not None:
-            raise AssertionError(f"CRI-O exited {self._process.returncode}: {self.log_tail()}")
-        return self.directories.socket.exists()
+        self._run([PROGRAMS / "crio", "--config", where.root / "crio.conf", "--config-dir", drop_ins], environment)
 
     def stop(self, number: int = signal.SIGTERM) -> None:
-        """End the daemon. Pods and their shims stay."""
-        if self._process is None:
-            return
-        self._process.send_signal(number)
-        try:
-            self._process.wait(20)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._process = None
+        super().stop(number)
         self.directories.socket.unlink(missing_ok=True)
-
-    def restart(self, number: int = signal.SIGTERM) -> None:
-        self.stop(number)
-        self.start()
-
-    def log_tail(self, lines: int = 15) -> str:
-        return "\n".join(self.directories.log.read_text(errors="replace").splitlines()[-lines:])
 
 
 @contextlib.contextmanager

@@ -26,8 +26,9 @@ import yaml
 
 from integration.framework import cri_session, zygote
 from integration.framework.bare_node import BareNode, layouts
-from integration.framework.containerd import Containerd, Directories
+from integration.framework.containerd import Containerd
 from integration.framework.cri import CRI_IMAGE, Cri
+from integration.framework.daemon import Directories
 from integration.framework.waiting import eventually
 from protos.cri import v1_pb2 as pb
 
