@@ -72,7 +72,7 @@ FUNCTIONS: Mapping[str, tuple[str, ...]] = {
 AGENT_CALLS = (
     *("Check", "SetPolicy", "CreateSandbox", "DestroySandbox", "GetGuestDetails", "OnlineCPUMem", "GetOOMEvent"),
     *("GetVolumeStats", "ResizeVolume", "UpdateEphemeralMounts", "AddSwap", "GetMetrics", "GetIPTables", "SetIPTables"),
-    *("UpdateInterface", "UpdateRoutes", "AddARPNeighbors"),
+    *("UpdateInterface", "UpdateRoutes", "AddARPNeighbors", "ReseedRandomDev", "SetGuestDateTime"),
     *("CreateContainer", "StartContainer", "RemoveContainer", "UpdateContainer", "StatsContainer"),
     *("PauseContainer", "ResumeContainer", "ExecProcess", "SignalProcess", "WaitProcess", "TtyWinResize"),
     *("WriteStdin", "ReadStdout", "ReadStderr", "CloseStdin", "CopyFile"),

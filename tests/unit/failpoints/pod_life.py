@@ -42,6 +42,7 @@ POD, APP, SIDE = ContainerId("pod"), ContainerId("app"), ContainerId("side")
 EXEC = ExecId("e1")
 PIPES = Stdio(stdin="/in", stdout="/out", stderr="/err", terminal=False)
 NONE = Stdio(stdin="", stdout="", stderr="", terminal=False)
+HOOKS = {"prestart": [{"path": "/hooks/before"}], "poststop": [{"path": "/hooks/after"}]}
 DISK = {"path": "/dev/loop7", "type": "b", "major": 7, "minor": 7}
 PATIENCE_S = 400.0
 """Virtual seconds after which a call counts as hung: more than any deadline, for a Create several of them."""
@@ -201,7 +202,9 @@ class PodLife:
             ("start pod", lambda: pod.start(POD, None)),
             (
                 "create app",
-                lambda: pod.create(self._request(APP, CONTAINER, PIPES, linux={**limits, "devices": [DISK]})),
+                lambda: pod.create(
+                    self._request(APP, CONTAINER, PIPES, linux={**limits, "devices": [DISK]}, hooks=HOOKS)
+                ),
             ),
             ("start app", lambda: pod.start(APP, None)),
             (

@@ -32,7 +32,7 @@ class Count(NamedTuple):
 def count(life: PodLife) -> Count:
     cgroups = life.host.cgroup_tree
     fakes = (life.agent.calls, life.agent.updates, life.agent.onlined, life.publisher.events)
-    for remembered in (*fakes, cgroups.settings, cgroups.history):
+    for remembered in (*fakes, life.host.hooks, cgroups.settings, cgroups.history):
         remembered.clear()
     life.agent.execs.clear()
     gc.collect()
