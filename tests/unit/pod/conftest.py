@@ -35,6 +35,10 @@ from tests.fakes.network import FakeNetworks
 from tests.fakes.vm import FakeVm
 
 BUNDLES = "/bundles"
+SANDBOX = {"io.kubernetes.cri.container-type": "sandbox", "io.kubernetes.cri.sandbox-id": "c1"}
+"""Annotations of a pod's sandbox `c1`."""
+MEMBER = {**SANDBOX, "io.kubernetes.cri.container-type": "container"}
+"""Annotations of a container in it."""
 NO_STDIO = Stdio(stdin="", stdout="", stderr="", terminal=False)
 PIPES = Stdio(stdin="/in", stdout="/out", stderr="/err", terminal=False)
 
@@ -248,10 +252,3 @@ async def until(holds: Callable[[], object], *, every_s: float = 0.001) -> None:
     """
     while not holds():  # noqa: ASYNC110 - the fakes have no event for everything a test may ask
         await asyncio.sleep(every_s)
-
-
-@pytest.fixture
-def pod_annotations() -> Mapping[str, Mapping[str, str]]:
-    """Spec members of a pod's sandbox `c1` and of a container in it."""
-    sandbox = {"io.kubernetes.cri.container-type": "sandbox", "io.kubernetes.cri.sandbox-id": "c1"}
-    return {"sandbox": sandbox, "container": {**sandbox, "io.kubernetes.cri.container-type": "container"}}

@@ -18,19 +18,15 @@ from pyshim.model.mounts import SourceKind
 from pyshim.model.task import Status
 from pyshim.model.volumes import DirectVolume, SourceFacts
 from tests.fakes.vm import FakeVm
-from tests.unit.pod.conftest import Stack, give_up_while_it_plugs, until
+from tests.unit.pod.conftest import MEMBER, SANDBOX, Stack, give_up_while_it_plugs, until
 
 DISK = {"path": "/dev/loop7", "type": "b", "major": 7, "minor": 7}
 OTHER = {"path": "/dev/loop8", "type": "b", "major": 7, "minor": 8}
 
 
-async def test_a_device_is_plugged_and_told_to_the_guest_and_unplugged_with_its_container(
-    pod_annotations: Any, stack: Stack
-) -> None:
-    await stack.run("c1", ["sleep"], annotations=pod_annotations["sandbox"])
-    app = await stack.run(
-        "app", ["exit", "0"], annotations=pod_annotations["container"], linux={"devices": [DISK, OTHER]}
-    )
+async def test_a_device_is_plugged_and_told_to_the_guest_and_unplugged_with_its_container(stack: Stack) -> None:
+    await stack.run("c1", ["sleep"], annotations=SANDBOX)
+    app = await stack.run("app", ["exit", "0"], annotations=MEMBER, linux={"devices": [DISK, OTHER]})
     vm = stack.hypervisors[0]
     assert [device.path for device in vm.plugged.values()] == ["/dev/loop7", "/dev/loop8"]
     devices = stack.agent.containers["app"].devices
@@ -56,39 +52,39 @@ async def test_a_machine_that_takes_no_devices_says_so(stack: Stack) -> None:
 
 
 @pytest.mark.parametrize("method", ["plug", "CreateContainer"])
-async def test_what_was_plugged_is_unplugged_when_create_fails(method: str, pod_annotations: Any, stack: Stack) -> None:
-    await stack.run("c1", ["sleep"], annotations=pod_annotations["sandbox"])
+async def test_what_was_plugged_is_unplugged_when_create_fails(method: str, stack: Stack) -> None:
+    await stack.run("c1", ["sleep"], annotations=SANDBOX)
     if method == "plug":
         stack.host.faults.plan({"plug": 2})
     else:
         stack.agent.failures[method] = (13, "no")
 
     with pytest.raises(ShimError if method != "plug" else FailedPrecondition):
-        await stack.create("app", ["sleep"], annotations=pod_annotations["container"], linux={"devices": [DISK, OTHER]})
+        await stack.create("app", ["sleep"], annotations=MEMBER, linux={"devices": [DISK, OTHER]})
 
     assert stack.hypervisors[0].plugged == {}
 
 
-async def test_a_create_given_up_while_it_plugs_takes_the_disk_back(pod_annotations: Any, stack: Stack) -> None:
-    await stack.run("c1", ["sleep"], annotations=pod_annotations["sandbox"])
+async def test_a_create_given_up_while_it_plugs_takes_the_disk_back(stack: Stack) -> None:
+    await stack.run("c1", ["sleep"], annotations=SANDBOX)
 
-    await give_up_while_it_plugs(stack, "app", annotations=pod_annotations["container"], linux={"devices": [DISK]})
+    await give_up_while_it_plugs(stack, "app", annotations=MEMBER, linux={"devices": [DISK]})
 
     assert stack.hypervisors[0].plugged == {}
 
 
-async def ended_but_its_disk_is_kept(stack: Stack, pod_annotations: Any) -> tuple[ContainerId, FakeVm]:
+async def ended_but_its_disk_is_kept(stack: Stack) -> tuple[ContainerId, FakeVm]:
     """A container of a pod that has ended, in whose VM nothing is unplugged until `may_unplug` is set."""
-    await stack.run("c1", ["sleep"], annotations=pod_annotations["sandbox"])
-    app = await stack.run("app", ["exit", "0"], annotations=pod_annotations["container"], linux={"devices": [DISK]})
+    await stack.run("c1", ["sleep"], annotations=SANDBOX)
+    app = await stack.run("app", ["exit", "0"], annotations=MEMBER, linux={"devices": [DISK]})
     await stack.pod.wait(app, None)
     vm = stack.hypervisors[0]
     vm.may_unplug.clear()
     return app, vm
 
 
-async def test_a_guest_that_keeps_a_device_does_not_hold_delete(pod_annotations: Any, stack: Stack) -> None:
-    app, vm = await ended_but_its_disk_is_kept(stack, pod_annotations)
+async def test_a_guest_that_keeps_a_device_does_not_hold_delete(stack: Stack) -> None:
+    app, vm = await ended_but_its_disk_is_kept(stack)
     loop = asyncio.get_running_loop()
     began = loop.time()
 
@@ -100,15 +96,15 @@ async def test_a_guest_that_keeps_a_device_does_not_hold_delete(pod_annotations:
     await until(lambda: not vm.plugged)
 
 
-async def test_a_guest_that_keeps_a_device_holds_up_no_other_device(pod_annotations: Any, stack: Stack) -> None:
-    app, vm = await ended_but_its_disk_is_kept(stack, pod_annotations)
+async def test_a_guest_that_keeps_a_device_holds_up_no_other_device(stack: Stack) -> None:
+    app, vm = await ended_but_its_disk_is_kept(stack)
     await stack.pod.delete(app, None)
 
-    other = {"annotations": pod_annotations["container"], "linux": {"devices": [OTHER]}}
+    other = {"annotations": MEMBER, "linux": {"devices": [OTHER]}}
     async with asyncio.timeout(5):
         await stack.run("other", ["sleep"], **other)
 
-    again = {"annotations": pod_annotations["container"], "linux": {"devices": [DISK]}}
+    again = {"annotations": MEMBER, "linux": {"devices": [DISK]}}
     creating = asyncio.ensure_future(stack.create("again", ["sleep"], **again))
     await asyncio.sleep(1)
     assert not creating.done(), "what leaves the VM cannot be used before it has left"
@@ -117,9 +113,9 @@ async def test_a_guest_that_keeps_a_device_holds_up_no_other_device(pod_annotati
     assert [device.path for device in vm.plugged.values()] == ["/dev/loop8", "/dev/loop7"]
 
 
-async def test_a_disk_the_guest_may_still_let_go_of_is_not_given_away(pod_annotations: Any, stack: Stack) -> None:
-    await stack.run("c1", ["sleep"], annotations=pod_annotations["sandbox"])
-    with_disk = {"annotations": pod_annotations["container"], "linux": {"devices": [DISK]}}
+async def test_a_disk_the_guest_may_still_let_go_of_is_not_given_away(stack: Stack) -> None:
+    await stack.run("c1", ["sleep"], annotations=SANDBOX)
+    with_disk = {"annotations": MEMBER, "linux": {"devices": [DISK]}}
     app = await stack.run("app", ["exit", "0"], **with_disk)
     await stack.pod.wait(app, None)
     vm = stack.hypervisors[0]
@@ -156,11 +152,11 @@ def direct_volume(stack: Stack, device: str = "/dev/vg/lv") -> dict[str, Any]:
     return {"destination": "/data", "type": "bind", "source": "/v", "options": ["rbind"]}
 
 
-async def test_a_direct_volume_is_attached_once_for_all_its_containers(pod_annotations: Any, stack: Stack) -> None:
+async def test_a_direct_volume_is_attached_once_for_all_its_containers(stack: Stack) -> None:
     mount = direct_volume(stack)
-    await stack.run("c1", ["sleep"], annotations=pod_annotations["sandbox"])
+    await stack.run("c1", ["sleep"], annotations=SANDBOX)
     for name in ("one", "two"):
-        await stack.run(name, ["exit", "0"], annotations=pod_annotations["container"], mounts=[mount])
+        await stack.run(name, ["exit", "0"], annotations=MEMBER, mounts=[mount])
     vm = stack.hypervisors[0]
     assert len(vm.plugged) == 1
     points = {stack.agent.containers[name].storages[0].mount_point for name in ("one", "two")}

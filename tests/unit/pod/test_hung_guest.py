@@ -1,7 +1,6 @@
 """A guest that answers nothing any more does not keep its pod: a KILL ends what it was meant to end."""
 
 import asyncio
-from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -14,11 +13,10 @@ from pyshim.model.ids import ContainerId
 from pyshim.model.task import Status
 from pyshim.pod.killing import CHECK_S, END_S, EXIT_S, REPLY_S, GuestHangs
 from pyshim.pod.process import KILLED_DRAIN_S
-from tests.unit.pod.conftest import Stack, until
+from tests.unit.pod.conftest import MEMBER, SANDBOX, Stack, until
 
 C1, APP, OTHER = ContainerId("c1"), ContainerId("app"), ContainerId("other")
 KILL, TERM = 9, 15
-Annotations = Mapping[str, Mapping[str, str]]
 
 
 def hang(stack: Stack) -> None:
@@ -26,10 +24,10 @@ def hang(stack: Stack) -> None:
     stack.agent.hung |= {"SignalProcess", "Check", "RemoveContainer", "DestroySandbox", "StatsContainer"}
 
 
-async def pod_of_two(stack: Stack, annotations: Annotations) -> None:
-    await stack.run("c1", ["sleep"], annotations=annotations["sandbox"])
+async def pod_of_two(stack: Stack) -> None:
+    await stack.run("c1", ["sleep"], annotations=SANDBOX)
     for name in ("app", "other"):
-        await stack.run(name, ["sleep"], annotations=annotations["container"])
+        await stack.run(name, ["sleep"], annotations=MEMBER)
 
 
 def exits(stack: Stack) -> list[tuple[str, int]]:
@@ -84,12 +82,10 @@ async def test_a_kill_that_the_guest_carries_out_has_the_guests_status(stack: St
     await stack.pod.kill(C1, None, KILL, False)
 
 
-async def test_a_kill_of_a_pods_container_ends_the_pod_when_the_agent_answers_nothing(
-    pod_annotations: Annotations, stack: Stack
-) -> None:
+async def test_a_kill_of_a_pods_container_ends_the_pod_when_the_agent_answers_nothing(stack: Stack) -> None:
     """Else the kubelet could not stop the pod: it kills the containers first."""
 
-    await pod_of_two(stack, pod_annotations)
+    await pod_of_two(stack)
     hang(stack)
 
     assert await took(stack.pod.kill(APP, None, KILL, False)) <= REPLY_S + CHECK_S + 1
@@ -98,17 +94,15 @@ async def test_a_kill_of_a_pods_container_ends_the_pod_when_the_agent_answers_no
     assert exits(stack)[0] == ("app", 137)
     assert sorted(exits(stack)) == [("app", 137), ("c1", 255), ("other", 255)]
     with pytest.raises(ShimError, match="guest hangs"):
-        await stack.create("late", ["sleep"], annotations=pod_annotations["container"])
+        await stack.create("late", ["sleep"], annotations=MEMBER)
     for each in (APP, OTHER, C1):
         await stack.pod.delete(each, None)
     assert stack.left() == {}
 
 
-async def test_a_kill_of_a_pods_container_in_a_guest_that_is_only_busy_ends_no_other(
-    pod_annotations: Annotations, stack: Stack
-) -> None:
+async def test_a_kill_of_a_pods_container_in_a_guest_that_is_only_busy_ends_no_other(stack: Stack) -> None:
     stack.request_timeout_s = REPLY_S + CHECK_S
-    await pod_of_two(stack, pod_annotations)
+    await pod_of_two(stack)
     stack.agent.held["SignalProcess"] = asyncio.Event()
     killing = asyncio.ensure_future(stack.pod.kill(APP, None, KILL, False))
     await until(lambda: stack.agent.calls.count("Check") == 2)  # the first was at the start
@@ -120,10 +114,8 @@ async def test_a_kill_of_a_pods_container_in_a_guest_that_is_only_busy_ends_no_o
     assert stack.pod.state(OTHER, None).status is Status.RUNNING
 
 
-async def test_any_other_signal_to_a_guest_that_hangs_says_so_and_ends_nothing(
-    pod_annotations: Annotations, stack: Stack
-) -> None:
-    await pod_of_two(stack, pod_annotations)
+async def test_any_other_signal_to_a_guest_that_hangs_says_so_and_ends_nothing(stack: Stack) -> None:
+    await pod_of_two(stack)
     hang(stack)
 
     with pytest.raises(GuestHangs, match="'app': the guest hangs"):
@@ -133,8 +125,8 @@ async def test_any_other_signal_to_a_guest_that_hangs_says_so_and_ends_nothing(
     assert stack.hypervisors[0].is_running
 
 
-async def test_a_kill_of_the_sandbox_needs_no_guest(pod_annotations: Annotations, stack: Stack) -> None:
-    await pod_of_two(stack, pod_annotations)
+async def test_a_kill_of_the_sandbox_needs_no_guest(stack: Stack) -> None:
+    await pod_of_two(stack)
     hang(stack)
 
     assert await took(stack.pod.kill(C1, None, KILL, False)) < 1
@@ -158,11 +150,9 @@ def drips(stack: Stack) -> None:
 
 
 @pytest.mark.parametrize("lie", [never_tells, drips])
-async def test_a_kill_of_a_pods_container_ends_it_though_the_guest_lies(
-    lie: Any, pod_annotations: Annotations, stack: Stack
-) -> None:
+async def test_a_kill_of_a_pods_container_ends_it_though_the_guest_lies(lie: Any, stack: Stack) -> None:
     lie(stack)
-    await pod_of_two(stack, pod_annotations)
+    await pod_of_two(stack)
 
     await stack.pod.kill(APP, None, KILL, False)
     assert await took(stack.pod.wait(APP, None)) <= EXIT_S
@@ -177,12 +167,12 @@ async def test_a_kill_of_a_pods_container_ends_it_though_the_guest_lies(
 
 
 async def test_output_without_end_holds_the_exit_of_a_killed_container_for_a_while_and_ends_no_other(
-    pod_annotations: Annotations, stack: Stack
+    stack: Stack,
 ) -> None:
     """The guest has reported the exit: the container has ended, whatever is still printed."""
 
     drips(stack)
-    await pod_of_two(stack, pod_annotations)
+    await pod_of_two(stack)
 
     await stack.pod.kill(APP, None, KILL, False)
     assert await took(stack.pod.wait(APP, None)) <= KILLED_DRAIN_S + 1
@@ -192,18 +182,16 @@ async def test_output_without_end_holds_the_exit_of_a_killed_container_for_a_whi
     assert stack.hypervisors[0].is_running
 
 
-async def test_a_container_that_a_kill_does_not_end_takes_the_vm_with_it(
-    pod_annotations: Annotations, stack: Stack
-) -> None:
+async def test_a_container_that_a_kill_does_not_end_takes_the_vm_with_it(stack: Stack) -> None:
     never_tells(stack)
-    await pod_of_two(stack, pod_annotations)
+    await pod_of_two(stack)
 
     await stack.pod.kill(APP, None, KILL, False)
     await stack.pod.wait(OTHER, None)
 
     assert sorted(exits(stack)) == [("app", 137), ("c1", 255), ("other", 255)]
     with pytest.raises(ShimError, match="has not ended 'app' within 30 s after a KILL"):
-        await stack.create("late", ["sleep"], annotations=pod_annotations["container"])
+        await stack.create("late", ["sleep"], annotations=MEMBER)
 
 
 async def test_an_exec_that_a_kill_does_not_end_is_reported_as_ended_and_ends_no_other(stack: Stack) -> None:

@@ -12,7 +12,7 @@ from pyshim.pod.plan.kata_state import kata_device
 from pyshim.pod.snapshot import AFTER_REPLY_S
 from pyshim.resources.volumes.plan.disks import disk, served_disk
 from tests.fakes.inputs import config
-from tests.unit.pod.conftest import DOCUMENT, Stack
+from tests.unit.pod.conftest import DOCUMENT, MEMBER, SANDBOX, Stack
 from tests.unit.state.kata_shape import DEVICE_STATE, check
 
 KINDS = {"BlockDrive", "VhostUserDev"}
@@ -45,12 +45,12 @@ def test_a_disk_of_each_kind_has_katas_keys(
     assert KINDS & found.keys() == {where}
 
 
-async def test_katas_own_restore_of_the_sandbox_succeeds(pod_annotations: Any, stack: Stack) -> None:
+async def test_katas_own_restore_of_the_sandbox_succeeds(stack: Stack) -> None:
     """Kata refuses an image beside an initrd and a container without a bundle, and then removes the state."""
 
     stack.document = {"hypervisor": {"qemu": {**DOCUMENT["hypervisor"]["qemu"], "initrd": "/initrd"}}}
-    await stack.run("c1", ["sleep"], annotations=pod_annotations["sandbox"])
-    await stack.run("app", ["sleep"], annotations=pod_annotations["container"])
+    await stack.run("c1", ["sleep"], annotations=SANDBOX)
+    await stack.run("app", ["sleep"], annotations=MEMBER)
     await asyncio.sleep(2 * AFTER_REPLY_S)
 
     saved = stack.records[-1].snapshots[-1]

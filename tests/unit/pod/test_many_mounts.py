@@ -1,7 +1,6 @@
 """Writes of the state for a container of many volumes."""
 
 import asyncio
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from pyshim.state.records import SandboxRecords
 from pyshim.state.schema import ShimRecord
 from pyshim.state.store import StateStore
 from tests.fakes.clock import run_fast_forward
-from tests.unit.pod.conftest import Stack
+from tests.unit.pod.conftest import MEMBER, SANDBOX, Stack
 
 SHIM = ShimRecord(pid=4711, start_ticks=99, socket="unix:///s", namespace="default")
 
@@ -45,18 +44,16 @@ def _stored_in(root: Path) -> tuple[Stack, StateStore]:
     return stack, store
 
 
-async def _create_and_delete(
-    mounts: int, root: Path, disk: Disk, annotations: Mapping[str, Mapping[str, str]]
-) -> tuple[tuple[int, int], tuple[int, int]]:
+async def _create_and_delete(mounts: int, root: Path, disk: Disk) -> tuple[tuple[int, int], tuple[int, int]]:
     """Writes and bytes of a Create with that many volumes, and of the Delete."""
     stack, store = _stored_in(root)
-    pod = await stack.run("c1", ["pause"], annotations=annotations["sandbox"])
+    pod = await stack.run("c1", ["pause"], annotations=SANDBOX)
     disk.taken()
     volumes = [
         {"type": "bind", "source": f"/data/{number}", "destination": f"/mnt/{number}", "options": ["rbind"]}
         for number in range(mounts)
     ]
-    app = await stack.run("app", ["sleep"], annotations=annotations["container"], mounts=volumes)
+    app = await stack.run("app", ["sleep"], annotations=MEMBER, mounts=volumes)
     assert len(stack.host.mounts) >= mounts
     created = disk.taken()
     await stack.pod.kill(app, None, 9, True)
@@ -76,12 +73,13 @@ async def _create_and_delete(
 
 
 def test_state_writes_of_create_and_delete_grow_with_the_mounts_and_not_with_their_square(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pod_annotations: Mapping[str, Mapping[str, str]]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     disk = Disk(monkeypatch)
 
     table = {
-        mounts: run_fast_forward(_create_and_delete(mounts, tmp_path / str(mounts), disk, pod_annotations))
+        mounts: run_fast_forward(_create_and_delete(mounts, tmp_path / str(mounts), disk))
         for mounts in (100, 400, 1600)
     }
 
@@ -95,17 +93,15 @@ def test_state_writes_of_create_and_delete_grow_with_the_mounts_and_not_with_the
         assert large <= 16 * small, f"{small} bytes are written for 100 mounts, {large} for 1600"
 
 
-async def _one_more(
-    containers: int, root: Path, disk: Disk, annotations: Mapping[str, Mapping[str, str]]
-) -> tuple[int, int]:
+async def _one_more(containers: int, root: Path, disk: Disk) -> tuple[int, int]:
     """Writes and bytes of a container that is created, started, killed and deleted beside that many others."""
     stack, _ = _stored_in(root)
-    await stack.run("c1", ["pause"], annotations=annotations["sandbox"])
+    await stack.run("c1", ["pause"], annotations=SANDBOX)
     for number in range(containers):
-        await stack.run(f"other{number}", ["sleep"], annotations=annotations["container"])
+        await stack.run(f"other{number}", ["sleep"], annotations=MEMBER)
     await asyncio.sleep(1)
     disk.taken()
-    app = await stack.run("app", ["sleep"], annotations=annotations["container"])
+    app = await stack.run("app", ["sleep"], annotations=MEMBER)
     await stack.pod.kill(app, None, 9, True)
     await stack.pod.wait(app, None)
     await stack.pod.delete(app, None)
@@ -116,15 +112,13 @@ async def _one_more(
 
 
 def test_a_containers_life_costs_as_many_writes_in_a_full_pod_as_in_an_empty_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pod_annotations: Mapping[str, Mapping[str, str]]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each writes the whole state, of which only what has changed is encoded again."""
     disk = Disk(monkeypatch)
 
-    table = {
-        others: run_fast_forward(_one_more(others, tmp_path / str(others), disk, pod_annotations))
-        for others in (1, 10, 100)
-    }
+    table = {others: run_fast_forward(_one_more(others, tmp_path / str(others), disk)) for others in (1, 10, 100)}
 
     for others, (writes, size_bytes) in table.items():
         print(f"beside {others} containers: {writes} writes, {size_bytes} B")

@@ -8,10 +8,8 @@ import pytest
 from pyshim.model.errors import FailedPrecondition, ShimError
 from pyshim.model.ids import ContainerId
 from pyshim.model.task import RootfsMount, Status
-from tests.unit.pod.conftest import Stack, until
+from tests.unit.pod.conftest import MEMBER, SANDBOX, Stack, until
 
-SANDBOX = {"io.kubernetes.cri.container-type": "sandbox", "io.kubernetes.cri.sandbox-id": "c1"}
-CONTAINER = {**SANDBOX, "io.kubernetes.cri.container-type": "container"}
 SHARED = {"namespaces": [{"type": "pid", "path": "/proc/4242/ns/pid"}]}
 OWN = {"namespaces": [{"type": "pid"}]}
 
@@ -21,7 +19,7 @@ async def _pod(stack: Stack, **spec: object) -> ContainerId:
 
 
 async def _app(stack: Stack, name: str, linux: Mapping[str, object] = OWN) -> ContainerId:
-    return await stack.run(name, ["sleep"], annotations=CONTAINER, linux=dict(linux))
+    return await stack.run(name, ["sleep"], annotations=MEMBER, linux=dict(linux))
 
 
 async def test_the_guest_gets_nothing_of_the_sandbox_container(stack: Stack) -> None:

@@ -1,14 +1,13 @@
 """The state on disk is enough for a clean-up after a crash, at each moment."""
 
 import asyncio
-from typing import Any
 
 from pyshim.model.ledger import ResourceKind
 from pyshim.model.snapshot import SandboxStatus
 from pyshim.model.task import RootfsMount, Status
 from pyshim.pod.snapshot import AFTER_REPLY_S, SavedState
 from tests.fakes.host import FakeRecords
-from tests.unit.pod.conftest import PIPES, Stack, until
+from tests.unit.pod.conftest import MEMBER, PIPES, SANDBOX, Stack, until
 
 VOLUME = {"destination": "/data", "type": "bind", "source": "/srv/data", "options": ["rbind"]}
 OVERLAY = RootfsMount(type="overlay", source="overlay", target="", options=("lowerdir=/a:/b",))
@@ -40,12 +39,10 @@ async def test_every_effect_on_the_host_finds_its_intent_written(stack: Stack) -
     assert seen.count("mount") == 2 + 1 + 2  # the share's two, the root file system, its share and the volume's
 
 
-async def test_a_deleted_container_leaves_nothing_in_the_share_of_a_living_pod(
-    pod_annotations: Any, stack: Stack
-) -> None:
-    await stack.run("c1", ["sleep"], annotations=pod_annotations["sandbox"])
+async def test_a_deleted_container_leaves_nothing_in_the_share_of_a_living_pod(stack: Stack) -> None:
+    await stack.run("c1", ["sleep"], annotations=SANDBOX)
     before = [(entry.kind, entry.key) for entry in stack.records[-1].ledger.entries]
-    app = await stack.run("app", ["exit", "0"], annotations=pod_annotations["container"], mounts=[VOLUME])
+    app = await stack.run("app", ["exit", "0"], annotations=MEMBER, mounts=[VOLUME])
     await stack.pod.wait(app, None)
     added = {entry.key for entry in stack.records[-1].ledger.entries if (entry.kind, entry.key) not in before}
     points = [key for key in added if "/mounts/app" in key]

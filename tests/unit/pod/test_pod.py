@@ -2,14 +2,13 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 import pytest
 
 from pyshim.model.errors import AlreadyExists, Cancelled, FailedPrecondition, InvalidArgument, NotFound, ShimError
 from pyshim.model.ids import ContainerId, ExecId
 from pyshim.model.task import Status
-from tests.unit.pod.conftest import PIPES, Stack, until
+from tests.unit.pod.conftest import MEMBER, PIPES, SANDBOX, Stack, until
 
 
 async def test_a_container_runs_to_its_exit_and_leaves_nothing(stack: Stack) -> None:
@@ -321,10 +320,10 @@ async def test_a_bundle_that_takes_no_mark_of_an_oom_harms_nothing(stack: Stack)
     assert (await stack.pod.wait(container, None)).status == 137
 
 
-async def test_containers_of_a_pod_share_one_vm_and_end_with_the_sandbox(pod_annotations: Any, stack: Stack) -> None:
-    sandbox = await stack.run("c1", ["sleep"], annotations=pod_annotations["sandbox"])
-    app = await stack.run("app", ["sleep"], annotations=pod_annotations["container"])
-    short = await stack.run("short", ["exit", "0"], annotations=pod_annotations["container"])
+async def test_containers_of_a_pod_share_one_vm_and_end_with_the_sandbox(stack: Stack) -> None:
+    sandbox = await stack.run("c1", ["sleep"], annotations=SANDBOX)
+    app = await stack.run("app", ["sleep"], annotations=MEMBER)
+    short = await stack.run("short", ["exit", "0"], annotations=MEMBER)
     await stack.pod.wait(short, None)
     await stack.pod.delete(short, None)
     assert len(stack.hypervisors) == 1
@@ -341,9 +340,9 @@ async def test_containers_of_a_pod_share_one_vm_and_end_with_the_sandbox(pod_ann
     assert stack.left() == {}
 
 
-async def test_a_container_of_an_unknown_sandbox_is_not_found(pod_annotations: Any, stack: Stack) -> None:
+async def test_a_container_of_an_unknown_sandbox_is_not_found(stack: Stack) -> None:
     with pytest.raises(NotFound, match="no sandbox 'c1'"):
-        await stack.create("app", ["sleep"], annotations=pod_annotations["container"])
+        await stack.create("app", ["sleep"], annotations=MEMBER)
 
 
 async def _start_unknown(stack: Stack) -> None:

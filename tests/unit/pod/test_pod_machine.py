@@ -17,10 +17,8 @@ from pyshim.model.errors import ShimError
 from pyshim.model.ids import ContainerId, ExecId
 from pyshim.model.task import ExitStatus, Status
 from tests.fakes.clock import FastForwardLoop
-from tests.unit.pod.conftest import NO_STDIO, PIPES, Stack
+from tests.unit.pod.conftest import MEMBER, NO_STDIO, PIPES, SANDBOX, Stack
 
-SANDBOX = {"io.kubernetes.cri.container-type": "sandbox", "io.kubernetes.cri.sandbox-id": "c1"}
-MEMBER = {**SANDBOX, "io.kubernetes.cri.container-type": "container"}
 CONTAINERS = st.sampled_from(["c1", "a", "b"])
 EXECS = st.sampled_from(["e1", "e2"])
 PROGRAMS = st.sampled_from([["sleep"], ["exit", "3"], ["cat"], ["flood", "400000"], ["hold", "x"]])

@@ -1,7 +1,6 @@
 """Calls that cross each other, and what they find when they come back from an await."""
 
 import asyncio
-from typing import Any
 
 import pytest
 
@@ -9,7 +8,7 @@ from pyshim.model.errors import Cancelled, FailedPrecondition, NotFound, ShimErr
 from pyshim.model.ids import ContainerId
 from pyshim.model.ledger import ResourceKind
 from pyshim.model.task import Status
-from tests.unit.pod.conftest import PIPES, Stack, until
+from tests.unit.pod.conftest import MEMBER, PIPES, SANDBOX, Stack, until
 
 C1 = ContainerId("c1")
 APP = ContainerId("app")
@@ -23,8 +22,8 @@ async def boot(stack: Stack) -> asyncio.Task[int]:
     return creating
 
 
-async def run_pod(stack: Stack, annotations: Any) -> None:
-    await stack.run("c1", ["sleep"], annotations=annotations["sandbox"])
+async def run_pod(stack: Stack) -> None:
+    await stack.run("c1", ["sleep"], annotations=SANDBOX)
 
 
 async def test_a_second_delete_does_not_cut_the_undo_of_the_first_short(stack: Stack) -> None:
@@ -106,12 +105,10 @@ async def test_after_a_failed_create_the_same_sandbox_can_be_created(stack: Stac
     assert stack.pod.state(C1, None).status is Status.CREATED
 
 
-async def test_shutdown_after_one_delete_leaves_the_creation_of_another_alone(
-    pod_annotations: Any, stack: Stack
-) -> None:
-    await run_pod(stack, pod_annotations)
+async def test_shutdown_after_one_delete_leaves_the_creation_of_another_alone(stack: Stack) -> None:
+    await run_pod(stack)
     stack.agent.held["CreateContainer"] = asyncio.Event()
-    creating = asyncio.ensure_future(stack.create("app", ["sleep"], annotations=pod_annotations["container"]))
+    creating = asyncio.ensure_future(stack.create("app", ["sleep"], annotations=MEMBER))
     await until(lambda: "CreateContainer" in stack.agent.calls)
 
     assert not await stack.pod.shutdown(now=False)
@@ -120,12 +117,10 @@ async def test_shutdown_after_one_delete_leaves_the_creation_of_another_alone(
     assert await creating == APP
 
 
-async def test_a_creation_under_way_when_its_sandbox_is_deleted_fails_and_leaves_nothing(
-    pod_annotations: Any, stack: Stack
-) -> None:
-    await run_pod(stack, pod_annotations)
+async def test_a_creation_under_way_when_its_sandbox_is_deleted_fails_and_leaves_nothing(stack: Stack) -> None:
+    await run_pod(stack)
     stack.agent.hung.add("CreateContainer")
-    creating = asyncio.ensure_future(stack.create("app", ["sleep"], annotations=pod_annotations["container"]))
+    creating = asyncio.ensure_future(stack.create("app", ["sleep"], annotations=MEMBER))
     await until(lambda: "CreateContainer" in stack.agent.calls)
 
     await stack.pod.kill(C1, None, 9, False)
@@ -138,10 +133,10 @@ async def test_a_creation_under_way_when_its_sandbox_is_deleted_fails_and_leaves
     assert stack.left() == {}
 
 
-async def test_a_creation_given_up_is_taken_back_in_the_guest_too(pod_annotations: Any, stack: Stack) -> None:
-    await run_pod(stack, pod_annotations)
+async def test_a_creation_given_up_is_taken_back_in_the_guest_too(stack: Stack) -> None:
+    await run_pod(stack)
     stack.agent.late["CreateContainer"] = asyncio.Event()
-    creating = asyncio.ensure_future(stack.create("app", ["sleep"], annotations=pod_annotations["container"]))
+    creating = asyncio.ensure_future(stack.create("app", ["sleep"], annotations=MEMBER))
     await until(lambda: "app" in stack.agent.containers)
 
     with pytest.raises(NotFound):

@@ -5,7 +5,7 @@ from typing import Any
 
 from pyshim.model.ids import ContainerId
 from pyshim.model.units import MIB
-from tests.unit.pod.conftest import DOCUMENT, Stack, until
+from tests.unit.pod.conftest import DOCUMENT, MEMBER, SANDBOX, Stack, until
 
 
 def document(*, static: bool = False, **hypervisor: object) -> Mapping[str, Any]:
@@ -22,15 +22,13 @@ def resources(*, cpus: float = 0, mib: int = 0, **more: Any) -> dict[str, Any]:
     return found
 
 
-async def start_pod(stack: Stack, pod_annotations: Mapping[str, Mapping[str, str]], **keys: Any) -> None:
+async def start_pod(stack: Stack, **keys: Any) -> None:
     stack.document = document(**keys)
-    await stack.run("c1", ["sleep"], annotations=pod_annotations["sandbox"])
+    await stack.run("c1", ["sleep"], annotations=SANDBOX)
 
 
-async def add(
-    stack: Stack, pod_annotations: Mapping[str, Mapping[str, str]], name: str, asked: Mapping[str, Any]
-) -> ContainerId:
-    spec = {"annotations": pod_annotations["container"], "linux": {"resources": asked}}
+async def add(stack: Stack, name: str, asked: Mapping[str, Any]) -> ContainerId:
+    spec = {"annotations": MEMBER, "linux": {"resources": asked}}
     return await stack.run(name, ["sleep"], **spec)
 
 
@@ -46,8 +44,3 @@ def granted(stack: Stack) -> tuple[int, int]:
 
 async def settled(stack: Stack, vcpus: int, memory_mib: int) -> None:
     await until(lambda: granted(stack) == (vcpus, memory_mib))
-
-
-Annotations = Mapping[str, Mapping[str, str]]
-SANDBOX = {"io.kubernetes.cri.container-type": "sandbox", "io.kubernetes.cri.sandbox-id": "c1"}
-POD: Annotations = {"sandbox": SANDBOX, "container": {**SANDBOX, "io.kubernetes.cri.container-type": "container"}}

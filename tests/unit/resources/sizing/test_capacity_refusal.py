@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from pyshim.model.capacity import CgroupLimits
 from pyshim.model.errors import FailedPrecondition
-from tests.unit.pod.conftest import Stack
+from tests.unit.pod.conftest import MEMBER, Stack
 
 
 async def test_a_vm_that_does_not_fit_is_never_made(stack: Stack) -> None:
@@ -28,10 +28,7 @@ async def test_a_vm_larger_than_its_cgroup_boots_with_one_warning(
 
     with caplog.at_level(logging.WARNING, "pyshim.pod"):
         await stack.run("c1", ["sleep"])
-        await stack.run("c2", ["sleep"], annotations=CONTAINER)
+        await stack.run("c2", ["sleep"], annotations=MEMBER)
 
     (warning,) = [record for record in caplog.records if record.msg == "capacity"]
     assert "cgroup '/kubepods/pod1' allows" in warning.__dict__["problem"]
-
-
-CONTAINER = {"io.kubernetes.cri.container-type": "container", "io.kubernetes.cri.sandbox-id": "c1"}

@@ -9,18 +9,18 @@ import pytest
 from pyshim.model.errors import Cancelled, InvalidArgument, NotFound, ShimError
 from pyshim.model.ids import ContainerId
 from pyshim.model.units import MIB
-from tests.unit.pod.conftest import Stack, until
+from tests.unit.pod.conftest import MEMBER, SANDBOX, Stack, until
 
-from .resizable_pod import POD, add, document, granted, resources, settled, sizing, start_pod
+from .resizable_pod import add, document, granted, resources, settled, sizing, start_pod
 
 
 async def test_the_vm_has_grown_and_the_guest_uses_it_before_the_container_is_made(stack: Stack) -> None:
-    await start_pod(stack, POD)
+    await start_pod(stack)
     vm = stack.hypervisors[0]
     assert vm.resizes == []
     assert sizing(stack)["policy"] == "dynamic"
 
-    await add(stack, POD, "a", resources(cpus=1.5, mib=200))
+    await add(stack, "a", resources(cpus=1.5, mib=200))
 
     assert vm.resizes == [("vcpus", 3), ("memory", 768)]
     assert stack.agent.onlined[-1] == (3, False)
@@ -34,7 +34,7 @@ async def test_the_hosts_limits_are_raised_before_the_vm_grows_and_lowered_after
     qemu = {**document(enable_virtio_mem=True)["hypervisor"]["qemu"]}
     limits = {"static_sandbox_resource_mgmt": False, "sandbox_cgroup_limits": True}
     stack.document = {"hypervisor": {"qemu": qemu}, "runtime": limits}
-    await stack.run("c1", ["sleep"], annotations=POD["sandbox"])
+    await stack.run("c1", ["sleep"], annotations=SANDBOX)
     vm, written = stack.hypervisors[0], stack.host.cgroup_tree.settings
 
     def last_limit_mib() -> int:
@@ -48,7 +48,7 @@ async def test_the_hosts_limits_are_raised_before_the_vm_grows_and_lowered_after
         return await resize(memory_mib)
 
     vm.resize_memory = resized  # type: ignore[method-assign]
-    container = await add(stack, POD, "a", resources(mib=1024))
+    container = await add(stack, "a", resources(mib=1024))
     assert seen[-1][0] == 1536
     assert seen[-1][1] > 1536
     await stack.pod.kill(container, None, 9, False)
@@ -59,22 +59,22 @@ async def test_the_hosts_limits_are_raised_before_the_vm_grows_and_lowered_after
 
 
 async def test_fractions_of_several_containers_are_rounded_once(stack: Stack) -> None:
-    await start_pod(stack, POD, default_vcpus=Fraction(1, 2))
+    await start_pod(stack, default_vcpus=Fraction(1, 2))
 
-    await add(stack, POD, "a", resources(cpus=0.25))
+    await add(stack, "a", resources(cpus=0.25))
     assert stack.hypervisors[0].resizes == []
-    await add(stack, POD, "b", resources(cpus=0.25, mib=1))
+    await add(stack, "b", resources(cpus=0.25, mib=1))
     assert stack.hypervisors[0].resizes == [("memory", 640)]
-    await add(stack, POD, "c", resources(cpus=0.25))
+    await add(stack, "c", resources(cpus=0.25))
 
     assert stack.hypervisors[0].resizes == [("memory", 640), ("vcpus", 2)]
     assert stack.agent.onlined[-1] == (2, True)
 
 
 async def test_containers_created_together_all_count(stack: Stack) -> None:
-    await start_pod(stack, POD)
+    await start_pod(stack)
 
-    await asyncio.gather(*(add(stack, POD, name, resources(cpus=1, mib=128)) for name in ("a", "b", "c")))
+    await asyncio.gather(*(add(stack, name, resources(cpus=1, mib=128)) for name in ("a", "b", "c")))
 
     assert granted(stack) == (4, 512 + 3 * 128)
     assert stack.hypervisors[0].vcpus == 4
@@ -82,8 +82,8 @@ async def test_containers_created_together_all_count(stack: Stack) -> None:
 
 @pytest.mark.parametrize("end", ["stop", "delete-unstarted"])
 async def test_a_container_that_ends_is_no_longer_counted(end: str, stack: Stack) -> None:
-    await start_pod(stack, POD, enable_virtio_mem=True)
-    spec = {"annotations": POD["container"], "linux": {"resources": resources(cpus=2, mib=300)}}
+    await start_pod(stack, enable_virtio_mem=True)
+    spec = {"annotations": MEMBER, "linux": {"resources": resources(cpus=2, mib=300)}}
     container = await stack.create("a", ["sleep"], **spec)
     assert granted(stack) == (3, 896)
 
@@ -100,23 +100,23 @@ async def test_a_container_that_ends_is_no_longer_counted(end: str, stack: Stack
 
 
 async def test_dimms_stay_and_the_record_says_so(stack: Stack) -> None:
-    await start_pod(stack, POD)
-    container = await add(stack, POD, "a", resources(cpus=1, mib=200))
+    await start_pod(stack)
+    container = await add(stack, "a", resources(cpus=1, mib=200))
     await stack.pod.kill(container, None, 9, False)
     await stack.pod.wait(container, None)
     await settled(stack, 1, 768)
 
     assert sizing(stack)["memory_mib"]["rounded"] == 512
     assert any("DIMMs are not taken away" in warning for warning in sizing(stack)["warnings"])
-    await add(stack, POD, "b", resources(mib=200))
+    await add(stack, "b", resources(mib=200))
     assert stack.hypervisors[0].resizes.count(("memory", 768)) == 1, "what stayed serves the next container"
 
 
 async def test_what_a_guest_keeps_is_recorded_with_a_warning(stack: Stack) -> None:
-    await start_pod(stack, POD, enable_virtio_mem=True)
+    await start_pod(stack, enable_virtio_mem=True)
     vm = stack.hypervisors[0]
     vm.takes_cpus_away, vm.guest_keeps_mib = False, 640
-    container = await add(stack, POD, "a", resources(cpus=1, mib=384))
+    container = await add(stack, "a", resources(cpus=1, mib=384))
     await stack.pod.delete(await _ended(stack, container), None)
     await settled(stack, 2, 640)
 
@@ -131,9 +131,9 @@ async def _ended(stack: Stack, container: ContainerId) -> ContainerId:
 
 
 async def test_growth_beyond_the_limits_is_given_as_far_as_it_goes_with_a_warning(stack: Stack) -> None:
-    await start_pod(stack, POD, default_maxvcpus=2, default_maxmemory=1024)
+    await start_pod(stack, default_maxvcpus=2, default_maxmemory=1024)
 
-    await add(stack, POD, "a", resources(cpus=5, mib=4096))
+    await add(stack, "a", resources(cpus=5, mib=4096))
 
     assert granted(stack) == (2, 1024)
     assert sizing(stack)["vcpus"]["limited_by"] == "default_maxvcpus"
@@ -142,9 +142,9 @@ async def test_growth_beyond_the_limits_is_given_as_far_as_it_goes_with_a_warnin
 
 async def test_a_guest_without_memory_hotplug_keeps_its_memory(stack: Stack) -> None:
     stack.agent.memory_block_bytes = 0
-    await start_pod(stack, POD)
+    await start_pod(stack)
 
-    await add(stack, POD, "a", resources(cpus=1, mib=200))
+    await add(stack, "a", resources(cpus=1, mib=200))
 
     assert stack.hypervisors[0].resizes == [("vcpus", 2)]
     assert stack.agent.onlined == [(2, True)]
@@ -160,7 +160,7 @@ async def test_a_guest_without_memory_hotplug_keeps_its_memory(stack: Stack) -> 
     ],
 )
 async def test_a_growth_that_fails_fails_the_create_and_is_taken_back(step: str, error: str, stack: Stack) -> None:
-    await start_pod(stack, POD, enable_virtio_mem=True)
+    await start_pod(stack, enable_virtio_mem=True)
     if step == "online":
         stack.agent.failures["OnlineCPUMem"] = (13, error)
     else:
@@ -168,34 +168,34 @@ async def test_a_growth_that_fails_fails_the_create_and_is_taken_back(step: str,
     before = list(stack.agent.calls)
 
     with pytest.raises(ShimError, match=error):
-        await add(stack, POD, "a", resources(cpus=1, mib=200))
+        await add(stack, "a", resources(cpus=1, mib=200))
     await until(lambda: not _shrinking())
 
     assert "CreateContainer" not in stack.agent.calls[len(before) :]
     vm = stack.hypervisors[0]
     assert (vm.vcpus, vm.memory_mib) == (1, 512)
     stack.agent.failures.clear()
-    await add(stack, POD, "a", resources(cpus=1, mib=200))
+    await add(stack, "a", resources(cpus=1, mib=200))
     assert granted(stack) == (2, 768)
 
 
 async def test_memory_taken_in_part_before_a_growth_failed_is_taken_back(stack: Stack) -> None:
-    await start_pod(stack, POD, enable_virtio_mem=True)
+    await start_pod(stack, enable_virtio_mem=True)
     vm = stack.hypervisors[0]
     vm.guest_takes_mib = 576
 
     with pytest.raises(ShimError, match="the guest took 576 MiB"):
-        await add(stack, POD, "a", resources(cpus=1, mib=200))
+        await add(stack, "a", resources(cpus=1, mib=200))
     await until(lambda: not _shrinking())
 
     assert (vm.vcpus, vm.memory_mib) == (1, 512)
 
 
 async def test_memory_slots_that_are_taken_are_a_limit(stack: Stack) -> None:
-    await start_pod(stack, POD, memory_slots=1)
+    await start_pod(stack, memory_slots=1)
 
-    await add(stack, POD, "a", resources(mib=100))
-    await add(stack, POD, "b", resources(mib=400))
+    await add(stack, "a", resources(mib=100))
+    await add(stack, "b", resources(mib=400))
 
     assert granted(stack) == (1, 640)
     assert sizing(stack)["memory_mib"]["limited_by"] == "memory slots"
@@ -217,9 +217,9 @@ def _shrinking() -> list[str]:
 
 
 async def test_a_shrink_that_fails_only_warns_and_the_next_one_succeeds(stack: Stack) -> None:
-    await start_pod(stack, POD, enable_virtio_mem=True)
-    first = await add(stack, POD, "a", resources(cpus=1, mib=100))
-    second = await add(stack, POD, "b", resources(cpus=1, mib=100))
+    await start_pod(stack, enable_virtio_mem=True)
+    first = await add(stack, "a", resources(cpus=1, mib=100))
+    second = await add(stack, "b", resources(cpus=1, mib=100))
     stack.host.faults.seen.clear()
     stack.host.faults.plan({"resize_vcpus": 1})
 
@@ -233,8 +233,8 @@ async def test_a_shrink_that_fails_only_warns_and_the_next_one_succeeds(stack: S
 
 
 async def test_a_container_that_needs_more_does_not_wait_until_a_slow_guest_has_given_all_back(stack: Stack) -> None:
-    await start_pod(stack, POD, enable_virtio_mem=True)
-    large = await add(stack, POD, "large", resources(mib=1024))
+    await start_pod(stack, enable_virtio_mem=True)
+    large = await add(stack, "large", resources(mib=1024))
     vm = stack.hypervisors[0]
     gives = asyncio.Event()
     resize = vm.resize_memory
@@ -250,7 +250,7 @@ async def test_a_container_that_needs_more_does_not_wait_until_a_slow_guest_has_
     vm.resize_memory = slowly  # type: ignore[method-assign]
     await stack.pod.kill(large, None, 9, False)
     await asyncio.sleep(0.1)
-    creating = asyncio.ensure_future(add(stack, POD, "next", resources(mib=256)))
+    creating = asyncio.ensure_future(add(stack, "next", resources(mib=256)))
     await asyncio.sleep(0.1)
     gives.set()
 
@@ -266,7 +266,7 @@ async def test_a_container_that_needs_more_does_not_wait_until_a_slow_guest_has_
 
 async def test_the_pods_own_container_counts_for_nothing(stack: Stack) -> None:
     stack.document = document()
-    pause = {"annotations": POD["sandbox"], "linux": {"resources": resources(cpus=2, mib=500)}}
+    pause = {"annotations": SANDBOX, "linux": {"resources": resources(cpus=2, mib=500)}}
 
     await stack.run("c1", ["sleep"], **pause)
 
@@ -274,19 +274,19 @@ async def test_the_pods_own_container_counts_for_nothing(stack: Stack) -> None:
 
 
 async def test_resources_that_make_no_sense_are_refused_before_anything_grows(stack: Stack) -> None:
-    await start_pod(stack, POD)
+    await start_pod(stack)
 
     with pytest.raises(InvalidArgument, match=r"linux\.resources\.cpu\.period is negative"):
-        await add(stack, POD, "a", {"cpu": {"period": -1, "quota": 5}})
+        await add(stack, "a", {"cpu": {"period": -1, "quota": 5}})
 
     assert stack.hypervisors[0].resizes == []
-    await add(stack, POD, "b", resources(cpus=1))
+    await add(stack, "b", resources(cpus=1))
     assert granted(stack) == (2, 512)
 
 
 async def test_an_ended_vm_ends_a_resize_in_words(stack: Stack) -> None:
-    await start_pod(stack, POD)
-    container = await add(stack, POD, "a", resources(cpus=1))
+    await start_pod(stack)
+    container = await add(stack, "a", resources(cpus=1))
     stack.hypervisors[0].die("qemu was killed")
     await stack.pod.wait(container, None)
 
@@ -297,10 +297,10 @@ async def test_an_ended_vm_ends_a_resize_in_words(stack: Stack) -> None:
 
 
 async def test_a_create_given_up_while_the_vm_grows_leaves_the_vm_as_it_was(stack: Stack) -> None:
-    await start_pod(stack, POD, enable_virtio_mem=True)
+    await start_pod(stack, enable_virtio_mem=True)
     vm = stack.hypervisors[0]
     vm.may_answer.clear()
-    creating = asyncio.ensure_future(add(stack, POD, "a", resources(cpus=1, mib=100)))
+    creating = asyncio.ensure_future(add(stack, "a", resources(cpus=1, mib=100)))
     await until(lambda: vm.resizes)
 
     deleting = asyncio.ensure_future(stack.pod.delete(ContainerId("a"), None))

@@ -14,7 +14,7 @@ from pyshim.pod.plan.guest_spec import guest_resources
 from pyshim.resources.sizing.plan.swap import swap_bytes, swap_file_bytes, swap_header, with_swap
 from tests.unit.pod.conftest import Stack
 
-from .resizable_pod import POD, add, start_pod
+from .resizable_pod import add, start_pod
 
 
 def memory(**members: int) -> dict[str, Any]:
@@ -66,12 +66,12 @@ def test_the_file_is_a_swap_area_of_the_size_asked_for(tmp_path: Path) -> None:
 
 
 async def test_the_guest_has_its_swap_before_the_container_is_made_and_more_when_more_is_asked(stack: Stack) -> None:
-    await start_pod(stack, POD, enable_guest_swap=True, guest_swap_path="/data/swap")
+    await start_pod(stack, enable_guest_swap=True, guest_swap_path="/data/swap")
     assert stack.agent.swaps == []
 
-    await add(stack, POD, "a", memory(swappiness=60, limit=64 * MIB))
-    await add(stack, POD, "b", memory(limit=64 * MIB))
-    await add(stack, POD, "c", memory(swappiness=60, limit=32 * MIB))
+    await add(stack, "a", memory(swappiness=60, limit=64 * MIB))
+    await add(stack, "b", memory(limit=64 * MIB))
+    await add(stack, "c", memory(swappiness=60, limit=32 * MIB))
 
     assert len(stack.agent.swaps) == 2
     calls = stack.agent.calls
@@ -84,18 +84,18 @@ async def test_the_guest_has_its_swap_before_the_container_is_made_and_more_when
 async def test_without_the_key_nothing_is_made_and_the_log_says_so(
     caplog: pytest.LogCaptureFixture, stack: Stack
 ) -> None:
-    await start_pod(stack, POD)
-    await add(stack, POD, "a", memory(swappiness=60, limit=64 * MIB))
+    await start_pod(stack)
+    await add(stack, "a", memory(swappiness=60, limit=64 * MIB))
     assert stack.agent.swaps == []
 
     assert "no swap for container: enable_guest_swap is false" in caplog.messages
 
 
 async def test_an_agent_that_cannot_swap_fails_the_container_by_name(stack: Stack) -> None:
-    await start_pod(stack, POD, enable_guest_swap=True)
+    await start_pod(stack, enable_guest_swap=True)
     stack.agent.failures["AddSwap"] = (13, "no swapon here")
 
     with pytest.raises(ShimError, match=r"add swap .* in guest: no swapon here"):
-        await add(stack, POD, "a", memory(swappiness=60, limit=64 * MIB))
+        await add(stack, "a", memory(swappiness=60, limit=64 * MIB))
 
     assert "CreateContainer" not in stack.agent.calls

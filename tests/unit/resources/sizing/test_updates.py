@@ -14,12 +14,12 @@ from pyshim.model.units import MIB
 from pyshim.model.volumes import EmptyDir, SourceFacts
 from tests.unit.pod.conftest import Stack, until
 
-from .resizable_pod import POD, add, document, resources, settled, start_pod
+from .resizable_pod import add, document, resources, settled, start_pod
 
 
 async def test_an_update_grows_first_and_shrinks_after_the_guests_limits(stack: Stack) -> None:
-    await start_pod(stack, POD, enable_virtio_mem=True)
-    container = await add(stack, POD, "a", resources(cpus=1, mib=256))
+    await start_pod(stack, enable_virtio_mem=True)
+    container = await add(stack, "a", resources(cpus=1, mib=256))
     vm = stack.hypervisors[0]
     stack.agent.held["UpdateContainer"] = asyncio.Event()
 
@@ -39,10 +39,10 @@ async def test_an_update_grows_first_and_shrinks_after_the_guests_limits(stack: 
 
 
 async def test_an_update_sends_all_limits_and_zero_means_as_before(stack: Stack) -> None:
-    await start_pod(stack, POD)
+    await start_pod(stack)
     asked = resources(cpus=1, mib=256)
     asked["cpu"]["shares"] = 512
-    container = await add(stack, POD, "a", asked)
+    container = await add(stack, "a", asked)
 
     await stack.pod.update(container, {"cpu": {"quota": 50_000, "period": 0}, "memory": {"limit": 0}}, {})
 
@@ -51,8 +51,8 @@ async def test_an_update_sends_all_limits_and_zero_means_as_before(stack: Stack)
 
 
 async def test_an_update_the_guest_refuses_counts_for_nothing(stack: Stack) -> None:
-    await start_pod(stack, POD, enable_virtio_mem=True)
-    container = await add(stack, POD, "a", resources(cpus=1, mib=128))
+    await start_pod(stack, enable_virtio_mem=True)
+    container = await add(stack, "a", resources(cpus=1, mib=128))
     stack.agent.failures["UpdateContainer"] = (13, "busy")
 
     with pytest.raises(ShimError, match="busy"):
@@ -67,8 +67,8 @@ async def test_an_update_the_guest_refuses_counts_for_nothing(stack: Stack) -> N
 async def test_what_a_container_asks_for_after_an_update_is_on_disk(
     update: dict[str, Any], refused: bool, stack: Stack
 ) -> None:
-    await start_pod(stack, POD, enable_virtio_mem=True)
-    container = await add(stack, POD, "a", resources(cpus=1, mib=256))
+    await start_pod(stack, enable_virtio_mem=True)
+    container = await add(stack, "a", resources(cpus=1, mib=256))
     if refused:
         stack.agent.failures["UpdateContainer"] = (13, "busy")
 
@@ -139,8 +139,8 @@ async def test_a_refusal_is_the_same_each_time_and_costs_neither_guest_nor_disk(
 
 
 async def test_a_container_that_ends_during_its_update_counts_no_longer(stack: Stack) -> None:
-    await start_pod(stack, POD, enable_virtio_mem=True)
-    container = await add(stack, POD, "a", resources(mib=100))
+    await start_pod(stack, enable_virtio_mem=True)
+    container = await add(stack, "a", resources(mib=100))
     held = stack.agent.held["UpdateContainer"] = asyncio.Event()
     stack.agent.failures["UpdateContainer"] = (5, "no such container")
     updating = asyncio.ensure_future(stack.pod.update(container, resources(cpus=2, mib=600), {}))
