@@ -13,7 +13,7 @@ import pytest
 
 from pyshim.host.processes.confinement import KEPT_CAPABILITIES
 
-from .framework import processes
+from .framework import oci, processes, shim_config
 from .framework.cgroups import SandboxCgroups, hierarchy, members
 from .framework.ctr import Ctr
 from .framework.images import IMAGE
@@ -294,3 +294,32 @@ def test_every_thread_of_the_shim_is_confined(ctr: Ctr, runtime: Runtime, name: 
     mask = ~sum(1 << number for number in SHIM_ONLY)
     assert [thread["Name"] for thread in threads if int(thread["CapPrm"], 16) & mask] == []
     assert {(thread["NoNewPrivs"], thread["Seccomp"]) for thread in threads} == {("1", FILTERED)}
+
+
+_HOOK = """
+import ctypes, errno, sys
+libc = ctypes.CDLL(None, use_errno=True)
+with open(sys.argv[1], "w") as out:
+    for number in (101, 168, 176, 250, 305, 310):  # ptrace, swapoff, delete_module, keyctl, clock_adjtime, process_vm_*
+        libc.syscall(ctypes.c_long(number), *[ctypes.c_long(99)] * 3, *[ctypes.c_long(0)] * 3)
+        print(errno.errorcode[ctypes.get_errno()], file=out)
+"""
+
+
+@pytest.mark.parametrize("confined", [True, False], ids=["confined", "the control"])
+def test_a_hook_is_refused_what_the_shim_has_given_up(
+    ctr: Ctr, runtime: Runtime, name: str, plain_rootfs: Path, scratch: Path, confined: bool
+) -> None:
+    config = shim_config.variant(scratch)
+    config.write_text(config.read_text().replace("[runtime]\n", f"[runtime]\nconfine_shim = {str(confined).lower()}\n"))
+    spec = oci.spec("true", name=name, rootfs=plain_rootfs)
+    command = ["hook", "-I", "-c", _HOOK, str(scratch / "out")]
+    spec["hooks"] = {"createRuntime": [{"path": sys.executable, "args": command}]}
+
+    words = ("--runtime-config-path", str(config), "--config", oci.write(spec, scratch), name)
+    ctr("run", "--rm", "--runtime", runtime.name, *words)
+
+    answers = (scratch / "out").read_text().split()
+    assert len(answers) == 6
+    assert (set(answers) == {"EPERM"}) is confined
+    assert confined or "EPERM" not in answers
