@@ -1,4 +1,4 @@
-"""What CreateSandbox made."""
+"""The sandbox, as CreateSandbox made it."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ class Crun:
 
 
 def _let_go(fifo: str) -> bool:
-    """What `crun start` comes to when there are no hooks to run, without the start of a program.
+    """Does what `crun start` does without hooks, without the start of a program.
 
     Init reads the FIFO; crun takes a container whose FIFO is there for one that is not started. False when this cannot
     be done, so that crun is asked and says why. Source: crun's src/libcrun/status.c, for years the same.

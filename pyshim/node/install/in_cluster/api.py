@@ -15,7 +15,7 @@ _ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 
 class Conflict(Unavailable):
-    """Somebody else has changed the object meanwhile: read it and try again."""
+    """Another client has changed the object meanwhile: read it and try again."""
 
 
 class Access:

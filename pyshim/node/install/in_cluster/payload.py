@@ -108,7 +108,7 @@ async def _copied(host: NodeHost, directory: str, settings: Iterable[str]) -> As
 
 
 def remove_copies(host: NodeHost) -> None:
-    """None is left of an agent that was killed."""
+    """The copies of agents that were killed are gone."""
     above = host.at(_ABOVE)
     for name in os.listdir(above):
         if name.startswith(_NAME):
