@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from typing import TypeAlias
 
 from guest.agent.files import read_text
 
@@ -15,14 +18,20 @@ _WORDS = re.compile(r"(?<=[a-z])(?=[A-Z0-9])|(?<=[A-Z])(?=[A-Z][a-z])")
 """Names of /proc/meminfo that are spelled otherwise: SwapFree, SReclaimable."""
 
 
+Samples: TypeAlias = list[tuple[str, object]]
+"""Labels and value of each."""
+Families: TypeAlias = Iterator[tuple[str, str, Samples]]
+"""Name and description of each gauge, and its samples."""
+
+
 def text() -> str:
     """Metrics of this moment. A source that cannot be read is left out."""
     lines: list[str] = []
     for collect in (_agent, _load, _cpu_time, _memory, _vm_stat, _network, _disks):
-        try:
-            collect(lines)
-        except (OSError, ValueError, IndexError):
-            continue
+        with suppress(OSError, ValueError, IndexError):
+            for name, description, samples in collect():
+                lines += [f"# HELP {name} {description}", f"# TYPE {name} gauge"]
+                lines += [f"{name}{{{labels}}} {value}" if labels else f"{name} {value}" for labels, value in samples]
     return "\n".join(lines) + "\n"
 
 
@@ -30,68 +39,53 @@ def _lines(path: str) -> list[str]:
     return read_text(path).splitlines()
 
 
-def _gauge(lines: list[str], name: str, help_text: str, samples: list[tuple[str, object]]) -> None:
-    lines.append(f"# HELP {name} {help_text}")
-    lines.append(f"# TYPE {name} gauge")
-    lines.extend(f"{name}{{{labels}}} {value}" if labels else f"{name} {value}" for labels, value in samples)
-
-
 def _escaped(label: str) -> str:
     return label.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
-def _agent(lines: list[str]) -> None:
+def _items(pairs: Iterable[tuple[str, object]]) -> Samples:
+    return [(f'item="{_escaped(item)}"', value) for item, value in pairs]
+
+
+def _agent() -> Families:
     stat = _lines("/proc/self/stat")[0].rpartition(")")[2].split()
-    _gauge(lines, "kata_agent_threads", "Threads of the agent.", [("", stat[17])])
-    _gauge(lines, "kata_agent_total_time", "CPU time of the agent in seconds.", [("", _seconds(stat[11], stat[12]))])
-    _gauge(lines, "kata_agent_total_vm", "Virtual memory of the agent in bytes.", [("", stat[20])])
-    _gauge(lines, "kata_agent_total_rss", "Resident memory of the agent in bytes.", [("", int(stat[21]) * _PAGE_BYTES)])
+    rss_bytes = int(stat[21]) * _PAGE_BYTES
+    yield "kata_agent_threads", "Threads of the agent.", [("", stat[17])]
+    yield "kata_agent_total_time", "CPU time of the agent in seconds.", [("", _seconds(stat[11], stat[12]))]
+    yield "kata_agent_total_vm", "Virtual memory of the agent in bytes.", [("", stat[20])]
+    yield "kata_agent_total_rss", "Resident memory of the agent in bytes.", [("", rss_bytes)]
     times = zip(("utime", "stime", "cutime", "cstime"), stat[11:15], strict=True)
-    _gauge(
-        lines,
-        "kata_agent_proc_stat",
-        "CPU time of the agent in clock ticks.",
-        [(f'item="{item}"', ticks) for item, ticks in times],
-    )
+    yield "kata_agent_proc_stat", "CPU time of the agent in clock ticks.", _items(times)
     status = [line.partition(":")[::2] for line in _lines("/proc/self/status")]
     sizes = [(key.lower(), value.split()) for key, value in status]
-    _gauge(
-        lines,
-        "kata_agent_proc_status",
-        "Status of the agent, sizes in bytes.",
-        [
-            (f'item="{key}"', int(words[0]) * (1024 if words[1:] == ["kB"] else 1))
-            for key, words in sizes
-            if words and words[0].isdecimal() and key.startswith(_STATUS_KEYS)
-        ],
-    )
+    reported = [
+        (key, int(words[0]) * (1024 if words[1:] == ["kB"] else 1))
+        for key, words in sizes
+        if words and words[0].isdecimal() and key.startswith(_STATUS_KEYS)
+    ]
+    yield "kata_agent_proc_status", "Status of the agent, sizes in bytes.", _items(reported)
     open_fds = len(os.listdir("/proc/self/fd"))
-    _gauge(lines, "kata_agent_process_open_fds", "Open file descriptors of the agent.", [("", open_fds)])
-    _gauge(
-        lines,
-        "kata_agent_process_resident_memory_bytes",
-        "Resident memory of the agent in bytes.",
-        [("", int(stat[21]) * _PAGE_BYTES)],
-    )
-    pairs = [line.partition(":")[::2] for line in _lines("/proc/self/io")]
-    _gauge(lines, "kata_agent_io_stat", "I/O of the agent.", [(f'item="{key}"', value.strip()) for key, value in pairs])
+    yield "kata_agent_process_open_fds", "Open file descriptors of the agent.", [("", open_fds)]
+    yield "kata_agent_process_resident_memory_bytes", "Resident memory of the agent in bytes.", [("", rss_bytes)]
+    counters = [line.partition(":")[::2] for line in _lines("/proc/self/io")]
+    yield "kata_agent_io_stat", "I/O of the agent.", _items((key, value.strip()) for key, value in counters)
 
 
 def _seconds(*ticks: str) -> float:
     return sum(int(value) for value in ticks) / _CLOCK_TICKS
 
 
-def _load(lines: list[str]) -> None:
+def _load() -> Families:
     fields = _lines("/proc/loadavg")[0].split()
-    samples: list[tuple[str, object]] = [(f'item="load{n}"', fields[i]) for i, n in enumerate((1, 5, 15))]
-    _gauge(lines, "kata_guest_load", "Load averages of the guest.", samples)
+    loads = zip(("load1", "load5", "load15"), fields, strict=False)
+    yield "kata_guest_load", "Load averages of the guest.", _items(loads)
     running, _, total = fields[3].partition("/")
-    _gauge(lines, "kata_guest_tasks", "Tasks of the guest.", [('item="cur"', running), ('item="max"', total)])
+    yield "kata_guest_tasks", "Tasks of the guest.", _items((("cur", running), ("max", total)))
 
 
-def _cpu_time(lines: list[str]) -> None:
+def _cpu_time() -> Families:
     kinds = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal", "guest", "guest_nice")
-    samples: list[tuple[str, object]] = []
+    samples: Samples = []
     for line in _lines("/proc/stat"):
         name, *values = line.split()
         if name.startswith("cpu"):
@@ -100,16 +94,16 @@ def _cpu_time(lines: list[str]) -> None:
                 (f'cpu="{cpu}",item="{kind}"', round(_seconds(value) * 1000))
                 for kind, value in zip(kinds, values, strict=False)
             ]
-    _gauge(lines, "kata_guest_cpu_time", "CPU time of the guest in milliseconds.", samples)
+    yield "kata_guest_cpu_time", "CPU time of the guest in milliseconds.", samples
 
 
-def _memory(lines: list[str]) -> None:
-    samples: list[tuple[str, object]] = []
+def _memory() -> Families:
+    sizes: Samples = []
     for line in _lines("/proc/meminfo"):
         key, _, rest = line.partition(":")
         value, *unit = rest.split()
-        samples.append((f'item="{_escaped(memory_item(key))}"', int(value) * (1024 if unit == ["kB"] else 1)))
-    _gauge(lines, "kata_guest_meminfo", "Memory of the guest, sizes in bytes.", samples)
+        sizes.append((memory_item(key), int(value) * (1024 if unit == ["kB"] else 1)))
+    yield "kata_guest_meminfo", "Memory of the guest, sizes in bytes.", _items(sizes)
 
 
 def memory_item(key: str) -> str:
@@ -120,32 +114,32 @@ def memory_item(key: str) -> str:
     return _WORDS.sub("_", whole).lower()
 
 
-def _vm_stat(lines: list[str]) -> None:
-    pairs = [line.split() for line in _lines("/proc/vmstat")]
-    _gauge(lines, "kata_guest_vm_stat", "Virtual memory events of the guest.", [(f'item="{k}"', v) for k, v in pairs])
+def _vm_stat() -> Families:
+    pairs = [line.partition(" ")[::2] for line in _lines("/proc/vmstat")]
+    yield "kata_guest_vm_stat", "Virtual memory events of the guest.", _items(pairs)
 
 
-def _network(lines: list[str]) -> None:
+def _network() -> Families:
     receive = ("bytes", "packets", "errs", "drop", "fifo", "frame", "compressed", "multicast")
     transmit = ("bytes", "packets", "errs", "drop", "fifo", "colls", "carrier", "compressed")
     items = [f"recv_{key}" for key in receive] + [f"sent_{key}" for key in transmit]
-    samples: list[tuple[str, object]] = []
+    samples: Samples = []
     for line in _lines("/proc/self/net/dev"):
         name, separator, rest = line.partition(":")
         if separator:
             interface = _escaped(name.strip())
             samples += [(f'interface="{interface}",item="{k}"', v) for k, v in zip(items, rest.split(), strict=True)]
-    _gauge(lines, "kata_guest_netdev_stat", "Counters of the guest's interfaces.", samples)
+    yield "kata_guest_netdev_stat", "Counters of the guest's interfaces.", samples
 
 
-def _disks(lines: list[str]) -> None:
+def _disks() -> Families:
     items = (
         "reads", "merged", "sectors_read", "time_reading", "writes", "writes_merged", "sectors_written", "time_writing",
         "in_progress", "time_in_progress", "weighted_time_in_progress",
         "discards", "discards_merged", "sectors_discarded", "time_discarding", "flushes", "time_flushing",
     )  # fmt: skip
-    samples: list[tuple[str, object]] = []
+    samples: Samples = []
     for line in _lines("/proc/diskstats"):
         _major, _minor, disk, *values = line.split()
         samples += [(f'disk="{_escaped(disk)}",item="{k}"', v) for k, v in zip(items, values, strict=False)]
-    _gauge(lines, "kata_guest_diskstat", "Counters of the guest's disks.", samples)
+    yield "kata_guest_diskstat", "Counters of the guest's disks.", samples
