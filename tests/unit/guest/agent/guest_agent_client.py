@@ -11,10 +11,11 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 from google.protobuf.empty_pb2 import Empty
 from google.protobuf.message import Message as PbMessage
 
@@ -25,23 +26,7 @@ from pyshim.ttrpc.events import ResponseReceived
 REPOSITORY = Path(__file__).resolve().parents[4]
 PATIENCE_S = 100.0
 """For whatever is expected to happen, on a machine however busy; less than pytest gives a test."""
-APPLETS = (
-    "sh",
-    "cat",
-    "echo",
-    "sleep",
-    "id",
-    "hostname",
-    "ps",
-    "tty",
-    "stty",
-    "env",
-    "kill",
-    "head",
-    "wc",
-    "true",
-    "mkdir",
-)
+APPLETS = "sh cat echo sleep id hostname ps tty stty env kill head wc true mkdir".split()
 
 _names = (f"c{number}" for number in itertools.count())
 
@@ -65,6 +50,14 @@ class CallError(Exception):
         super().__init__(f"{code}: {message}")
         self.code = code
         self.message = message
+
+
+@contextlib.contextmanager
+def refused(code: int, match: str | None = None) -> Iterator[None]:
+    """The call in the block is answered with this status, and a text that has `match`."""
+    with pytest.raises(CallError, match=match) as caught:
+        yield
+    assert caught.value.code == code
 
 
 class AgentClient:

@@ -9,7 +9,7 @@ import socket
 from pathlib import Path
 
 import pytest
-from guest_agent_client import AgentClient, CallError, HostedAgent
+from guest_agent_client import AgentClient, CallError, HostedAgent, refused
 
 from protos.agent import agent_pb2
 from pyshim.ttrpc import Code
@@ -19,16 +19,13 @@ pytestmark = pytest.mark.root
 
 def test_unknown_service_and_method_are_unimplemented(client: AgentClient) -> None:
     for service, method in (("grpc.AgentService", "Nonsense"), ("no.such.Service", "Check")):
-        with pytest.raises(CallError) as caught:
+        with refused(Code.UNIMPLEMENTED):
             client.wait(client.send_raw(service, method, b""))
-        assert caught.value.code == Code.UNIMPLEMENTED
 
 
 def test_a_payload_that_is_no_message_is_refused(client: AgentClient) -> None:
-    with pytest.raises(CallError, match="decode CreateContainerRequest") as caught:
+    with refused(Code.INVALID_ARGUMENT, "decode CreateContainerRequest"):
         client.wait(client.send_raw("grpc.AgentService", "CreateContainer", b"\xff\xff\xff"))
-
-    assert caught.value.code == Code.INVALID_ARGUMENT
 
 
 def test_garbage_on_one_connection_leaves_the_others_served(hosted_agent: HostedAgent, client: AgentClient) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from guest_agent_client import PATIENCE_S, AgentClient, CallError, HostedAgent, inside
+from guest_agent_client import PATIENCE_S, AgentClient, CallError, HostedAgent, inside, refused
 
 from protos.agent import agent_pb2, oci_pb2
 from pyshim.ttrpc import Code
@@ -20,10 +20,8 @@ pytestmark = pytest.mark.root
 
 
 def test_a_second_create_sandbox_is_refused(client: AgentClient) -> None:
-    with pytest.raises(CallError) as caught:
+    with refused(Code.FAILED_PRECONDITION):
         client.call("CreateSandbox", agent_pb2.CreateSandboxRequest(sandbox_id="other"))
-
-    assert caught.value.code == Code.FAILED_PRECONDITION
 
 
 def test_destroy_ends_the_containers_is_answered_and_then_the_agent_ends(tmp_path: Path) -> None:
@@ -148,10 +146,8 @@ def test_a_device_gets_the_guests_numbers(hosted_agent: HostedAgent, client: Age
 def test_a_device_that_cannot_be_meant_is_refused(
     hosted_agent: HostedAgent, client: AgentClient, cid: str, device: agent_pb2.Device, named: str
 ) -> None:
-    with pytest.raises(CallError, match=named) as caught:
+    with refused(Code.INVALID_ARGUMENT, named):
         client.create(hosted_agent.spec(["true"]), cid, devices=[device])
-
-    assert caught.value.code == Code.INVALID_ARGUMENT
 
 
 # -- copied files ----------------------------------------------------------------------------------------------------
@@ -205,10 +201,8 @@ def test_cpus_that_never_come_are_counted_in_the_error(client: AgentClient) -> N
     present = len(os.sched_getaffinity(1))
     client.call("OnlineCPUMem", agent_pb2.OnlineCPUMemRequest(nb_cpus=1, cpu_only=True))
 
-    with pytest.raises(CallError, match=f"online 4000 cpus: {present} are online") as caught:
+    with refused(Code.DEADLINE_EXCEEDED, f"online 4000 cpus: {present} are online"):
         client.call("OnlineCPUMem", agent_pb2.OnlineCPUMemRequest(nb_cpus=4000, cpu_only=True))
-
-    assert caught.value.code == Code.DEADLINE_EXCEEDED
 
 
 def test_metrics_are_prometheus_text(client: AgentClient) -> None:
@@ -238,10 +232,8 @@ def test_volume_statistics_are_the_file_systems(hosted_agent: HostedAgent, clien
     ],
 )
 def test_what_this_agent_does_not_do_it_says(client: AgentClient, method: str, request_: Any) -> None:
-    with pytest.raises(CallError) as caught:
+    with refused(Code.UNIMPLEMENTED):
         client.call(method, request_)
-
-    assert caught.value.code == Code.UNIMPLEMENTED
 
 
 def test_an_oom_wait_is_given_up_with_its_connection_and_the_next_one_waits(

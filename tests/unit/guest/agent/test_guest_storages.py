@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from guest_agent_client import AgentClient, CallError, HostedAgent, inside, until
+from guest_agent_client import AgentClient, CallError, HostedAgent, inside, refused, until
 
 from protos.agent import agent_pb2
 from pyshim.ttrpc import Code
@@ -141,10 +141,8 @@ def test_overlay_with_a_guest_side_upper_makes_a_writable_root(
 def test_a_storage_that_cannot_be_meant_is_refused_by_name(
     hosted_agent: HostedAgent, client: AgentClient, cid: str, storage: agent_pb2.Storage, named: str
 ) -> None:
-    with pytest.raises(CallError, match=named) as caught:
+    with refused(Code.INVALID_ARGUMENT, named):
         client.create(hosted_agent.spec(["true"]), cid, storages=[storage])
-
-    assert caught.value.code == Code.INVALID_ARGUMENT
 
 
 def test_a_disk_that_never_comes_is_named_after_the_hotplug_timeout_while_others_are_served(
@@ -155,10 +153,8 @@ def test_a_disk_that_never_comes_is_named_after_the_hotplug_timeout_while_others
     waiting = client.send("CreateContainer", request)
 
     assert client.call("Check").status == 1
-    with pytest.raises(CallError, match="'1e/1f'") as caught:
+    with refused(Code.DEADLINE_EXCEEDED, "'1e/1f'"):
         client.wait(waiting)
-
-    assert caught.value.code == Code.DEADLINE_EXCEEDED
 
 
 def test_an_ephemeral_mount_is_resized_in_place(hosted_agent: HostedAgent, client: AgentClient, cid: str) -> None:
