@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -102,6 +103,20 @@ def test_a_clone_has_volumes_network_and_execs(
         assert f"{network.address}/{network.prefix}" in inside(ctr, name, f"ip addr show dev {network.interface}").out
         ctr.remove([name])
     assert any("vm continued" in line for line in continued())
+
+
+def test_a_clone_grows_to_the_size_of_its_pod(
+    ctr: Ctr, runtime: Runtime, warm: Path, name: str, continued: Callable[[], list[str]]
+) -> None:
+    start(ctr, runtime, warm, name, "--memory-limit", str(300 << 20), "--cpus", "1")
+
+    cpus, total_kib = inside(ctr, name, "nproc; sed -n 's/^MemTotal: *\\([0-9]*\\).*/\\1/p' /proc/meminfo").lines
+
+    assert any("vm continued" in line for line in continued())
+    state = json.loads(runtime.persisted(name).read_text())["Pyshim"]["Snapshot"]
+    assert state["Origin"].startswith("cloned from ")
+    assert int(cpus) == state["Sizing"]["vcpus"]["granted"] > 1
+    assert int(total_kib) >> 10 > 0.8 * state["Sizing"]["memory_mib"]["granted"] > 300
 
 
 def test_the_end_of_its_vmm_is_the_end_of_a_clone(ctr: Ctr, runtime: Runtime, warm: Path, name: str) -> None:

@@ -70,6 +70,8 @@ class SandboxPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds until the guest's agent must have answered for the first time."""
     placement: Placed | None = None
     """Its place on the host, if the node's plugin has given one."""
+    warm_vm: VmConfig | None = None
+    """The VM as one that continues from a template and then grows to the size of `vm`; None without templates."""
     numa_why: str = ""
     """The reason for the NUMA nodes of `vm.numa`, or for one node; empty without `enable_numa`."""
 

@@ -252,15 +252,15 @@ class Sandbox:
 
     async def _continue_from_template(self) -> bool:
         """The VM runs on from a template; False, and nothing of it is left, where it has to boot."""
-        template = await self._template()
-        if not template:
+        base = self.plan.warm_vm
+        template = await self._template(base) if base is not None else ""
+        if base is None or not template:
             return False
         facts = {"sandbox": self.plan.sandbox_id, "template": template}
         try:
             with span("continue from template"):
-                vm = replace(self.network.vm, nics=(), is_copyable=True, saved_machine=template)
-                await self._start_vmm(vm)
-                self._woken = await self._or_lost(self._wake())
+                await self._start_vmm(replace(base, is_copyable=True, saved_machine=template))
+                self._woken = await self._or_lost(self._wake(base))
         except ShimError as exc:
             log.warning("template discarded", extra={**facts, "error": str(exc)})
             await self._host.discard_template(template)
@@ -274,25 +274,23 @@ class Sandbox:
         self.origin = f"cloned from {template.rpartition('/')[2]}"
         return True
 
-    async def _template(self) -> str:
+    async def _template(self, base: VmConfig) -> str:
         """The directory of the machine that the VM continues from; empty where it boots."""
-        factory = self.plan.config.factory
-        if not factory.enable_template:
-            return ""
-        level, reason = logging.INFO, reason_to_boot(self.network.vm)
+        level, reason = logging.INFO, reason_to_boot(self.network.vm, base)
         if not reason:
             try:
-                return await self._host.find_template(factory.template_path, self.network.vm)
+                return await self._host.find_template(self.plan.config.factory.template_path, base)
             except ShimError as exc:
                 level, reason = logging.INFO if isinstance(exc, NotFound) else logging.WARNING, str(exc)
         log.log(level, "vm boots", extra={"sandbox": self.plan.sandbox_id, "reason": reason})
         return ""
 
-    async def _wake(self) -> Agent:
-        """The guest has its own randomness, the right time, and the devices of this pod."""
+    async def _wake(self, base: VmConfig) -> Agent:
+        """The guest has its own randomness, the right time, and size and devices of this pod."""
         agent = await self._connect_agent(min(WAKE_S, self.plan.agent_timeout_s))
         await agent.reseed_random(os.urandom(SEED_BYTES))
         await agent.set_time(self._clock_ns())
+        await self.resizer.grow_from(base, agent)
         if self.plan.vm.share is not None:
             await self.hypervisor.plug(self.plan.vm.share)
         await self.network.plug()

@@ -21,6 +21,7 @@ from pyshim.model.ids import SandboxId
 from pyshim.model.plans import SandboxPlan
 from pyshim.model.templates import StoredTemplate
 from pyshim.model.units import MIB
+from pyshim.model.vm import VmConfig
 from pyshim.node.cli.dry_run import empty_pod
 from pyshim.node.cli.output import examples, json_option, print_json, print_table
 from pyshim.node.cli.sandboxes import age_text
@@ -55,24 +56,24 @@ def _init(path: str | None) -> int:
     if not config.factory.enable_template:
         print(_NOT_ENABLED.format(source=config.source))
         return 0
-    plan = empty_pod(config)
-    if reason := reason_to_boot(plan.vm):
+    plan, vm = _planned(config)
+    if reason := reason_to_boot(vm, vm):
         raise FailedPrecondition(f"make template for '{config.source}': a VM of it has to boot: {reason}")
-    key = template_key(plan.vm, machine_facts(plan.vm))
+    key = template_key(vm, machine_facts(vm))
     store = TemplateStore(config.factory.template_path)
     try:
         print(f"template {key} is there already: {store.find(key)}")
         return 0
     except (NotFound, TemplateDamaged):
         pass
-    with store.making(key, plan.vm.memory.boot_mib) as directory:
-        asyncio.run(_make(plan, key, directory))
-        write_record(directory, key, plan.vm)
+    with store.making(key, vm.memory.boot_mib) as directory:
+        asyncio.run(_make(plan, vm, key, directory))
+        write_record(directory, key, vm)
     print(f"template {key} made: {config.factory.template_path}/{key}")
     return 0
 
 
-async def _make(plan: SandboxPlan, key: str, directory: str) -> None:
+async def _make(plan: SandboxPlan, vm: VmConfig, key: str, directory: str) -> None:
     sandbox_id = SandboxId(f"template-{key[:12]}")
     children = Children()
     shim = ShimRecord(
@@ -88,7 +89,7 @@ async def _make(plan: SandboxPlan, key: str, directory: str) -> None:
     )
     try:
         await make_template(
-            template_vm(plan.vm, sandbox_id=sandbox_id, uuid=str(uuid4()), vm_dir=f"{VM_ROOT}/{sandbox_id}"),
+            template_vm(vm, sandbox_id=sandbox_id, uuid=str(uuid4()), vm_dir=f"{VM_ROOT}/{sandbox_id}"),
             directory,
             hypervisor=QemuVm(children=children, ledger=records.ledger),
             connector=Connector(request_timeout_s=plan.config.agent.request_timeout_s),
@@ -107,8 +108,8 @@ def _status(path: str | None, as_json: bool) -> int:
     config = _config(path)
     current = ""
     if config.factory.enable_template:
-        plan = empty_pod(config)
-        current = template_key(plan.vm, machine_facts(plan.vm))
+        _, vm = _planned(config)
+        current = template_key(vm, machine_facts(vm))
     found = tuple(TemplateStore(config.factory.template_path).all())
     usable = [each for each in found if isinstance(each, StoredTemplate)]
     damaged = [str(each) for each in found if not isinstance(each, StoredTemplate)]
@@ -149,6 +150,14 @@ def _destroy(path: str | None) -> int:
     root = _config(path).factory.template_path
     print(f"{TemplateStore(root).discard_all()} templates removed from '{root}'")
     return 0
+
+
+def _planned(config: Config) -> tuple[SandboxPlan, VmConfig]:
+    """An empty pod, and the VM that it would continue with."""
+    plan = empty_pod(config)
+    if plan.warm_vm is None:
+        raise FailedPrecondition(f"plan template for '{config.source}': its VMs are not of this host")
+    return plan, plan.warm_vm
 
 
 def _config(path: str | None) -> Config:

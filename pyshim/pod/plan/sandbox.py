@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping
 
+from msgspec.structs import replace
+
 from pyshim.model.agent_address import AGENT_VSOCK_PORT
 from pyshim.model.capacity import CapacityFacts
 from pyshim.model.confidential import Guard, Initdata
@@ -119,11 +121,20 @@ def sandbox_plan(
         )
     else:
         vm = _vm(sandbox_id, uuid, vm_dir, config, host, sizing, share, netns_path, guard, initdata, devices, labels)
+    warm_vm = None
+    if config.factory.enable_template and not remote:
+        # The same for pods of every size: it begins at the defaults, with room for any.
+        growing = replace(config, runtime=replace(config.runtime, static_sandbox_resource_mgmt=False))
+        base = boot_size(growing, host)
+        warm_vm = _vm(
+            sandbox_id, uuid, vm_dir, growing, host, base, share, netns_path, guard, initdata, devices, labels
+        )
     return SandboxPlan(
         sandbox_id=sandbox_id,
         kind=kind,
         config=config,
         vm=vm,
+        warm_vm=warm_vm,
         share=share,
         guest=guest_sandbox(sandbox_id, spec, config, sources, dns),
         sizing=sizing,

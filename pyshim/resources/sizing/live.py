@@ -22,6 +22,7 @@ from pyshim.model.plans import SandboxPlan
 from pyshim.model.seams import Agent
 from pyshim.model.sizing import Dimension, SizingRecord
 from pyshim.model.units import MIB
+from pyshim.model.vm import VmConfig
 from pyshim.resources.sizing.plan import is_resizable
 from pyshim.resources.sizing.plan.resize import (
     Demand,
@@ -29,6 +30,7 @@ from pyshim.resources.sizing.plan.resize import (
     VmSize,
     check_static_update,
     demand,
+    growth_steps,
     merged,
     resize_plan,
 )
@@ -81,6 +83,37 @@ class Resizer:
             if self._dynamic:
                 await self._grow_or_restore(container_id, None)
             await self._fit_or_restore(container_id, None)
+
+    async def grow_from(self, base: VmConfig, agent: Agent) -> None:
+        """A VM that runs with the size of `base` has the planned one; of memory a little more, as it comes in blocks.
+
+        Raises ShimError when the VM cannot: the sizes are then those of one that boots with the planned size.
+        """
+        planned = self.vcpus, self.memory_mib
+        self.vcpus, self.memory_mib = base.cpu.boot_vcpus, base.memory.boot_mib
+        try:
+            await self._grow_to(*planned, base, agent)
+        except BaseException:
+            self.vcpus, self.memory_mib = planned
+            raise
+        if planned != (base.cpu.boot_vcpus, base.memory.boot_mib):
+            self._keep(self.record)
+            await self._fit((), replace(self.record))  # another record: the new vCPUs' threads are placed
+
+    async def _grow_to(self, vcpus: int, memory_mib: int, base: VmConfig, agent: Agent) -> None:
+        if vcpus > self.vcpus:
+            self.vcpus = await self._hypervisor.resize_vcpus(vcpus)
+            await agent.online_cpu_memory(self.vcpus, cpu_only=True)
+        if memory_mib > self.memory_mib:
+            self._block_mib = (await agent.guest_details()).memory_block_bytes // MIB or _NO_BLOCKS
+            for step_mib in growth_steps(self._size_of(base), memory_mib):
+                self.memory_mib = await self._hypervisor.resize_memory(step_mib)
+                await agent.online_cpu_memory(self.vcpus, cpu_only=False)
+        if self.vcpus < vcpus or self.memory_mib < memory_mib:
+            raise FailedPrecondition(
+                f"grow vm '{self._plan.sandbox_id}' to {vcpus} vCPUs and {memory_mib} MiB:"
+                f" it has {self.vcpus} and {self.memory_mib} MiB"
+            )
 
     def asked(self, container_id: ContainerId) -> Resources:
         """The resources the container counts with; empty when it does not count."""
@@ -238,7 +271,10 @@ class Resizer:
         return resize_plan(self._size(), self._demands(), self._plan.config, self._host)
 
     def _size(self) -> VmSize:
-        cpu, memory = self._plan.vm.cpu, self._plan.vm.memory
+        return self._size_of(self._plan.vm)
+
+    def _size_of(self, vm: VmConfig) -> VmSize:
+        cpu, memory = vm.cpu, vm.memory
         can_grow = self._hypervisor.capabilities().memory_hotplug and self._block_mib != _NO_BLOCKS
         return VmSize(
             boot_vcpus=cpu.boot_vcpus,

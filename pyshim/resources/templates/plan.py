@@ -5,15 +5,20 @@ import hashlib
 import msgspec
 from msgspec.structs import replace
 
+from pyshim.model.labels import NO_LABELS
 from pyshim.model.templates import MachineFacts
 from pyshim.model.vm import AgentChannel, SerialChannel, VhostUserVsockChannel, VmConfig
 
 _KEY_CHARS = 32
 
 
-def reason_to_boot(vm: VmConfig) -> str:
-    """Why this VM cannot continue from a template, in words for a person; empty where it can."""
+def reason_to_boot(vm: VmConfig, base: VmConfig) -> str:
+    """Why `vm` cannot continue from a template of the size of `base`, in words for a person; empty where it can."""
     memory = vm.memory
+    is_smaller = vm.cpu.boot_vcpus < base.cpu.boot_vcpus or memory.boot_mib < base.memory.boot_mib
+    is_larger = vm.cpu.boot_vcpus > base.cpu.max_vcpus or memory.boot_mib > max(
+        base.memory.max_mib, base.memory.boot_mib
+    )
     reasons = {
         "its service makes it": vm.remote is not None,
         f"{vm.machine_type} takes no devices while it runs": vm.machine_type != "q35",
@@ -24,6 +29,9 @@ def reason_to_boot(vm: VmConfig) -> str:
         "it boots with devices of the host": bool(vm.pci.placed),
         "it has vhost-user interfaces": bool(vm.vhost_user_nics),
         "a program serves its vsock": isinstance(vm.agent_channel, VhostUserVsockChannel),
+        "its memory grows by virtio-mem (enable_virtio_mem)": base.memory.virtio_mem,
+        "it is smaller than default_vcpus and default_memory": is_smaller,
+        "it is larger than a VM can grow to": is_larger,
         "it has no bridge for what is plugged (default_bridges)": vm.bridges < 1,
     }
     return next((reason for reason, holds in reasons.items() if holds), "")
@@ -41,6 +49,7 @@ def template_vm(vm: VmConfig, *, sandbox_id: str, uuid: str, vm_dir: str) -> VmC
         nics=(),
         netns_path=None,
         in_host_netns=False,
+        labels=NO_LABELS,
         is_copyable=True,
     )
 

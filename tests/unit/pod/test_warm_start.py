@@ -35,6 +35,39 @@ async def test_a_vm_continues_and_becomes_the_pods_own_before_the_sandbox_is_mad
     assert stack.records[0].snapshots[-1].origin == "cloned from 0123"
 
 
+LARGE = {"linux": {"resources": {"memory": {"limit": 1000 << 20}, "cpu": {"quota": 200_000, "period": 100_000}}}}
+
+
+async def test_a_vm_grows_to_the_size_of_its_pod_before_the_sandbox_is_made(stack: Stack) -> None:
+    stack.document, stack.host.template = WARM, TEMPLATE
+
+    await stack.run("c1", ["sleep"], **LARGE)
+
+    (vm,) = stack.hypervisors
+    assert vm.config is not None
+    assert vm.config.cpu.boot_vcpus == 1
+    assert vm.vcpus == 3
+    assert vm.memory_mib == vm.config.memory.boot_mib + 8 * 128
+    assert stack.agent.calls.index("OnlineCPUMem") < stack.agent.calls.index("CreateSandbox")
+    observed = stack.host.monitors[0].pod.observe()
+    assert (observed.vcpus.current, observed.memory_mib.current) == (3, vm.memory_mib)
+    await end(stack)
+
+
+async def test_a_vm_that_does_not_grow_is_left_for_one_that_boots_with_its_size(stack: Stack) -> None:
+    stack.document, stack.host.template = WARM, TEMPLATE
+    stack.host.faults.plan({"resize_memory": 1})
+
+    await stack.run("c1", ["sleep"], **LARGE)
+
+    (vm,) = stack.hypervisors
+    assert vm.config is not None
+    assert (vm.config.saved_machine, vm.config.cpu.boot_vcpus) == ("", 3)
+    observed = stack.host.monitors[0].pod.observe()
+    assert (observed.vcpus.current, observed.memory_mib.current) == (3, vm.config.memory.boot_mib)
+    await end(stack)
+
+
 async def test_without_a_template_for_its_machine_a_vm_boots(stack: Stack) -> None:
     stack.document = WARM
 

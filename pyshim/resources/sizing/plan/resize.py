@@ -129,6 +129,12 @@ def resize_plan(vm: VmSize, demands: Sequence[Demand], config: Config, host: Hos
     )
 
 
+def growth_steps(vm: VmSize, target_mib: int) -> tuple[int, ...]:
+    """Sizes on the way to `target_mib`, or to the next whole block above it; DIMMs are counted from the boot size."""
+    blocks = -(-max(0, target_mib - vm.boot_memory_mib) // vm.block_mib)
+    return _steps(vm, vm.boot_memory_mib + blocks * vm.block_mib)
+
+
 def check_static_update(vm: VmSize, before: Sequence[Demand], after: Sequence[Demand]) -> None:
     """An update of a VM that is not resized: allowed up to what the VM has, and downwards always.
 

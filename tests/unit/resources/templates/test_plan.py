@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from pyshim.model.confidential import SevGuard
+from pyshim.model.labels import ProcessLabels
 from pyshim.model.templates import FileFacts, MachineFacts
 from pyshim.model.vm import (
     EmulatedDevice,
@@ -22,6 +23,8 @@ from tests.fakes.vm_config import nic, vm_config, with_boot, with_memory
 
 KERNEL = FileFacts(path="/k", inode=1, size_bytes=2, modified_ns=3)
 FACTS = MachineFacts(files=(KERNEL,), cpu="model name: x", host_kernel="6.1")
+BASE = vm_config()
+LARGER = replace(with_memory(vm_config(), boot_mib=512), cpu=replace(BASE.cpu, boot_vcpus=2))
 PROGRAM = VhostUserVsockChannel(port=1024, program="/p", device_path="/d", socket_path="/s")
 NODE = GuestNode(vcpus=(0,), memory_mib=256, distances=(10,), memory_nodes=(), cpus=())
 PLACED = PlacedDevice(device=EmulatedDevice(id="e", model="edu"), bus="rp0", slot=0, pci_path="02")
@@ -29,8 +32,8 @@ USER_NIC = VhostUserNic(id="n", mac="02:00:00:00:00:01", socket_path="/s", queue
 
 
 def test_an_ordinary_vm_may_continue_whatever_its_pod_brings() -> None:
-    assert reason_to_boot(vm_config()) == ""
-    assert reason_to_boot(vm_config(nics=(nic(0, taps=(1,)),), agent_channel=VsockChannel(port=1024))) == ""
+    for vm in (vm_config(), vm_config(nics=(nic(0, taps=(1,)),), agent_channel=VsockChannel(port=1024)), LARGER):
+        assert reason_to_boot(vm, BASE) == ""
 
 
 @pytest.mark.parametrize(
@@ -46,10 +49,17 @@ def test_an_ordinary_vm_may_continue_whatever_its_pod_brings() -> None:
         (vm_config(vhost_user_nics=(USER_NIC,)), "vhost-user interfaces"),
         (vm_config(agent_channel=PROGRAM), "a program serves its vsock"),
         (vm_config(bridges=0), "default_bridges"),
+        (with_memory(vm_config(), boot_mib=128), "smaller than default_vcpus and default_memory"),
+        (with_memory(vm_config(), boot_mib=4096), "larger than a VM can grow to"),
+        (replace(vm_config(), cpu=replace(BASE.cpu, boot_vcpus=8)), "larger than a VM can grow to"),
     ],
 )
 def test_a_vm_that_has_to_boot_says_why(vm: VmConfig, reason: str) -> None:
-    assert reason in reason_to_boot(vm)
+    assert reason in reason_to_boot(vm, BASE)
+
+
+def test_a_vm_that_grows_by_virtio_mem_has_to_boot() -> None:
+    assert "virtio-mem" in reason_to_boot(vm_config(), with_memory(vm_config(), virtio_mem=True))
 
 
 @pytest.mark.parametrize(
@@ -61,6 +71,7 @@ def test_a_vm_that_has_to_boot_says_why(vm: VmConfig, reason: str) -> None:
         {"netns_path": "/run/netns/x"},
         {"first_user_id": 100_000},
         {"start_timeout_s": 5.0},
+        {"labels": ProcessLabels(apparmor="pod", selinux="")},
     ],
 )
 def test_what_a_pod_brings_leaves_the_key_as_it_is(changes: dict[str, Any]) -> None:
