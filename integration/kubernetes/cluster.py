@@ -295,17 +295,18 @@ def bare_cluster() -> Iterator[Cluster]:
 
 @contextlib.contextmanager
 def _control_plane(cri: Cri, **settings: Any) -> Iterator[Cluster]:
-    """All but the runtime; `settings` are the kubelet's."""
+    """All but the runtime; `settings` are the kubelet's, whose cAdvisor finds containerd by an option of its own."""
     with contextlib.ExitStack() as stack:
         _write_keys()
-        kubelet = Daemon(str(peers.PROGRAMS / "kubelet"), *_kubelet())
+        socket = cri.daemon.directories.socket
+        kubelet = Daemon(str(peers.PROGRAMS / "kubelet"), *_kubelet(), f"--containerd={socket}")
         made = Cluster(cri, kubelet)
         stack.enter_context(Daemon("etcd", *_etcd()))
         stack.enter_context(Daemon(str(peers.PROGRAMS / "kube-apiserver"), *_api_server()))
         eventually(lambda: _is_ready(made), what=lambda: f"the API server answers: {_log_end('kube-apiserver')}")
         stack.enter_context(Daemon(str(peers.PROGRAMS / "kube-controller-manager"), *_controllers()))
         stack.enter_context(Daemon(str(peers.PROGRAMS / "kube-scheduler"), *_scheduler()))
-        made.configure_kubelet(containerRuntimeEndpoint=f"unix://{cri.daemon.directories.socket}", **settings)
+        made.configure_kubelet(containerRuntimeEndpoint=f"unix://{socket}", **settings)
         stack.callback(kubelet.stop)
         made.start_kubelet()
         eventually(lambda: _has_account(made), what=lambda: f"an account: {_log_end('kube-controller-manager')}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import re
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,9 @@ from typing import Any
 import pytest
 
 from integration.framework.waiting import eventually
+from pyshim.model.units import MIB
 
-from .cluster import Cluster, Refused, container, manifest
+from .cluster import ADDRESS, NODE, Cluster, Refused, container, manifest
 
 pytestmark = pytest.mark.vm
 
@@ -219,10 +221,49 @@ def test_probes_go_on_while_a_container_takes_all_the_cpu_it_may(kube: Cluster) 
 
 
 def _memory_of(kube: Cluster, name: str) -> int:
-    pods = kube.stats()["pods"]
-    return next(
-        (each.get("memory", {}).get("workingSetBytes", 0) for each in pods if each["podRef"]["name"] == name), 0
-    )
+    return int(_figures_of(kube, name, "memory").get("workingSetBytes", 0))
+
+
+def _figures_of(kube: Cluster, name: str, kind: str) -> Any:
+    """Of a pod in the kubelet's summary."""
+    return {each["podRef"]["name"]: each for each in kube.stats()["pods"]}.get(name, {}).get(kind, {})
+
+
+@pytest.mark.parametrize(("handler", "has_processes"), [("pykata", False), ("runc", True)])
+def test_a_byte_is_counted_once_in_the_network_figures_of_a_pod(
+    kube: Cluster, handler: str, has_processes: bool
+) -> None:
+    """The kubelet takes them from its cAdvisor, which finds the pod by its sandbox's cgroup and asks containerd.
+
+    Processes it counts in the cgroups of containers, which a pod in a VM does not have on the host.
+    """
+    name = f"figures-{handler}"
+    with socket.create_server((ADDRESS, 0)) as server, kube.runtime_class("beside", "runc"):
+        send = f"head -c {MIB} /dev/zero | nc {ADDRESS} {server.getsockname()[1]}; {SLEEP}"
+        with kube.running(name, container(send), runtimeClassName={"runc": "beside"}.get(handler, handler)):
+            connection, _ = server.accept()
+            with connection:
+                assert sum(iter(lambda: len(connection.recv(1 << 16)), 0)) == MIB
+            network = eventually(
+                lambda: _sent(_figures_of(kube, name, "network")),
+                what=lambda: f"the summary has what the pod has sent: {kube.stats()['pods']}",
+            )
+            eventually(
+                lambda: bool(_figures_of(kube, name, "process_stats")) == has_processes,
+                what=lambda: f"the processes of the pod, if it has any on the host: {kube.stats()['pods']}",
+            )
+            scraped = str(kube.call("GET", f"/api/v1/nodes/{NODE}/proxy/metrics/cadvisor")).splitlines()
+
+    assert [each["name"] for each in network["interfaces"]] == ["eth0"]
+    assert MIB < network["txBytes"] < 2 * MIB
+    sent = [line for line in scraped if line.startswith("container_network_transmit_bytes_total") and name in line]
+    assert len(sent) == 1
+    assert 'interface="eth0"' in sent[0]
+
+
+def _sent(network: Any) -> Any:
+    """The figures, once they have the bytes of the test."""
+    return network if network.get("txBytes", 0) > MIB else None
 
 
 def _ephemeral(pod: Any, name: str) -> Any:
