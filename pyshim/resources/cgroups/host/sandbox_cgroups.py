@@ -108,13 +108,7 @@ class LinuxCgroups:
     async def apply(self, group: Group, settings: Iterable[GroupSetting]) -> Mapping[GroupSetting, str]:
         """Every setting was tried, in order; those the kernel did not take, each with the reason."""
         failed: dict[GroupSetting, str] = {}
-
-        def apply() -> None:
-            for setting in settings:
-                if problem := self._tree.apply(group, setting):
-                    failed[setting] = problem
-
-        await thread_to_the_end(apply)
+        await thread_to_the_end(lambda: failed.update(self._tree.apply_all(group, settings)))
         return failed
 
     @within_s(READ_S, "read cpuset.{name} of cgroup '{group.path}'")

@@ -1,7 +1,7 @@
 """cgroup v1: a directory in each hierarchy, threads placed one by one. Also what a hybrid host's controllers are in."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from pyshim.host.processes.launch import describe_os_error
 from pyshim.model.cgroups import Group, GroupSetting, HostOom
@@ -57,6 +57,10 @@ class CgroupsV1:
             back = f"{each.mount_point}{origin}" if origin else ""
             for pid in kernel.own_children(each.mount_point + group.path):
                 kernel.move(back if os.path.isdir(back) else each.mount_point, "cgroup.procs", pid)
+
+    def apply_all(self, group: Group, settings: Iterable[GroupSetting]) -> dict[GroupSetting, str]:
+        """What the kernel did not take, with the reason."""
+        return {setting: problem for setting in settings if (problem := self.apply(group, setting))}
 
     def apply(self, group: Group, setting: GroupSetting) -> str:
         """Writes the setting; returns the error, empty on success."""

@@ -2,7 +2,7 @@
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from pyshim.host.processes.launch import describe_os_error
 from pyshim.model.cgroups import Group, GroupSetting, HostOom
@@ -82,10 +82,16 @@ class CgroupsV2:
                 except OSError:
                     continue  # it has controllers for cgroups below it, or is gone: the next one above
 
+    def apply_all(self, group: Group, settings: Iterable[GroupSetting]) -> dict[GroupSetting, str]:
+        """What the kernel did not take, with the reason. v1's device rules are one program, attached once."""
+        settings = tuple(settings)
+        rules = tuple(each for each in settings if each.controller == "devices")
+        failed = dict.fromkeys(rules, self._list_devices(group, rules)) if rules else {}
+        failed |= {each: self.apply(group, each) for each in settings if each not in failed}
+        return {setting: problem for setting, problem in failed.items() if problem}
+
     def apply(self, group: Group, setting: GroupSetting) -> str:
         directory = self._root + group.path
-        if setting.controller == "devices":
-            return self._apply_rule(directory, setting)
         try:
             # A set in use cannot be emptied again: "as above" is what is above now.
             value = setting.value or self.allowed(group, setting.file.rpartition(".")[2])
@@ -98,11 +104,12 @@ class CgroupsV2:
             return describe_os_error(error)
         return ""
 
-    def _apply_rule(self, directory: str, setting: GroupSetting) -> str:
-        """v1's two files, as a program. `devices.deny` is only written with `a`, before all others."""
+    def _list_devices(self, group: Group, rules: tuple[GroupSetting, ...]) -> str:
+        """A list denies what it does not allow: the rule of `devices.deny`, `a`, is its beginning."""
+        directory = self._root + group.path
         devices = self._devices.setdefault(directory, DeviceList(directory))
         try:
-            devices.allow(*([] if setting.file == "devices.deny" else [setting.value]))
+            devices.allow(*(rule.value for rule in rules if rule.file == "devices.allow"))
         except OSError as error:
             return f"attach program: {describe_os_error(error)}"
         return ""

@@ -156,9 +156,13 @@ async def test_the_settings_of_v1_become_a_program_of_v2(v2_cgroup: str) -> None
 def test_a_cgroup_that_takes_no_program_is_a_problem_with_its_cause(tmp_path: Path) -> None:
     tree = CgroupsV2((Hierarchy(str(tmp_path), ()),))
     group = Group(role=Role.SANDBOX, path="/missing")
-    (everything, *_) = device_settings(Role.SANDBOX, [])
+    settings = device_settings(Role.SANDBOX, [])
 
-    assert tree.apply(group, everything).startswith("attach program: E")
+    failed = tree.apply_all(group, settings)
+
+    assert failed.keys() == set(settings)
+    assert len(set(failed.values())) == 1
+    assert failed[settings[0]].startswith("attach program: E")
 
 
 def test_a_program_is_the_size_of_its_rules() -> None:
