@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Awaitable, Callable
 from itertools import pairwise
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from ttrpc_peers import RawPeer, echo, frame, request, run
+from ttrpc_peers import RawPeer, echo, frame, request
 
 from pyshim.ttrpc.client import Client
 from pyshim.ttrpc.connection import ClientConnection, ServerConnection
@@ -17,6 +18,21 @@ from pyshim.ttrpc.framing import DATA, HEADER, REQUEST, RESPONSE
 from pyshim.ttrpc.handlers import CallContext
 from pyshim.ttrpc.server import Server
 from pyshim.ttrpc.status import TtrpcError
+from tests.fakes.clock import run_fast_forward
+
+
+def run(main: Callable[[], Awaitable[None]]) -> None:
+    """`main()` in a loop of each example's own, in which no exception is left over."""
+
+    async def guarded() -> None:
+        complaints: list[object] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _loop, context: complaints.append(context))
+        async with asyncio.timeout(30):
+            await main()
+        assert complaints == []
+
+    run_fast_forward(guarded())
+
 
 LIMIT = 200
 ids = st.sampled_from([0, 1, 2, 3, 5, 7, 9, 11, 0x7FFFFFFF, 0xFFFFFFFF])

@@ -6,7 +6,7 @@ import asyncio
 import socket
 
 import pytest
-from ttrpc_peers import RawPeer, code_of, echo, fails_alone, raw_server, request, run, served, until
+from ttrpc_peers import RawPeer, code_of, echo, fails_alone, raw_server, request, served, until
 
 from pyshim.ttrpc.framing import RESPONSE
 from pyshim.ttrpc.handlers import CallContext, ImmediateHandler
@@ -21,41 +21,35 @@ def look(payload: bytes, call: CallContext) -> bytes:
 LOOK = {"demo": {"Look": ImmediateHandler(look), "Echo": echo}}
 
 
-def test_it_is_answered_without_a_task() -> None:
+async def test_it_is_answered_without_a_task() -> None:
     tasks = []
 
     def which(payload: bytes, call: CallContext) -> bytes:
         tasks.append(asyncio.current_task())
         return payload
 
-    async def main() -> bytes:
-        async with served({"demo": {"Look": ImmediateHandler(which)}}) as (_, client):
-            return await client.call("demo", "Look", b"hello", timeout_s=5)
-
-    assert run(main) == b"hello"
+    async with served({"demo": {"Look": ImmediateHandler(which)}}) as (_, client):
+        assert await client.call("demo", "Look", b"hello", timeout_s=5) == b"hello"
     assert tasks == [None]
 
 
-def test_replies_to_requests_that_came_together_leave_together() -> None:
-    async def main() -> None:
-        # Keeps apart what was sent apart.
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        server = Server(services=LOOK)
-        serving = asyncio.create_task(server.serve_connection(theirs))
-        peer = RawPeer(ours)
+async def test_replies_to_requests_that_came_together_leave_together() -> None:
+    # Keeps apart what was sent apart.
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    server = Server(services=LOOK)
+    serving = asyncio.create_task(server.serve_connection(theirs))
+    peer = RawPeer(ours)
 
-        await peer.send(request(1, "Look", b"a") + request(3, "Look", b"b") + request(5, "Nothing"))
-        together = await asyncio.get_running_loop().sock_recv(ours, 65536)
-        await peer.send(request(7, "Look", b"c"))
-        alone = await asyncio.get_running_loop().sock_recv(ours, 65536)
+    await peer.send(request(1, "Look", b"a") + request(3, "Look", b"b") + request(5, "Nothing"))
+    together = await asyncio.get_running_loop().sock_recv(ours, 65536)
+    await peer.send(request(7, "Look", b"c"))
+    alone = await asyncio.get_running_loop().sock_recv(ours, 65536)
 
-        assert [b"aLook" in together, b"bLook" in together, b"Nothing" in together] == [True, True, True]
-        assert alone.endswith(b"cLook")
-        peer.close()
-        await server.shutdown(0)
-        await serving
-
-    run(main)
+    assert [b"aLook" in together, b"bLook" in together, b"Nothing" in together] == [True, True, True]
+    assert alone.endswith(b"cLook")
+    peer.close()
+    await server.shutdown(0)
+    await serving
 
 
 class Gone(Exception):
@@ -71,23 +65,22 @@ class Gone(Exception):
         pytest.param(bytes(5 << 20), Code.RESOURCE_EXHAUSTED, None, id="over the limit"),
     ],
 )
-def test_an_error_is_answered_and_the_connection_lives_on(outcome: object, code: int, message: str | None) -> None:
+async def test_an_error_is_answered_and_the_connection_lives_on(
+    outcome: object, code: int, message: str | None
+) -> None:
     def fail(payload: bytes, call: CallContext) -> bytes:
         if isinstance(outcome, Exception):
             raise outcome
         return outcome  # type: ignore[return-value]
 
-    async def main() -> None:
-        async with served({"demo": {"Look": ImmediateHandler(fail), "Echo": echo}}) as (_, client):
-            error = await fails_alone(client, "Look")
+    async with served({"demo": {"Look": ImmediateHandler(fail), "Echo": echo}}) as (_, client):
+        error = await fails_alone(client, "Look")
 
-        assert error.code == code
-        assert message is None or error.message == message
-
-    run(main)
+    assert error.code == code
+    assert message is None or error.message == message
 
 
-def test_a_peer_that_does_not_read_is_not_answered_into_memory() -> None:
+async def test_a_peer_that_does_not_read_is_not_answered_into_memory() -> None:
     asked = 0
     reply = bytes(64 << 10)
 
@@ -96,25 +89,22 @@ def test_a_peer_that_does_not_read_is_not_answered_into_memory() -> None:
         asked += 1
         return reply
 
-    async def main() -> None:
-        services = {"demo": {"Look": ImmediateHandler(large)}}
-        async with raw_server(services, queue_bytes=2 * len(reply)) as (server, peer):
-            await peer.send(b"".join(request(2 * n + 1, "Look") for n in range(100)))
-            await until(lambda: asked and len(server._handlers))
-            seen = asked
+    services = {"demo": {"Look": ImmediateHandler(large)}}
+    async with raw_server(services, queue_bytes=2 * len(reply)) as (server, peer):
+        await peer.send(b"".join(request(2 * n + 1, "Look") for n in range(100)))
+        await until(lambda: asked and len(server._handlers))
+        seen = asked
 
-            assert seen < 20  # the queue's, and what the kernel took
-            for _ in range(100):
-                frame = await peer.frame()
-                assert frame is not None
-                assert (frame[1], len(frame[3]) > len(reply)) == (RESPONSE, True)
-            assert asked == 100
-            assert len(server._handlers) == 0
-
-    run(main)
+        assert seen < 20  # the queue's, and what the kernel took
+        for _ in range(100):
+            frame = await peer.frame()
+            assert frame is not None
+            assert (frame[1], len(frame[3]) > len(reply)) == (RESPONSE, True)
+        assert asked == 100
+        assert len(server._handlers) == 0
 
 
-def test_after_the_connection_is_lost_nothing_is_asked_any_more() -> None:
+async def test_after_the_connection_is_lost_nothing_is_asked_any_more() -> None:
     asked = 0
 
     def large(payload: bytes, call: CallContext) -> bytes:
@@ -122,23 +112,18 @@ def test_after_the_connection_is_lost_nothing_is_asked_any_more() -> None:
         asked += 1
         return bytes(1 << 20)
 
-    async def main() -> None:
-        services = {"demo": {"Look": ImmediateHandler(large)}}
-        async with raw_server(services, queue_bytes=1) as (server, peer):
-            await peer.send(b"".join(request(2 * n + 1, "Look") for n in range(5)))
-            await until(lambda: len(server._handlers))
-            peer.close()
-            await until(lambda: not len(server._handlers))
+    services = {"demo": {"Look": ImmediateHandler(large)}}
+    async with raw_server(services, queue_bytes=1) as (server, peer):
+        await peer.send(b"".join(request(2 * n + 1, "Look") for n in range(5)))
+        await until(lambda: len(server._handlers))
+        peer.close()
+        await until(lambda: not len(server._handlers))
 
-    run(main)
     assert asked == 1
 
 
-def test_a_draining_server_refuses_it() -> None:
-    async def main() -> None:
-        async with raw_server(LOOK) as (server, peer):
-            server.draining = True
-            await peer.send(request(1, "Look"))
-            assert (await code_of(peer))[:2] == (1, Code.UNAVAILABLE)
-
-    run(main)
+async def test_a_draining_server_refuses_it() -> None:
+    async with raw_server(LOOK) as (server, peer):
+        server.draining = True
+        await peer.send(request(1, "Look"))
+        assert (await code_of(peer))[:2] == (1, Code.UNAVAILABLE)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from ttrpc_peers import raw_server, run
+from ttrpc_peers import raw_server
 
 from protos.containerd import task_v2_pb2
 from pyshim.ttrpc.connection import ClientConnection, ServerConnection
@@ -73,7 +73,7 @@ def test_our_request_is_the_one_the_go_server_took() -> None:
         pytest.param(GO_DELETE_REQUEST, DELETE_REPLY, id="Delete"),
     ],
 )
-def test_our_server_still_answers_the_go_client_with_the_recorded_bytes(sent: bytes, expected: bytes) -> None:
+async def test_our_server_still_answers_the_go_client_with_the_recorded_bytes(sent: bytes, expected: bytes) -> None:
     async def state(payload: bytes, call: CallContext) -> bytes:
         request = task_v2_pb2.StateRequest.FromString(payload)
         return task_v2_pb2.StateResponse(id=request.id, bundle="/b", pid=4711, status=2).SerializeToString()
@@ -81,12 +81,10 @@ def test_our_server_still_answers_the_go_client_with_the_recorded_bytes(sent: by
     async def delete(payload: bytes, call: CallContext) -> bytes:
         raise TtrpcError(Code.NOT_FOUND, "process 'x': not found")
 
-    async def main() -> bytes:
-        async with raw_server({TASK: {"State": state, "Delete": delete}}) as (_, peer):
-            await peer.send(sent)
-            received = b""
-            while len(received) < len(expected):
-                received += await asyncio.get_running_loop().sock_recv(peer.sock, 4096)
-            return received
+    async with raw_server({TASK: {"State": state, "Delete": delete}}) as (_, peer):
+        await peer.send(sent)
+        received = b""
+        while len(received) < len(expected):
+            received += await asyncio.get_running_loop().sock_recv(peer.sock, 4096)
 
-    assert run(main) == expected
+    assert received == expected

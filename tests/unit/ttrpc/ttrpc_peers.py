@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
@@ -18,30 +18,12 @@ from pyshim.ttrpc.handlers import CallContext, Handler
 from pyshim.ttrpc.messages import decode_request, decode_response, encode_request
 from pyshim.ttrpc.server import Server
 from pyshim.ttrpc.status import RemoteError
-from tests.fakes.clock import run_fast_forward
 
 _Result = TypeVar("_Result")
 
 
-def run(main: Callable[[], Awaitable[_Result]]) -> _Result:
-    """`main()` in a fresh loop whose clock only skips idle time, for both ends live in it.
-
-    A hang is a failure; an exception that only reached the loop is one too.
-    """
-
-    async def guarded() -> _Result:
-        complaints: list[dict[str, Any]] = []
-        asyncio.get_running_loop().set_exception_handler(lambda _loop, context: complaints.append(context))
-        async with asyncio.timeout(30):
-            result = await main()
-        assert complaints == []
-        return result
-
-    return run_fast_forward(guarded())
-
-
 async def until(holds: Callable[[], object]) -> None:
-    """`holds()` is true. For what nothing announces; `run` limits the wait."""
+    """`holds()` is true. For what nothing announces; the test's own limit ends it."""
     tick = asyncio.Event()
     while not holds():
         asyncio.get_running_loop().call_later(0.001, tick.set)

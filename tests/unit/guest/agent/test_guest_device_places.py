@@ -6,7 +6,6 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from agent_loop import in_a_loop
 from oci_messages import a_spec
 
 from guest.agent.errors import InvalidArgument
@@ -46,7 +45,7 @@ def test_a_function_behind_a_bridge_is_found_by_its_secondary_bus(tmp_path: Path
     assert block.pci_folder(str(tmp_path), "03/01") is None
 
 
-@in_a_loop
+@pytest.mark.usefixtures("fast_clock")
 async def test_a_scsi_disk_is_looked_for_by_a_controller_that_comes_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agent_loop import in_a_loop
 from guest_agent_client import AgentClient, CallError, HostedAgent, inside, unused_id
 
 from guest.agent.container import cdi
@@ -138,7 +137,7 @@ def test_a_node_that_the_guest_does_not_have_leaves_no_container(
     client.remove(cid)
 
 
-@in_a_loop
+@pytest.mark.usefixtures("fast_clock")
 async def test_a_spec_that_comes_between_two_looks_is_found_by_the_second(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,7 +160,7 @@ async def test_a_spec_that_comes_between_two_looks_is_found_by_the_second(
     assert edits.env == ("A=1",)
 
 
-@in_a_loop
+@pytest.mark.usefixtures("fast_clock")
 async def test_a_kind_that_never_comes_is_given_up() -> None:
     spec = oci_pb2.Spec(Annotations={"cdi.k8s.io/vfio1": "never.org/a=0,never.org/a=1"})
 

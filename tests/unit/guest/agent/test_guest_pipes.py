@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
-from agent_loop import in_a_loop
 from guest_agent_client import PATIENCE_S, cgroup2_root, remove_cgroup
 
 from guest.agent.errors import FailedPrecondition
@@ -34,7 +33,7 @@ async def turns(count: int = 5) -> None:
         await asyncio.sleep(0.001)
 
 
-@in_a_loop
+@pytest.mark.usefixtures("fast_clock")
 async def test_a_read_waits_for_data_and_ends_empty_for_ever() -> None:
     async with a_pipe() as (source, sink):
         reading = asyncio.create_task(source.read(10))
@@ -48,7 +47,7 @@ async def test_a_read_waits_for_data_and_ends_empty_for_ever() -> None:
         assert [await source.read(10) for _ in range(2)] == [b"", b""]
 
 
-@in_a_loop
+@pytest.mark.usefixtures("fast_clock")
 async def test_a_write_larger_than_the_pipe_waits_for_a_reader_and_keeps_order() -> None:
     async with a_pipe() as (source, sink):
         first = asyncio.create_task(sink.write(b"a" * 200_000))
@@ -65,7 +64,7 @@ async def test_a_write_larger_than_the_pipe_waits_for_a_reader_and_keeps_order()
         await asyncio.gather(first, second, finishing)
 
 
-@in_a_loop
+@pytest.mark.usefixtures("fast_clock")
 async def test_closing_a_source_ends_a_waiting_read() -> None:
     async with a_pipe() as (source, _sink):
         reading = asyncio.create_task(source.read(10))
@@ -76,7 +75,7 @@ async def test_closing_a_source_ends_a_waiting_read() -> None:
         assert await reading == b""
 
 
-@in_a_loop
+@pytest.mark.usefixtures("fast_clock")
 async def test_a_cancelled_read_leaves_the_next_one_its_bytes() -> None:
     async with a_pipe() as (source, sink):
         given_up = asyncio.create_task(source.read(10))
@@ -89,7 +88,7 @@ async def test_a_cancelled_read_leaves_the_next_one_its_bytes() -> None:
         assert await source.read(10) == b"x"
 
 
-@in_a_loop
+@pytest.mark.usefixtures("fast_clock")
 async def test_a_read_cancelled_when_the_bytes_are_there_already_leaves_them() -> None:
     async with a_pipe() as (source, sink):
         given_up = asyncio.create_task(source.read(10))
@@ -102,7 +101,7 @@ async def test_a_read_cancelled_when_the_bytes_are_there_already_leaves_them() -
         assert await source.read(10) == b"x"
 
 
-@in_a_loop
+@pytest.mark.usefixtures("fast_clock")
 async def test_a_source_is_unread_when_no_read_waits_or_came_since_the_last_question() -> None:
     async with a_pipe() as (source, sink):
         assert source.is_unread()
@@ -119,7 +118,7 @@ async def test_a_source_is_unread_when_no_read_waits_or_came_since_the_last_ques
         assert await waiting == b""
 
 
-@in_a_loop
+@pytest.mark.usefixtures("fast_clock")
 async def test_a_write_without_a_reader_is_refused() -> None:
     async with a_pipe() as (source, sink):
         source.close()
@@ -129,7 +128,7 @@ async def test_a_write_without_a_reader_is_refused() -> None:
         assert sink.closed
 
 
-@in_a_loop
+@pytest.mark.usefixtures("fast_clock")
 async def test_closing_a_sink_ends_a_blocked_write() -> None:
     async with a_pipe() as (_source, sink):
         writing = asyncio.create_task(sink.write(bytes(1 << 20)))
@@ -141,7 +140,7 @@ async def test_closing_a_sink_ends_a_blocked_write() -> None:
             await writing
 
 
-@in_a_loop
+@pytest.mark.usefixtures("fast_clock")
 async def test_a_terminals_hangup_is_its_end() -> None:
     master, slave = os.openpty()
     source = Source(master)
@@ -152,7 +151,7 @@ async def test_a_terminals_hangup_is_its_end() -> None:
     assert await source.read(100) == b""
 
 
-@in_a_loop
+@pytest.mark.usefixtures("fast_clock")
 async def test_news_of_a_file_come_once_each_though_its_state_lasts() -> None:
     ours, theirs = socket.socketpair()
     seen: list[int] = []

@@ -8,7 +8,6 @@ import logging
 from typing import Any
 
 import pytest
-from agent_loop import in_a_loop
 
 from guest.agent import __main__ as program
 from guest.agent import service, settings
@@ -26,7 +25,7 @@ NOT_CALLED = {
 """By this project's shim."""
 
 
-@in_a_loop
+@pytest.mark.usefixtures("fast_clock")
 async def test_every_method_of_the_services_is_served() -> None:
     found = program._services(settings.parse([]), Children(), asyncio.Event())
 
@@ -39,7 +38,7 @@ async def test_every_method_of_the_services_is_served() -> None:
         assert set(found[name]) == set(definition.methods_by_name) - NOT_CALLED
 
 
-@in_a_loop
+@pytest.mark.usefixtures("fast_clock")
 async def test_only_calls_that_change_nothing_are_given_up() -> None:
     found = program._services(settings.parse([]), Children(), asyncio.Event())["grpc.AgentService"]
 
@@ -52,7 +51,7 @@ def served(function: Any) -> UnaryHandler:
     return service._handlers(definition, {"SignalProcess": function})["SignalProcess"]
 
 
-@in_a_loop
+@pytest.mark.usefixtures("fast_clock")
 async def test_a_request_arrives_as_its_message_and_no_reply_is_the_empty_one() -> None:
     seen: list[agent_pb2.SignalProcessRequest] = []
 
@@ -74,7 +73,7 @@ async def test_a_request_arrives_as_its_message_and_no_reply_is_the_empty_one() 
     ],
     ids=["its own", "of a file", "of no file", "a bug"],
 )
-@in_a_loop
+@pytest.mark.usefixtures("fast_clock")
 async def test_an_error_says_what_failed(
     caplog: pytest.LogCaptureFixture, raised: Exception, kind: type[AgentError], text: str
 ) -> None:
@@ -88,7 +87,7 @@ async def test_an_error_says_what_failed(
     assert caplog.records[-1].message in ("call failed", "call crashed")
 
 
-@in_a_loop
+@pytest.mark.usefixtures("fast_clock")
 async def test_bytes_that_are_no_request_are_refused() -> None:
     async def never(request: object) -> None:
         raise AssertionError

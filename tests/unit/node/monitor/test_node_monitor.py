@@ -162,16 +162,13 @@ def test_a_shim_that_does_not_answer_costs_its_deadline_and_no_other(
     node(tmp_path, scenario)
 
 
-def test_a_shim_that_is_gone_between_listing_and_scrape_is_no_failure(tmp_path: Path) -> None:
-    async def body() -> None:
-        gone = str(tmp_path / "gone" / "shim-monitor.sock")
+async def test_a_shim_that_is_gone_between_listing_and_scrape_is_no_failure(tmp_path: Path) -> None:
+    gone = str(tmp_path / "gone" / "shim-monitor.sock")
 
-        text = await scrape.Scrapes().text({"gone": gone}, {"gone": NO_NAME})
+    text = await scrape.Scrapes().text({"gone": gone}, {"gone": NO_NAME})
 
-        assert "\nkata_monitor_running_shim_count 0\n" in text
-        assert "\nkata_monitor_scrape_failed_count 0\n" in text
-
-    asyncio.run(body())
+    assert "\nkata_monitor_running_shim_count 0\n" in text
+    assert "\nkata_monitor_scrape_failed_count 0\n" in text
 
 
 def test_an_answer_without_end_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,15 +195,12 @@ def test_a_client_that_takes_gzip_gets_it(tmp_path: Path) -> None:
     node(tmp_path, scenario)
 
 
-def test_an_address_in_use_is_named(tmp_path: Path) -> None:
-    async def body() -> None:
-        with socket.create_server(("127.0.0.1", 0)) as taken:
-            port = taken.getsockname()[1]
-            one = NodeMonitor(host="127.0.0.1", port=port, metrics_directory="/none", roots=(str(tmp_path),))
-            with pytest.raises(FailedPrecondition, match=f"listen at 127.0.0.1:{port}"):
-                await one.open()
-
-    asyncio.run(body())
+async def test_an_address_in_use_is_named(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        one = NodeMonitor(host="127.0.0.1", port=port, metrics_directory="/none", roots=(str(tmp_path),))
+        with pytest.raises(FailedPrecondition, match=f"listen at 127.0.0.1:{port}"):
+            await one.open()
 
 
 def test_a_monitor_that_sees_the_metrics_directory_only_gets_all_and_can_change_nothing(tmp_path: Path) -> None:
@@ -227,25 +221,22 @@ def test_a_monitor_that_sees_the_metrics_directory_only_gets_all_and_can_change_
     node(tmp_path, scenario)
 
 
-def test_a_shim_without_names_is_scraped_without_and_asked_for_them_once(tmp_path: Path) -> None:
-    async def body() -> None:
-        asked = []
+async def test_a_shim_without_names_is_scraped_without_and_asked_for_them_once(tmp_path: Path) -> None:
+    asked = []
 
-        async def answer(request: Request) -> Reply:
-            asked.append(request.target)
-            return Reply(HTTPStatus.NOT_FOUND)
+    async def answer(request: Request) -> Reply:
+        asked.append(request.target)
+        return Reply(HTTPStatus.NOT_FOUND)
 
-        socket_of_kata = MonitorSocket(str(tmp_path / "m.sock"), answer)
-        await socket_of_kata.open()
-        try:
-            names = Names()
-            for _ in range(3):
-                assert await names.of({"s1": str(tmp_path / "m.sock")}) == {"s1": NO_NAME}
-            assert asked == ["/pod"]
-        finally:
-            await socket_of_kata.close()
-
-    asyncio.run(body())
+    socket_of_kata = MonitorSocket(str(tmp_path / "m.sock"), answer)
+    await socket_of_kata.open()
+    try:
+        names = Names()
+        for _ in range(3):
+            assert await names.of({"s1": str(tmp_path / "m.sock")}) == {"s1": NO_NAME}
+        assert asked == ["/pod"]
+    finally:
+        await socket_of_kata.close()
 
 
 def test_scrapes_at_the_same_time_are_one(tmp_path: Path) -> None:

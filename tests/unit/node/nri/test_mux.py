@@ -85,68 +85,59 @@ def _opened(mux: Mux, *streams: int) -> list[socket.socket]:
     return ends
 
 
-def test_two_ends_exchange_bytes_on_two_streams_at_once() -> None:
-    async def go() -> None:
-        one, other = (Mux(sock) for sock in socket.socketpair())
-        near, far = _opened(one, 1, 2), _opened(other, 1, 2)
-        carrying = [asyncio.ensure_future(mux.run()) for mux in (one, other)]
-        loop = asyncio.get_running_loop()
-        large = bytes(range(256)) * 1024
-        sending = [
-            asyncio.ensure_future(loop.sock_sendall(near[0], large)),
-            asyncio.ensure_future(loop.sock_sendall(far[1], large[::-1])),
-            asyncio.ensure_future(loop.sock_sendall(near[1], b"small")),
-        ]
+async def test_two_ends_exchange_bytes_on_two_streams_at_once() -> None:
+    one, other = (Mux(sock) for sock in socket.socketpair())
+    near, far = _opened(one, 1, 2), _opened(other, 1, 2)
+    carrying = [asyncio.ensure_future(mux.run()) for mux in (one, other)]
+    loop = asyncio.get_running_loop()
+    large = bytes(range(256)) * 1024
+    sending = [
+        asyncio.ensure_future(loop.sock_sendall(near[0], large)),
+        asyncio.ensure_future(loop.sock_sendall(far[1], large[::-1])),
+        asyncio.ensure_future(loop.sock_sendall(near[1], b"small")),
+    ]
 
-        got = await asyncio.gather(_read(far[1], 5), _read(far[0], len(large)), _read(near[1], len(large)))
+    got = await asyncio.gather(_read(far[1], 5), _read(far[0], len(large)), _read(near[1], len(large)))
 
-        assert tuple(got) == (b"small", large, large[::-1])
-        await asyncio.gather(*sending)
-        near[0].close()
-        await asyncio.gather(*carrying)
-        assert await _read(far[0], 1) == b""
-        for sock in (*near, *far):
-            sock.close()
-
-    asyncio.run(go())
+    assert tuple(got) == (b"small", large, large[::-1])
+    await asyncio.gather(*sending)
+    near[0].close()
+    await asyncio.gather(*carrying)
+    assert await _read(far[0], 1) == b""
+    for sock in (*near, *far):
+        sock.close()
 
 
-def test_what_is_sent_are_frames_that_gos_reader_takes() -> None:
-    async def go() -> None:
-        trunk, peer = socket.socketpair()
-        peer.setblocking(False)
-        mux = Mux(trunk)
-        (near,) = _opened(mux, 2)
-        carrying = asyncio.ensure_future(mux.run())
-        await asyncio.get_running_loop().sock_sendall(near, bytes(10_000))
-        got = 0
-        while got < 10_000:
-            stream, size = struct.unpack(">II", await _read(peer, 8))
-            assert stream == 2
-            assert 0 < size <= SENT_PAYLOAD_BYTES
-            got += len(await _read(peer, size))
-        peer.close()
-        await carrying
-        near.close()
-
-    asyncio.run(go())
+async def test_what_is_sent_are_frames_that_gos_reader_takes() -> None:
+    trunk, peer = socket.socketpair()
+    peer.setblocking(False)
+    mux = Mux(trunk)
+    (near,) = _opened(mux, 2)
+    carrying = asyncio.ensure_future(mux.run())
+    await asyncio.get_running_loop().sock_sendall(near, bytes(10_000))
+    got = 0
+    while got < 10_000:
+        stream, size = struct.unpack(">II", await _read(peer, 8))
+        assert stream == 2
+        assert 0 < size <= SENT_PAYLOAD_BYTES
+        got += len(await _read(peer, size))
+    peer.close()
+    await carrying
+    near.close()
 
 
-def test_bytes_written_before_a_stream_is_closed_are_sent() -> None:
-    async def go() -> None:
-        trunk, peer = socket.socketpair()
-        mux = Mux(trunk)
-        (near,) = _opened(mux, 1)
-        near.send(b"last words")
-        near.close()
+async def test_bytes_written_before_a_stream_is_closed_are_sent() -> None:
+    trunk, peer = socket.socketpair()
+    mux = Mux(trunk)
+    (near,) = _opened(mux, 1)
+    near.send(b"last words")
+    near.close()
 
-        await mux.run()
+    await mux.run()
 
-        assert peer.recv(100) == _frame(1, b"last words")
-        assert peer.recv(100) == b""
-        peer.close()
-
-    asyncio.run(go())
+    assert peer.recv(100) == _frame(1, b"last words")
+    assert peer.recv(100) == b""
+    peer.close()
 
 
 @pytest.mark.parametrize(
@@ -154,68 +145,59 @@ def test_bytes_written_before_a_stream_is_closed_are_sent() -> None:
     [(_frame(0, b"x"), "reserved"), (_frame(1, b"half")[:-1], "ended inside a frame"), (b"", "")],
     ids=["reserved stream", "half a frame", "plain end"],
 )
-def test_the_end_of_the_connection_is_the_end_of_every_stream(sent: bytes, text: str) -> None:
-    async def go() -> None:
-        trunk, peer = socket.socketpair()
-        mux = Mux(trunk)
-        ends = _opened(mux, 1, 2)
-        peer.send(sent)
-        peer.shutdown(socket.SHUT_WR)
-        if text:
-            with pytest.raises(MuxError, match=text):
-                await mux.run()
-        else:
+async def test_the_end_of_the_connection_is_the_end_of_every_stream(sent: bytes, text: str) -> None:
+    trunk, peer = socket.socketpair()
+    mux = Mux(trunk)
+    ends = _opened(mux, 1, 2)
+    peer.send(sent)
+    peer.shutdown(socket.SHUT_WR)
+    if text:
+        with pytest.raises(MuxError, match=text):
             await mux.run()
-        for end in ends:
-            while await _read(end, 1000):
-                pass
-            end.close()
-        assert peer.recv(1) == b""
-        peer.close()
-
-    asyncio.run(go())
-
-
-def test_bytes_for_an_unopened_stream_are_dropped() -> None:
-    async def go() -> None:
-        trunk, peer = socket.socketpair()
-        mux = Mux(trunk)
-        (near,) = _opened(mux, 1)
-        peer.send(_frame(9, b"unopened") + _frame(1, b"opened"))
-        peer.shutdown(socket.SHUT_WR)
-
+    else:
         await mux.run()
+    for end in ends:
+        while await _read(end, 1000):
+            pass
+        end.close()
+    assert peer.recv(1) == b""
+    peer.close()
 
-        assert await _read(near, 100) == b"opened"
-        near.close()
-        peer.close()
 
-    asyncio.run(go())
+async def test_bytes_for_an_unopened_stream_are_dropped() -> None:
+    trunk, peer = socket.socketpair()
+    mux = Mux(trunk)
+    (near,) = _opened(mux, 1)
+    peer.send(_frame(9, b"unopened") + _frame(1, b"opened"))
+    peer.shutdown(socket.SHUT_WR)
+
+    await mux.run()
+
+    assert await _read(near, 100) == b"opened"
+    near.close()
+    peer.close()
 
 
-def test_a_reader_that_does_not_read_holds_back_the_peer_instead_of_filling_memory() -> None:
-    async def go() -> None:
-        trunk, peer = socket.socketpair()
-        peer.setblocking(False)
-        mux = Mux(trunk)
-        (near,) = _opened(mux, 1)
-        carrying = asyncio.ensure_future(mux.run())
-        sent = 0
-        payload = _frame(1, bytes(1 << 16))
-        for _ in range(1000):  # of 64 MiB; the kernel takes some hundred KiB for each of the two sockets
+async def test_a_reader_that_does_not_read_holds_back_the_peer_instead_of_filling_memory() -> None:
+    trunk, peer = socket.socketpair()
+    peer.setblocking(False)
+    mux = Mux(trunk)
+    (near,) = _opened(mux, 1)
+    carrying = asyncio.ensure_future(mux.run())
+    sent = 0
+    payload = _frame(1, bytes(1 << 16))
+    for _ in range(1000):  # of 64 MiB; the kernel takes some hundred KiB for each of the two sockets
+        try:
+            sent += peer.send(payload[sent % len(payload) :])
+        except BlockingIOError:
+            await asyncio.sleep(0)
             try:
                 sent += peer.send(payload[sent % len(payload) :])
             except BlockingIOError:
-                await asyncio.sleep(0)
-                try:
-                    sent += peer.send(payload[sent % len(payload) :])
-                except BlockingIOError:
-                    break
+                break
 
-        assert sent < 16 << 20
-        peer.close()
-        near.close()
-        with pytest.raises(MuxError):
-            await carrying
-
-    asyncio.run(go())
+    assert sent < 16 << 20
+    peer.close()
+    near.close()
+    with pytest.raises(MuxError):
+        await carrying

@@ -83,26 +83,23 @@ def test_a_shim_gets_the_placement_of_its_vm(tmp_path: Path) -> None:
     assert (placement.vcpu_cpus, placement.service_cpus) == ((1, 2), (0, 3))
 
 
-def test_a_placement_ends_with_the_shim_that_asked_for_it(tmp_path: Path) -> None:
+async def test_a_placement_ends_with_the_shim_that_asked_for_it(tmp_path: Path) -> None:
     pods = _pods()
     path = tmp_path / "nri.sock"
 
-    async def go() -> None:
-        async with _served(pods, path) as changed:
-            shim = await asyncio.to_thread(_asking_process, path)
-            try:
-                assert shim.stdout is not None
-                assert await asyncio.to_thread(shim.stdout.readline) == b"(1,)\n"
-                assert "other" in pods.assignments.placements
-                changed.clear()
-            finally:
-                shim.kill()
-            await changed.wait()
-            with shim:
-                pass
-        assert pods.assignments.placements == {}
-
-    asyncio.run(go())
+    async with _served(pods, path) as changed:
+        shim = await asyncio.to_thread(_asking_process, path)
+        try:
+            assert shim.stdout is not None
+            assert await asyncio.to_thread(shim.stdout.readline) == b"(1,)\n"
+            assert "other" in pods.assignments.placements
+            changed.clear()
+        finally:
+            shim.kill()
+        await changed.wait()
+        with shim:
+            pass
+    assert pods.assignments.placements == {}
 
 
 def test_a_vm_for_which_there_are_no_cpus_runs_on_shared_ones(tmp_path: Path) -> None:
@@ -121,16 +118,15 @@ def test_a_vm_for_which_there_are_no_cpus_runs_on_shared_ones(tmp_path: Path) ->
     [b"", b"\xff", b"[]", b'{"sandbox_id": "vm"}', msgspec.json.encode(_need(vcpus=0))],
     ids=["empty", "no UTF-8", "no object", "incomplete", "no vCPU"],
 )
-def test_a_question_that_makes_no_sense_is_refused_and_the_next_is_answered(tmp_path: Path, payload: bytes) -> None:
-    async def go() -> None:
-        path = str(tmp_path / "nri.sock")
-        async with _served(_pods(), tmp_path / "nri.sock"):
-            async with await Client.connect_socket(await connected_unix_socket(path)) as client:
-                with pytest.raises(RemoteError):
-                    await client.call(SERVICE, METHOD, payload, timeout_s=10)
-            assert (await asked(path, _need())).exclusive
-
-    asyncio.run(go())
+async def test_a_question_that_makes_no_sense_is_refused_and_the_next_is_answered(
+    tmp_path: Path, payload: bytes
+) -> None:
+    path = str(tmp_path / "nri.sock")
+    async with _served(_pods(), tmp_path / "nri.sock"):
+        async with await Client.connect_socket(await connected_unix_socket(path)) as client:
+            with pytest.raises(RemoteError):
+                await client.call(SERVICE, METHOD, payload, timeout_s=10)
+        assert (await asked(path, _need())).exclusive
 
 
 def test_a_plugin_that_is_not_there_is_named_at_once(tmp_path: Path) -> None:
@@ -155,32 +151,26 @@ def test_a_plugin_that_does_not_answer_holds_a_boot_up_for_two_seconds(tmp_path:
         runner.run(asked(path, _need()))
 
 
-def test_a_plugin_that_answers_nonsense_is_named(tmp_path: Path) -> None:
+async def test_a_plugin_that_answers_nonsense_is_named(tmp_path: Path) -> None:
     from pyshim.ttrpc import CallContext, ImmediateHandler, Server
 
     def nonsense(_payload: bytes, _call: CallContext) -> bytes:
         return b"{}"
 
-    async def go() -> None:
-        path = str(tmp_path / "nri.sock")
-        server = Server(services={SERVICE: {METHOD: ImmediateHandler(nonsense)}})
-        serving = asyncio.ensure_future(server.serve(listening_socket(path)))
-        await asyncio.sleep(0)
-        with pytest.raises(Unavailable, match="missing required field"):
-            await asked(path, _need())
-        await server.shutdown(grace_s=0)
-        await serving
-
-    asyncio.run(go())
+    path = str(tmp_path / "nri.sock")
+    server = Server(services={SERVICE: {METHOD: ImmediateHandler(nonsense)}})
+    serving = asyncio.ensure_future(server.serve(listening_socket(path)))
+    await asyncio.sleep(0)
+    with pytest.raises(Unavailable, match="missing required field"):
+        await asked(path, _need())
+    await server.shutdown(grace_s=0)
+    await serving
 
 
-def test_a_plugin_that_has_no_place_is_quoted(tmp_path: Path) -> None:
-    async def go() -> None:
-        async with _served(_pods(), tmp_path / "nri.sock"):
-            with pytest.raises(FailedPrecondition, match="are no VM"):
-                await asked(str(tmp_path / "nri.sock"), _need(vcpus=0))
-
-    asyncio.run(go())
+async def test_a_plugin_that_has_no_place_is_quoted(tmp_path: Path) -> None:
+    async with _served(_pods(), tmp_path / "nri.sock"):
+        with pytest.raises(FailedPrecondition, match="are no VM"):
+            await asked(str(tmp_path / "nri.sock"), _need(vcpus=0))
 
 
 def _saved(store: StateStore, sandbox_id: str, *, pid: int, cgroups: dict[str, object]) -> None:
@@ -190,7 +180,7 @@ def _saved(store: StateStore, sandbox_id: str, *, pid: int, cgroups: dict[str, o
     store.save(SandboxState(sandbox_id=SandboxId(sandbox_id), shim=shim, snapshot=taken, ledger=()))
 
 
-def test_placements_of_living_shims_are_found_again_and_broken_ones_are_not(tmp_path: Path) -> None:
+async def test_placements_of_living_shims_are_found_again_and_broken_ones_are_not(tmp_path: Path) -> None:
     first = _pods()
     placement = first.ask(_need())
     placed = msgspec.to_builtins(Placed(need=_need(), placement=placement))
@@ -202,11 +192,8 @@ def test_placements_of_living_shims_are_found_again_and_broken_ones_are_not(tmp_
     (tmp_path / "register" / "damaged").write_text("{}")
     pods = _pods()
 
-    async def go() -> None:
-        shims = Shims(pods, on_change=lambda: None)
-        shims.find(store)
-        await shims.close()
-
-    asyncio.run(go())
+    shims = Shims(pods, on_change=lambda: None)
+    shims.find(store)
+    await shims.close()
 
     assert dict(pods.assignments.placements) == {"vm": placement}

@@ -264,7 +264,7 @@ def test_figures_count_outcomes_and_warnings(tmp_path: Path) -> None:
     run(tmp_path, body)
 
 
-def test_a_request_under_way_is_answered_before_the_end(tmp_path: Path) -> None:
+async def test_a_request_under_way_is_answered_before_the_end(tmp_path: Path) -> None:
     async def main() -> None:
         async with cluster(tmp_path) as running:
             reader, writer = await running.connection()
@@ -283,11 +283,8 @@ def test_a_request_under_way_is_answered_before_the_end(tmp_path: Path) -> None:
         await asyncio.sleep(0)
         writer.write(REVIEW)
 
-    async def limited() -> None:
-        async with asyncio.timeout(GENEROUS_S):
-            await main()
-
-    asyncio.run(limited())
+    async with asyncio.timeout(GENEROUS_S):
+        await main()
 
 
 def test_the_key_of_the_authority_is_dropped_and_the_certificate_is_the_servers() -> None:
