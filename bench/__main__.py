@@ -31,12 +31,12 @@ def main() -> int:
     try:
         if arguments.output and not enclosure.outlives(arguments.output):
             raise ValueError(f"write results to {str(arguments.output)!r}: it is gone when the measuring has ended")
-        peer = peers.runtime_of(arguments.peer) if arguments.peer else None
+        found_peers = {program.name: peers.runtime_of(program) for program in arguments.peer}
     except ValueError as error:
         print(f"bench: {error}", file=sys.stderr)
         return 2
-    if peer is not None:
-        return _beside(arguments, peer)
+    if found_peers:
+        return _beside(arguments, found_peers)
     if not file_io.FIO.exists():
         print(
             f"bench: find {str(file_io.FIO)!r}: not installed (hint: `make bench` or apt-get install fio)",
@@ -74,7 +74,12 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--note", default="", help="a sentence for the results, about the state of the machine")
     parser.add_argument("--only-files", action="store_true", help="only the rates of fio; written to .build/bench")
     parser.add_argument(
-        "--peer", type=Path, metavar="SHIM", help="measure only ours beside this other shim, which speaks Kata's API"
+        "--peer",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="SHIM",
+        help="measure only ours beside this other shim, which speaks Kata's API; may be repeated",
     )
     parser.add_argument(
         "--output", type=Path, metavar="DIR", help="default: bench/results; not in /run, /tmp or /dev/shm"
@@ -87,7 +92,7 @@ def _arguments() -> argparse.Namespace:
     return arguments
 
 
-def _beside(arguments: argparse.Namespace, peer: Runtime) -> int:
+def _beside(arguments: argparse.Namespace, runtimes: dict[str, Runtime]) -> int:
     """The table of `peers.py`, in peer.md; the samples, round by round, in peer.jsonl."""
     target, load_before = arguments.output or RESULTS, os.getloadavg()[0]
     count = arguments.runs or (rounds.QUICK if arguments.quick else rounds.FULL).rounds
@@ -95,10 +100,10 @@ def _beside(arguments: argparse.Namespace, peer: Runtime) -> int:
     saved = target / "peer.jsonl"
     saved.unlink(missing_ok=True)
     with containerd_up(arguments.peer) as ground:
-        found = peers.measure(ground, peer, count, saved, lambda text: print(text, flush=True))
-    version = _first_line(str(arguments.peer), "--version")
-    facts = {**_host(load_before), "peer": version, "rounds": str(count)}
-    text = peers.as_markdown(found, arguments.peer.name, facts, arguments.note)
+        found = peers.measure(ground, runtimes, count, saved, lambda text: print(text, flush=True))
+    versions = {program.name: _first_line(str(program), "--version") for program in arguments.peer}
+    facts = {**_host(load_before), **versions, "rounds": str(count)}
+    text = peers.as_markdown(found, facts, arguments.note)
     (target / "peer.md").write_text(text)
     print(text)
     return 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,19 +20,19 @@ GROUND = Path("/run/pyshim-bench")
 
 
 @contextmanager
-def containerd_up(program: Path | None = None) -> Iterator[Ground]:
-    """A containerd that is up, for as long as measurements last; it finds a `program` that is another shim.
+def containerd_up(programs: Sequence[Path] = ()) -> Iterator[Ground]:
+    """A containerd that is up, for as long as measurements last; it finds `programs` that are other shims.
 
     Raises AssertionError when they left something on the host.
     """
     GROUND.mkdir()
     binaries = PROJECT / "bin"
-    if program is not None:
+    if programs:
         # containerd looks in one directory before its own PATH.
         binaries = GROUND / "bin"
         binaries.mkdir()
-        for found in (*(PROJECT / "bin").iterdir(), program.resolve()):
-            (binaries / found.name).symlink_to(found)
+        for found in (*(PROJECT / "bin").iterdir(), *programs):
+            (binaries / found.name).symlink_to(found.resolve())
     directories = Directories(root=GROUND / "containerd", state=Path("/run/containerd"))
     # As on a node: at level debug every call and every chunk of output would be a line in the log as well.
     daemon = Containerd(directories, binaries=binaries, log_level="info")

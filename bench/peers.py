@@ -1,7 +1,7 @@
-"""Our shim and another one beside each other, on the stand-in of `remote_stub.py`, driven by the same calls.
+"""Our shim and others beside each other, on the stand-in of `remote_stub.py`, driven by the same calls.
 
-Both read the same configuration file and get the same specs. A round takes each measurement of one shim and at once of
-the other; who is first alternates. Each round is saved when it ends.
+All read the same configuration file and get the same specs. A round takes each measurement of one shim and at once of
+the others; the order alternates. Each round is saved when it ends.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ _IDLE_S = 0.3
 """A daemon that used no CPU time for so long has nothing left to do."""
 _MANY = 10
 _EXECS = 5
+_OURS = ("forked", "executed")
 _NETNS = "bench"
 """A network namespace for all pods: a remote VM is refused in the host's."""
-_PEER = "peer"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,13 +80,16 @@ def runtime_of(program: Path) -> Runtime:
 
 
 def measure(
-    ground: Ground, peer: Runtime, rounds: int, saved: Path, progress: Callable[[str], None]
+    ground: Ground, peers: dict[str, Runtime], rounds: int, saved: Path, progress: Callable[[str], None]
 ) -> dict[str, Samples]:
-    """Samples by column and row. Each round's are appended to `saved`, one JSON object a line."""
+    """Samples by column and row; `peers` by the titles of their columns.
+
+    Each round's are appended to `saved`, one JSON object a line.
+    """
     contestants = (
-        Contestant(title="forked", runtime=PYKATA, forked=True),
-        Contestant(title="executed", runtime=PYKATA),
-        Contestant(title=_PEER, runtime=peer),
+        Contestant(title=_OURS[0], runtime=PYKATA, forked=True),
+        Contestant(title=_OURS[1], runtime=PYKATA),
+        *(Contestant(title=title, runtime=runtime) for title, runtime in peers.items()),
     )
     found: dict[str, Samples] = {each.title: defaultdict(list) for each in contestants}
     with _syslog(), _stub(ground) as config:
@@ -107,29 +110,33 @@ def measure(
     return found
 
 
-def as_markdown(found: dict[str, Samples], peer: str, facts: dict[str, str], note: str) -> str:
-    """The table, with what it was measured on."""
+def as_markdown(found: dict[str, Samples], facts: dict[str, str], note: str) -> str:
+    """The table, with what it was measured on, and the rows in which a peer needs less than both shims of ours."""
+    theirs = [column for column in found if column not in _OURS]
     lines = [
-        "# Beside another shim",
+        "# Beside other shims",
         "",
-        f'Made by `make bench BENCH="--peer {peer}"`; see [bench](../__init__.py).',
+        f'Made by `make bench BENCH="{" ".join(f"--peer {each}" for each in theirs)}"`; see [bench](../__init__.py).',
         "",
     ]
     lines += [f"- {key}: {value}" for key, value in facts.items()]
     lines += [f"- {note}"] if note else []
-    lines += ["", f"| what | forked shim | executed shim | {peer} | forked to it | executed to it |"]
-    lines += ["|---|---:|---:|---:|---:|---:|"]
+    lines += ["", f"| what | {' | '.join(found)} | {' | '.join(f'best of ours to {each}' for each in theirs)} |"]
+    lines += ["|---|" + "---:|" * (len(found) + len(theirs))]
+    lost = []
     for series, title in TITLES.items():
         scale, unit = (1, "MiB") if series.endswith("pss") else (1000, "ms")
-        columns = {column: samples[series] for column, samples in found.items()}
-        shown = [f"{median(values) * scale:.3g} {unit}" for values in columns.values()]
-        ratios = [
-            f"{median(ours / theirs for ours, theirs in zip(columns[column], columns[_PEER], strict=True)):.2f}"
-            for column in ("forked", "executed")
-        ]
-        lines.append(f"| {title} | {' | '.join(shown)} | {' | '.join(ratios)} |")
+        shown = [f"{median(samples[series]) * scale:.3g} {unit}" for samples in found.values()]
+        best = {each: min(_ratio(found[ours], found[each], series) for ours in _OURS) for each in theirs}
+        lines.append(f"| {title} | {' | '.join(shown)} | {' | '.join(f'{ratio:.2f}' for ratio in best.values())} |")
+        lost += [f"- {title}: {each}" for each, ratio in best.items() if ratio > 1]
     lines += ["", "A ratio is the median of its rounds' ratios, so that slow drift cancels out. Less is better."]
+    lines += ["", "Rows in which a peer needs less:", "", *(lost or ["- none"])]
     return "\n".join(lines) + "\n"
+
+
+def _ratio(ours: Samples, theirs: Samples, series: str) -> float:
+    return median(our / their for our, their in zip(ours[series], theirs[series], strict=True))
 
 
 def _round(ground: Ground, runtime: Runtime) -> Samples:
