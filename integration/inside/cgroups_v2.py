@@ -344,7 +344,8 @@ def main() -> int:
     for pid in read("cgroup.procs").split():
         (ROOT / "runner/cgroup.procs").write_text(pid)
     (ROOT / "pods/pod1").mkdir(parents=True)
-    major, minor = Path("/sys/class/block/vda/dev").read_text().split(":")
+    disk = min(Path("/sys/class/block").iterdir())
+    major, minor = (disk / "dev").read_text().split(":")
     os.mknod("/disk", stat.S_IFBLK | 0o600, os.makedev(int(major), int(minor)))
     try:
         print(json.dumps(asyncio.run(scenes())))
