@@ -1,6 +1,7 @@
 """Configurations, host facts and specs as plain values; a FIFO, links, a process to end, mounts of a forked child."""
 
 import asyncio
+import inspect
 import os
 import signal
 import subprocess
@@ -52,31 +53,40 @@ def wire() -> Iterator[Wire]:
 
 
 @pytest.fixture
-def in_private_mounts() -> Callable[[Callable[[], None]], None]:
-    """Runs a function in a mount namespace of its own; its failure is the test's."""
+def private_mounts() -> None:
+    """The test runs in a child, in a mount namespace of its own."""
 
-    def run(body: Callable[[], None]) -> None:
-        read_fd, write_fd = os.pipe()
-        pid = os.fork()
-        if pid == 0:
-            report = b""
-            try:
-                signal.alarm(60)
-                syscalls.unshare(CLONE_NEWNS)
-                syscalls.mount("", "/", "", syscalls.MS_REC | syscalls.MS_PRIVATE)
-                body()
-            except BaseException:
-                report = traceback.format_exc().encode()
-            os.write(write_fd, report[-60000:])
-            os._exit(1 if report else 0)
-        os.close(write_fd)
-        with open(read_fd, "rb") as pipe:
-            report = pipe.read()
-        _, status = os.waitpid(pid, 0)
-        if status != 0:
-            pytest.fail(report.decode() or f"the child ended with wait status {status}", pytrace=False)
 
-    return run
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    if "private_mounts" not in pyfuncitem.fixturenames:
+        return None
+    names = inspect.signature(pyfuncitem.obj).parameters
+    in_private_mounts(lambda: pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
+    return True
+
+
+def in_private_mounts(body: Callable[[], None]) -> None:
+    """A child has run `body` in a mount namespace of its own; its failure is the test's."""
+    read_fd, write_fd = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        report = b""
+        try:
+            signal.alarm(60)
+            syscalls.unshare(CLONE_NEWNS)
+            syscalls.mount("", "/", "", syscalls.MS_REC | syscalls.MS_PRIVATE)
+            body()
+        except BaseException:
+            report = traceback.format_exc().encode()
+        os.write(write_fd, report[-60000:])
+        os._exit(1 if report else 0)
+    os.close(write_fd)
+    with open(read_fd, "rb") as pipe:
+        report = pipe.read()
+    _, status = os.waitpid(pid, 0)
+    if status != 0:
+        pytest.fail(report.decode() or f"the child ended with wait status {status}", pytrace=False)
 
 
 @pytest.fixture

@@ -19,8 +19,6 @@ from pyshim.model.errors import FailedPrecondition, ShimError
 from pyshim.model.ledger import LedgerEntry, ResourceKind
 from tests.fakes.open_files import same_open_files
 
-Run = Callable[[Callable[[], None]], None]
-
 
 def entry(kind: ResourceKind, key: Path | str, **detail: str | int) -> LedgerEntry:
     return LedgerEntry(kind=kind, key=str(key), detail=detail)
@@ -95,7 +93,7 @@ def test_the_root_directory_is_refused(path: str) -> None:
 @pytest.mark.root
 @pytest.mark.parametrize("source", ["tmpfs", "bind", "file"])
 def test_what_is_mounted_in_a_directory_is_neither_emptied_nor_entered(
-    tmp_path: Path, in_private_mounts: Run, source: str
+    tmp_path: Path, source: str, private_mounts: None
 ) -> None:
     precious = tmp_path / "precious"
     precious.mkdir()
@@ -103,29 +101,26 @@ def test_what_is_mounted_in_a_directory_is_neither_emptied_nor_entered(
     point = tmp_path / "tree/sub/point"
     (point.parent).mkdir(parents=True)
 
-    def body() -> None:
-        if source == "file":
-            point.touch()
-            syscalls.mount(str(precious / "data"), str(point), "", syscalls.MS_BIND)
-        elif source == "bind":
-            point.mkdir()
-            syscalls.mount(str(precious), str(point), "", syscalls.MS_BIND)
-        else:
-            point.mkdir()
-            syscalls.mount("tmpfs", str(point), "tmpfs", 0)
-            (point / "data").write_text("x")
-        found = entry(ResourceKind.DIRECTORY, tmp_path / "tree")
+    if source == "file":
+        point.touch()
+        syscalls.mount(str(precious / "data"), str(point), "", syscalls.MS_BIND)
+    elif source == "bind":
+        point.mkdir()
+        syscalls.mount(str(precious), str(point), "", syscalls.MS_BIND)
+    else:
+        point.mkdir()
+        syscalls.mount("tmpfs", str(point), "tmpfs", 0)
+        (point / "data").write_text("x")
+    found = entry(ResourceKind.DIRECTORY, tmp_path / "tree")
 
-        with pytest.raises(FailedPrecondition, match=rf"still mounted there \({point}\)"):
-            release(found)
-
-        assert (precious / "data").read_text() == "x"
-        assert source == "file" or (point / "data").read_text() == "x"
-        release(entry(ResourceKind.MOUNT, point))
+    with pytest.raises(FailedPrecondition, match=rf"still mounted there \({point}\)"):
         release(found)
-        assert not (tmp_path / "tree").exists()
 
-    in_private_mounts(body)
+    assert (precious / "data").read_text() == "x"
+    assert source == "file" or (point / "data").read_text() == "x"
+    release(entry(ResourceKind.MOUNT, point))
+    release(found)
+    assert not (tmp_path / "tree").exists()
 
 
 def a_socket(path: Path) -> Path:
@@ -168,16 +163,13 @@ def test_what_is_no_socket_or_no_file_stays_and_the_error_names_kind_and_key(
 
 
 @pytest.mark.root
-def test_all_layers_of_a_mount_go(tmp_path: Path, in_private_mounts: Run) -> None:
-    def body() -> None:
-        for _ in range(2):
-            syscalls.mount("tmpfs", str(tmp_path), "tmpfs", 0)
+def test_all_layers_of_a_mount_go(tmp_path: Path, private_mounts: None) -> None:
+    for _ in range(2):
+        syscalls.mount("tmpfs", str(tmp_path), "tmpfs", 0)
 
-        twice(entry(ResourceKind.MOUNT, tmp_path))
+    twice(entry(ResourceKind.MOUNT, tmp_path))
 
-        assert mounted_below(str(tmp_path)) == ()
-
-    in_private_mounts(body)
+    assert mounted_below(str(tmp_path)) == ()
 
 
 def test_a_mount_that_was_never_made_is_gone(tmp_path: Path) -> None:
@@ -188,45 +180,39 @@ def test_a_mount_that_was_never_made_is_gone(tmp_path: Path) -> None:
 @pytest.mark.root
 @pytest.mark.parametrize("trick", ["link out", "link beside", "gone", "file"])
 def test_a_guest_that_exchanges_a_directory_cannot_have_another_mount_detached(
-    tmp_path: Path, in_private_mounts: Run, trick: str
+    tmp_path: Path, trick: str, private_mounts: None
 ) -> None:
     rootfs, outside = tmp_path / "rootfs", tmp_path / "outside/b"
     (rootfs / "a/b").mkdir(parents=True)
     outside.mkdir(parents=True)
 
-    def body() -> None:
-        for point in (rootfs / "a/b", outside):
-            syscalls.mount("tmpfs", str(point), "tmpfs", 0)
-        # As seen from virtiofsd's mount namespace, where nothing is mounted there, a guest can do this.
-        (rootfs / "a").rename(rootfs / "z")
-        if trick == "link out":
-            (rootfs / "a").symlink_to(outside.parent)
-        elif trick == "link beside":
-            (rootfs / "a").symlink_to("../outside")
-        elif trick == "file":
-            (rootfs / "a").touch()
+    for point in (rootfs / "a/b", outside):
+        syscalls.mount("tmpfs", str(point), "tmpfs", 0)
+    # As seen from virtiofsd's mount namespace, where nothing is mounted there, a guest can do this.
+    (rootfs / "a").rename(rootfs / "z")
+    if trick == "link out":
+        (rootfs / "a").symlink_to(outside.parent)
+    elif trick == "link beside":
+        (rootfs / "a").symlink_to("../outside")
+    elif trick == "file":
+        (rootfs / "a").touch()
 
-        twice(entry(ResourceKind.MOUNT, rootfs / "a/b", beneath=str(rootfs)))
+    twice(entry(ResourceKind.MOUNT, rootfs / "a/b", beneath=str(rootfs)))
 
-        assert mounted_below(str(outside)) == (str(outside),)
-
-    in_private_mounts(body)
+    assert mounted_below(str(outside)) == (str(outside),)
 
 
 @pytest.mark.root
-def test_a_mount_beneath_a_guests_root_goes_with_all_its_layers(tmp_path: Path, in_private_mounts: Run) -> None:
+def test_a_mount_beneath_a_guests_root_goes_with_all_its_layers(tmp_path: Path, private_mounts: None) -> None:
     point = tmp_path / "rootfs/a/b"
     point.mkdir(parents=True)
 
-    def body() -> None:
-        for _ in range(2):
-            syscalls.mount("tmpfs", str(point), "tmpfs", 0)
+    for _ in range(2):
+        syscalls.mount("tmpfs", str(point), "tmpfs", 0)
 
-        twice(entry(ResourceKind.MOUNT, point, beneath=str(tmp_path / "rootfs")))
+    twice(entry(ResourceKind.MOUNT, point, beneath=str(tmp_path / "rootfs")))
 
-        assert mounted_below(str(tmp_path)) == ()
-
-    in_private_mounts(body)
+    assert mounted_below(str(tmp_path)) == ()
 
 
 @pytest.mark.parametrize("key", ["root", "", "other/x", "root/../x"])

@@ -5,7 +5,6 @@ import os
 import stat
 import subprocess
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,9 +16,7 @@ from pyshim.model.errors import FailedPrecondition, InvalidArgument, ShimError, 
 from pyshim.model.ids import HostPath
 from pyshim.model.mounts import HostMount, Propagation, TargetKind
 
-pytestmark = pytest.mark.root
-
-Run = Callable[[Callable[[], None]], None]
+pytestmark = [pytest.mark.root, pytest.mark.usefixtures("private_mounts")]
 
 
 def host_mount(
@@ -59,26 +56,19 @@ def make_share(root: Path) -> tuple[Path, Path]:
 
 
 @pytest.mark.parametrize(("word", "writable"), [("ro", False), ("rw", True)])
-def test_a_bind_is_as_writable_in_the_guests_copy_as_on_the_host(
-    tmp_path: Path, in_private_mounts: Run, word: str, writable: bool
-) -> None:
+def test_a_bind_is_as_writable_in_the_guests_copy_as_on_the_host(tmp_path: Path, word: str, writable: bool) -> None:
     (tmp_path / "source").mkdir()
 
-    def body() -> None:
-        mounts, shared = make_share(tmp_path)
+    mounts, shared = make_share(tmp_path)
 
-        perform_mount(host_mount(tmp_path / "source", mounts / "c/rootfs", "rbind", word, beneath=mounts))
+    perform_mount(host_mount(tmp_path / "source", mounts / "c/rootfs", "rbind", word, beneath=mounts))
 
-        assert is_writable(mounts / "c/rootfs") is writable
-        assert is_writable(shared / "c/rootfs") is writable
-        assert not is_writable(shared)
-
-    in_private_mounts(body)
+    assert is_writable(mounts / "c/rootfs") is writable
+    assert is_writable(shared / "c/rootfs") is writable
+    assert not is_writable(shared)
 
 
-def test_device_nodes_of_a_volume_are_dead_in_the_share_and_alive_outside(
-    tmp_path: Path, in_private_mounts: Run
-) -> None:
+def test_device_nodes_of_a_volume_are_dead_in_the_share_and_alive_outside(tmp_path: Path) -> None:
     """Also those of a file system mounted below the volume, in both trees: the exported one is virtiofsd's."""
     source = tmp_path / "source"
     nodes = ("null", "below/null")
@@ -93,114 +83,91 @@ def test_device_nodes_of_a_volume_are_dead_in_the_share_and_alive_outside(
                 found.append(error.errno or -1)
         return found
 
-    def body() -> None:
-        perform_mount(host_mount("tmpfs", source, fs_type="tmpfs"))
-        perform_mount(host_mount("tmpfs", source / "below", fs_type="tmpfs"))
-        for node in nodes:
-            os.mknod(source / node, 0o666 | stat.S_IFCHR, os.makedev(1, 3))
-        mounts, shared = make_share(tmp_path)
+    perform_mount(host_mount("tmpfs", source, fs_type="tmpfs"))
+    perform_mount(host_mount("tmpfs", source / "below", fs_type="tmpfs"))
+    for node in nodes:
+        os.mknod(source / node, 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+    mounts, shared = make_share(tmp_path)
 
-        perform_mount(host_mount(source, mounts / "volume", "rbind", beneath=mounts))
+    perform_mount(host_mount(source, mounts / "volume", "rbind", beneath=mounts))
 
-        assert opened(source) == [0, 0]
-        assert opened(mounts / "volume") == opened(shared / "volume") == [errno.EACCES, errno.EACCES]
-
-    in_private_mounts(body)
+    assert opened(source) == [0, 0]
+    assert opened(mounts / "volume") == opened(shared / "volume") == [errno.EACCES, errno.EACCES]
 
 
-def test_unmounting_the_hosts_mount_takes_the_guests_copy_along(tmp_path: Path, in_private_mounts: Run) -> None:
+def test_unmounting_the_hosts_mount_takes_the_guests_copy_along(tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
 
-    def body() -> None:
-        mounts, shared = make_share(tmp_path)
-        perform_mount(host_mount(tmp_path / "source", mounts / "c/rootfs", "rbind", beneath=mounts))
+    mounts, shared = make_share(tmp_path)
+    perform_mount(host_mount(tmp_path / "source", mounts / "c/rootfs", "rbind", beneath=mounts))
 
-        unmount_all(f"{mounts}/c/rootfs")
+    unmount_all(f"{mounts}/c/rootfs")
 
-        assert mounted_below(str(shared)) == (str(shared),)
-
-    in_private_mounts(body)
+    assert mounted_below(str(shared)) == (str(shared),)
 
 
-def test_read_only_recursive_bind_changes_the_top_mount_as_mount_does_and_rro_all(
-    tmp_path: Path, in_private_mounts: Run
-) -> None:
-    def body() -> None:
-        inner = tmp_path / "source/inner"
-        perform_mount(host_mount("tmpfs", inner, fs_type="tmpfs"))
+def test_read_only_recursive_bind_changes_the_top_mount_as_mount_does_and_rro_all(tmp_path: Path) -> None:
+    inner = tmp_path / "source/inner"
+    perform_mount(host_mount("tmpfs", inner, fs_type="tmpfs"))
 
-        perform_mount(host_mount(tmp_path / "source", tmp_path / "ro", "rbind", "ro"))
-        perform_mount(host_mount(tmp_path / "source", tmp_path / "rro", "rbind", "rro"))
+    perform_mount(host_mount(tmp_path / "source", tmp_path / "ro", "rbind", "ro"))
+    perform_mount(host_mount(tmp_path / "source", tmp_path / "rro", "rbind", "rro"))
 
-        assert not is_writable(tmp_path / "ro")
-        assert is_writable(tmp_path / "ro/inner")
-        assert not is_writable(tmp_path / "rro/inner")
-
-    in_private_mounts(body)
+    assert not is_writable(tmp_path / "ro")
+    assert is_writable(tmp_path / "ro/inner")
+    assert not is_writable(tmp_path / "rro/inner")
 
 
-def test_directories_with_mounts_below_are_found_by_one_look(tmp_path: Path, in_private_mounts: Run) -> None:
+def test_directories_with_mounts_below_are_found_by_one_look(tmp_path: Path) -> None:
     (tmp_path / "plain").mkdir()
     (tmp_path / "above/a b/c").mkdir(parents=True)
     (tmp_path / "top").mkdir()
     (tmp_path / "link").symlink_to("above")
 
-    def body() -> None:
-        perform_mount(host_mount("tmpfs", tmp_path / "above/a b/c", fs_type="tmpfs"))
-        perform_mount(host_mount("tmpfs", tmp_path / "top", fs_type="tmpfs"))
-        asked = [str(tmp_path / name) for name in ("plain", "above", "above/a b", "above/a b/c", "top", "link", "gone")]
+    perform_mount(host_mount("tmpfs", tmp_path / "above/a b/c", fs_type="tmpfs"))
+    perform_mount(host_mount("tmpfs", tmp_path / "top", fs_type="tmpfs"))
+    asked = [str(tmp_path / name) for name in ("plain", "above", "above/a b", "above/a b/c", "top", "link", "gone")]
 
-        found = with_mounts_below(asked)
+    found = with_mounts_below(asked)
 
-        assert sorted(path.removeprefix(f"{tmp_path}/") for path in found) == ["above", "above/a b", "link"]
-
-    in_private_mounts(body)
+    assert sorted(path.removeprefix(f"{tmp_path}/") for path in found) == ["above", "above/a b", "link"]
 
 
-def test_a_bind_keeps_the_restrictions_of_its_source(tmp_path: Path, in_private_mounts: Run) -> None:
-    def body() -> None:
-        perform_mount(host_mount("tmpfs", tmp_path / "source", "nosuid", "noexec", fs_type="tmpfs"))
+def test_a_bind_keeps_the_restrictions_of_its_source(tmp_path: Path) -> None:
+    perform_mount(host_mount("tmpfs", tmp_path / "source", "nosuid", "noexec", fs_type="tmpfs"))
 
-        perform_mount(host_mount(tmp_path / "source", tmp_path / "target", "bind", "ro"))
+    perform_mount(host_mount(tmp_path / "source", tmp_path / "target", "bind", "ro"))
 
-        flags = os.statvfs(tmp_path / "target").f_flag
-        assert flags & os.ST_NOSUID
-        assert flags & os.ST_NOEXEC
-        assert flags & os.ST_RDONLY
-
-    in_private_mounts(body)
+    flags = os.statvfs(tmp_path / "target").f_flag
+    assert flags & os.ST_NOSUID
+    assert flags & os.ST_NOEXEC
+    assert flags & os.ST_RDONLY
 
 
-def test_remount_keeps_what_it_does_not_name(tmp_path: Path, in_private_mounts: Run) -> None:
-    def body() -> None:
-        target = tmp_path / "target"
-        perform_mount(host_mount("tmpfs", tmp_path / "source", "nodev", fs_type="tmpfs"))
-        perform_mount(host_mount(tmp_path / "source", target, "bind"))
+def test_remount_keeps_what_it_does_not_name(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    perform_mount(host_mount("tmpfs", tmp_path / "source", "nodev", fs_type="tmpfs"))
+    perform_mount(host_mount(tmp_path / "source", target, "bind"))
 
-        perform_mount(host_mount("", target, "bind", "remount", "ro"))
+    perform_mount(host_mount("", target, "bind", "remount", "ro"))
 
-        flags = os.statvfs(target).f_flag
-        assert flags & os.ST_RDONLY
-        assert flags & os.ST_NODEV
-        assert mounted_below(str(target)) == (str(target),)
-
-    in_private_mounts(body)
+    flags = os.statvfs(target).f_flag
+    assert flags & os.ST_RDONLY
+    assert flags & os.ST_NODEV
+    assert mounted_below(str(target)) == (str(target),)
 
 
-def test_the_mount_point_of_a_file_is_a_file(tmp_path: Path, in_private_mounts: Run) -> None:
+def test_the_mount_point_of_a_file_is_a_file(tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text("127.0.0.1")
 
-    def body() -> None:
-        target = tmp_path / "deep/er/hosts"
+    target = tmp_path / "deep/er/hosts"
 
-        perform_mount(host_mount(tmp_path / "hosts", target, "bind", "ro", kind=TargetKind.LIKE_SOURCE))
+    perform_mount(host_mount(tmp_path / "hosts", target, "bind", "ro", kind=TargetKind.LIKE_SOURCE))
 
-        assert target.read_text() == "127.0.0.1"
-
-    in_private_mounts(body)
+    assert target.read_text() == "127.0.0.1"
 
 
-def test_a_hundred_layers_mount_from_any_directory_and_leave_it_alone(tmp_path: Path, in_private_mounts: Run) -> None:
+def test_a_hundred_layers_mount_from_any_directory_and_leave_it_alone(tmp_path: Path) -> None:
     lowers = [tmp_path / f"snapshots-with-a-long-name/{i}/fs" for i in range(100)]
     for index, lower in enumerate(lowers):
         lower.mkdir(parents=True)
@@ -208,33 +175,27 @@ def test_a_hundred_layers_mount_from_any_directory_and_leave_it_alone(tmp_path: 
     for name in ("upper", "work"):
         (tmp_path / name).mkdir()
 
-    def body() -> None:
-        before = os.getcwd()
-        options = (
-            f"workdir={tmp_path}/work",
-            f"upperdir={tmp_path}/upper",
-            "lowerdir=" + ":".join(map(str, lowers)),
-        )
-        assert len(",".join(options)) > 4096
+    before = os.getcwd()
+    options = (
+        f"workdir={tmp_path}/work",
+        f"upperdir={tmp_path}/upper",
+        "lowerdir=" + ":".join(map(str, lowers)),
+    )
+    assert len(",".join(options)) > 4096
 
-        perform_mount(host_mount("overlay", tmp_path / "rootfs", *options, fs_type="overlay"))
+    perform_mount(host_mount("overlay", tmp_path / "rootfs", *options, fs_type="overlay"))
 
-        assert len(os.listdir(tmp_path / "rootfs")) == 100
-        assert is_writable(tmp_path / "rootfs")
-        assert os.getcwd() == before
-        assert threading.active_count() == 1
-
-    in_private_mounts(body)
+    assert len(os.listdir(tmp_path / "rootfs")) == 100
+    assert is_writable(tmp_path / "rootfs")
+    assert os.getcwd() == before
+    assert threading.active_count() == 1
 
 
-def test_options_too_long_for_the_kernel_are_refused_not_cut(tmp_path: Path, in_private_mounts: Run) -> None:
-    def body() -> None:
-        with pytest.raises(InvalidArgument, match="exceed the kernel's"):
-            perform_mount(host_mount("tmpfs", tmp_path / "t", "mode=" + "7" * 5000, fs_type="tmpfs"))
+def test_options_too_long_for_the_kernel_are_refused_not_cut(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match="exceed the kernel's"):
+        perform_mount(host_mount("tmpfs", tmp_path / "t", "mode=" + "7" * 5000, fs_type="tmpfs"))
 
-        assert mounted_below(str(tmp_path)) == ()
-
-    in_private_mounts(body)
+    assert mounted_below(str(tmp_path)) == ()
 
 
 def loops_of(path: Path) -> list[str]:
@@ -244,39 +205,31 @@ def loops_of(path: Path) -> list[str]:
 
 @pytest.mark.skipif(not os.path.exists("/dev/loop-control"), reason="needs /dev/loop-control")
 @pytest.mark.parametrize(("words", "writable"), [(("loop", "ro"), False), (("loop",), True)], ids=["ro", "rw"])
-def test_a_loop_device_lives_as_long_as_its_mount(
-    tmp_path: Path, in_private_mounts: Run, words: tuple[str, ...], writable: bool
-) -> None:
+def test_a_loop_device_lives_as_long_as_its_mount(tmp_path: Path, words: tuple[str, ...], writable: bool) -> None:
     image = tmp_path / "image"
     image.write_bytes(b"")
     os.truncate(image, 8 << 20)
     subprocess.run(["mkfs.ext4", "-q", image], check=True)
 
-    def body() -> None:
-        target = tmp_path / "target"
+    target = tmp_path / "target"
 
-        perform_mount(host_mount(image, target, *words, fs_type="ext4"))
+    perform_mount(host_mount(image, target, *words, fs_type="ext4"))
 
-        assert len(loops_of(image)) == 1
-        assert is_writable(target) is writable
-        unmount_all(str(target))
-        assert loops_of(image) == []
-
-    in_private_mounts(body)
+    assert len(loops_of(image)) == 1
+    assert is_writable(target) is writable
+    unmount_all(str(target))
+    assert loops_of(image) == []
 
 
-def test_a_failed_loop_mount_leaves_no_device(tmp_path: Path, in_private_mounts: Run) -> None:
+def test_a_failed_loop_mount_leaves_no_device(tmp_path: Path) -> None:
     image = tmp_path / "image"
     image.write_bytes(bytes(1 << 20))
 
-    def body() -> None:
-        with pytest.raises(ShimError, match="ext4"):
-            perform_mount(host_mount(image, tmp_path / "target", "loop", fs_type="ext4"))
+    with pytest.raises(ShimError, match="ext4"):
+        perform_mount(host_mount(image, tmp_path / "target", "loop", fs_type="ext4"))
 
-        assert loops_of(image) == []
-        assert mounted_below(str(tmp_path)) == ()
-
-    in_private_mounts(body)
+    assert loops_of(image) == []
+    assert mounted_below(str(tmp_path)) == ()
 
 
 @pytest.mark.parametrize(
@@ -289,7 +242,7 @@ def test_a_failed_loop_mount_leaves_no_device(tmp_path: Path, in_private_mounts:
 )
 @pytest.mark.parametrize("tail", ["", "/below"], ids=["last", "inner"])
 def test_a_link_planted_by_the_guest_does_not_lead_a_mount_out_of_the_share(
-    tmp_path: Path, in_private_mounts: Run, link: str, tail: str
+    tmp_path: Path, link: str, tail: str
 ) -> None:
     (tmp_path / "source").mkdir()
     (tmp_path / "outside").mkdir()
@@ -297,16 +250,13 @@ def test_a_link_planted_by_the_guest_does_not_lead_a_mount_out_of_the_share(
     root.mkdir()
     (root / "trap").symlink_to(link)
 
-    def body() -> None:
-        target = Path(f"{root}/trap{tail}")
+    target = Path(f"{root}/trap{tail}")
 
-        with pytest.raises(FailedPrecondition):
-            perform_mount(host_mount(tmp_path / "source", target, "bind", beneath=root))
+    with pytest.raises(FailedPrecondition):
+        perform_mount(host_mount(tmp_path / "source", target, "bind", beneath=root))
 
-        assert os.listdir(tmp_path / "outside") == []
-        assert mounted_below("/etc") == mounted_below(str(tmp_path)) == ()
-
-    in_private_mounts(body)
+    assert os.listdir(tmp_path / "outside") == []
+    assert mounted_below("/etc") == mounted_below(str(tmp_path)) == ()
 
 
 def test_a_link_planted_after_the_mount_point_was_made_does_not_lead_out_either(tmp_path: Path) -> None:
@@ -322,40 +272,34 @@ def test_a_link_planted_after_the_mount_point_was_made_does_not_lead_out_either(
 
 
 @pytest.mark.parametrize("target", ["../out", "a/../../out"], ids=["leading", "inner"])
-def test_dots_do_not_lead_a_mount_out_of_the_share(tmp_path: Path, in_private_mounts: Run, target: str) -> None:
+def test_dots_do_not_lead_a_mount_out_of_the_share(tmp_path: Path, target: str) -> None:
     (tmp_path / "source").mkdir()
     (tmp_path / "root").mkdir()
 
-    def body() -> None:
-        with pytest.raises(FailedPrecondition, match="leads out of"):
-            perform_mount(
-                HostMount(
-                    type="bind",
-                    source=str(tmp_path / "source"),
-                    target=HostPath(f"{tmp_path}/root/{target}"),
-                    target_kind=TargetKind.DIRECTORY,
-                    options=("bind",),
-                    propagation=None,
-                    beneath=HostPath(str(tmp_path / "root")),
-                )
+    with pytest.raises(FailedPrecondition, match="leads out of"):
+        perform_mount(
+            HostMount(
+                type="bind",
+                source=str(tmp_path / "source"),
+                target=HostPath(f"{tmp_path}/root/{target}"),
+                target_kind=TargetKind.DIRECTORY,
+                options=("bind",),
+                propagation=None,
+                beneath=HostPath(str(tmp_path / "root")),
             )
+        )
 
-        assert not (tmp_path / "out").exists()
-
-    in_private_mounts(body)
+    assert not (tmp_path / "out").exists()
 
 
-def test_a_link_that_stays_in_the_share_is_followed(tmp_path: Path, in_private_mounts: Run) -> None:
+def test_a_link_that_stays_in_the_share_is_followed(tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
     (tmp_path / "root/real").mkdir(parents=True)
     (tmp_path / "root/link").symlink_to("real")
 
-    def body() -> None:
-        perform_mount(host_mount(tmp_path / "source", tmp_path / "root/link/x", "bind", beneath=tmp_path / "root"))
+    perform_mount(host_mount(tmp_path / "source", tmp_path / "root/link/x", "bind", beneath=tmp_path / "root"))
 
-        assert mounted_below(str(tmp_path)) == (str(tmp_path / "root/real/x"),)
-
-    in_private_mounts(body)
+    assert mounted_below(str(tmp_path)) == (str(tmp_path / "root/real/x"),)
 
 
 @pytest.mark.parametrize(
@@ -368,66 +312,49 @@ def test_a_link_that_stays_in_the_share_is_followed(tmp_path: Path, in_private_m
     ],
 )
 def test_an_error_names_target_and_cause_and_leaves_nothing(
-    tmp_path: Path, in_private_mounts: Run, fs_type: str, source: str, error: type[ShimError], text: str
+    tmp_path: Path, fs_type: str, source: str, error: type[ShimError], text: str
 ) -> None:
-    def body() -> None:
-        with pytest.raises(error, match=text) as caught:
-            perform_mount(host_mount(source, tmp_path / "target", "nonsense=1", fs_type=fs_type))
+    with pytest.raises(error, match=text) as caught:
+        perform_mount(host_mount(source, tmp_path / "target", "nonsense=1", fs_type=fs_type))
 
-        assert f"{tmp_path}/target" in str(caught.value)
-        assert mounted_below(str(tmp_path)) == ()
-
-    in_private_mounts(body)
+    assert f"{tmp_path}/target" in str(caught.value)
+    assert mounted_below(str(tmp_path)) == ()
 
 
-def test_every_layer_of_a_mount_point_is_unmounted_and_again_is_harmless(
-    tmp_path: Path, in_private_mounts: Run
-) -> None:
-    def body() -> None:
-        target = tmp_path / "with space\nand\\newline"
-        for _ in range(3):
-            perform_mount(host_mount("tmpfs", target, fs_type="tmpfs"))
-        perform_mount(host_mount("tmpfs", target / "inner", fs_type="tmpfs"))
-        assert mounted_below(str(tmp_path)) == (str(target / "inner"), *(str(target),) * 3)
+def test_every_layer_of_a_mount_point_is_unmounted_and_again_is_harmless(tmp_path: Path) -> None:
+    target = tmp_path / "with space\nand\\newline"
+    for _ in range(3):
+        perform_mount(host_mount("tmpfs", target, fs_type="tmpfs"))
+    perform_mount(host_mount("tmpfs", target / "inner", fs_type="tmpfs"))
+    assert mounted_below(str(tmp_path)) == (str(target / "inner"), *(str(target),) * 3)
 
-        unmount_all(str(target))
+    unmount_all(str(target))
 
-        assert mounted_below(str(tmp_path)) == ()
-        unmount_all(str(target))
-        unmount_all(str(tmp_path / "missing"))
-
-    in_private_mounts(body)
+    assert mounted_below(str(tmp_path)) == ()
+    unmount_all(str(target))
+    unmount_all(str(tmp_path / "missing"))
 
 
-def test_a_mount_in_use_is_unmounted_all_the_same(tmp_path: Path, in_private_mounts: Run) -> None:
-    def body() -> None:
-        perform_mount(host_mount("tmpfs", tmp_path / "target", fs_type="tmpfs"))
-        with open(tmp_path / "target/held", "w"):
-            unmount_all(str(tmp_path / "target"))
+def test_a_mount_in_use_is_unmounted_all_the_same(tmp_path: Path) -> None:
+    perform_mount(host_mount("tmpfs", tmp_path / "target", fs_type="tmpfs"))
+    with open(tmp_path / "target/held", "w"):
+        unmount_all(str(tmp_path / "target"))
 
-            assert os.listdir(tmp_path / "target") == []
-
-    in_private_mounts(body)
+        assert os.listdir(tmp_path / "target") == []
 
 
-def test_unmounting_does_not_follow_a_link(tmp_path: Path, in_private_mounts: Run) -> None:
-    def body() -> None:
-        perform_mount(host_mount("tmpfs", tmp_path / "target", fs_type="tmpfs"))
-        (tmp_path / "link").symlink_to(tmp_path / "target")
+def test_unmounting_does_not_follow_a_link(tmp_path: Path) -> None:
+    perform_mount(host_mount("tmpfs", tmp_path / "target", fs_type="tmpfs"))
+    (tmp_path / "link").symlink_to(tmp_path / "target")
 
-        unmount_all(str(tmp_path / "link"))
+    unmount_all(str(tmp_path / "link"))
 
-        assert mounted_below(str(tmp_path / "link")) == ()
-        assert mounted_below(str(tmp_path)) == (str(tmp_path / "target"),)
-
-    in_private_mounts(body)
+    assert mounted_below(str(tmp_path / "link")) == ()
+    assert mounted_below(str(tmp_path)) == (str(tmp_path / "target"),)
 
 
-def test_a_sibling_with_the_same_beginning_is_not_below(tmp_path: Path, in_private_mounts: Run) -> None:
-    def body() -> None:
-        for name in ("a", "ab"):
-            perform_mount(host_mount("tmpfs", tmp_path / name, fs_type="tmpfs"))
+def test_a_sibling_with_the_same_beginning_is_not_below(tmp_path: Path) -> None:
+    for name in ("a", "ab"):
+        perform_mount(host_mount("tmpfs", tmp_path / name, fs_type="tmpfs"))
 
-        assert mounted_below(str(tmp_path / "a")) == (str(tmp_path / "a"),)
-
-    in_private_mounts(body)
+    assert mounted_below(str(tmp_path / "a")) == (str(tmp_path / "a"),)

@@ -25,11 +25,9 @@ from pyshim.resources.volumes.host.virtiofsd import start_virtiofsd
 from pyshim.resources.volumes.host.virtiofsd_flavours import VirtiofsdFlavours
 from tests.fakes.ledger import FakeLedger
 
-pytestmark = pytest.mark.root
+pytestmark = [pytest.mark.root, pytest.mark.usefixtures("private_mounts")]
 
 REAL_C = "/usr/lib/qemu/virtiofsd"
-
-Run = Callable[[Callable[[], None]], None]
 
 
 def bind(source: Path, target: Path, *options: str, beneath: Path | None = None, shared: str = "") -> HostMount:
@@ -119,89 +117,68 @@ class ServingChild:
             self._answered.release()
 
 
-def test_in_the_hosts_namespace_a_private_volume_keeps_the_directory_busy(
-    tmp_path: Path, in_private_mounts: Run
-) -> None:
+def served(root: Path) -> tuple[Scene, ShareNamespace, ServingChild]:
+    scene = Scene(root)
+    namespace = scene.namespace()
+    return scene, namespace, ServingChild(namespace, scene.exported)
+
+
+def test_in_the_hosts_namespace_a_private_volume_keeps_the_directory_busy(tmp_path: Path) -> None:
     """The control of the next test."""
 
-    def body() -> None:
-        scene = Scene(tmp_path)
-        perform_mount(scene.request)
+    scene = Scene(tmp_path)
+    perform_mount(scene.request)
 
-        with pytest.raises(OSError, match="busy") as caught:
-            scene.remove_below()
-
-        assert caught.value.errno == errno.EBUSY
-
-    in_private_mounts(body)
-
-
-def test_the_host_removes_what_was_mounted_below_a_volume_of_the_namespace(
-    tmp_path: Path, in_private_mounts: Run
-) -> None:
-    def body() -> None:
-        scene = Scene(tmp_path)
-        namespace = scene.namespace()
-        child = ServingChild(namespace, scene.exported)
-
-        namespace.mount(scene.request)
-
-        assert child.names("volume/below") == ["file"]
-        assert os.listdir(scene.mounts / "volume") == [], "the host's share has the mount point only"
+    with pytest.raises(OSError, match="busy") as caught:
         scene.remove_below()
-        assert child.names("volume") == []
-        later = scene.volume / "later"
-        later.mkdir()
-        syscalls.mount("later", str(later), "tmpfs", 0, "")
-        (later / "file").write_text("x")
-        assert child.names("volume/later") == [], "a private volume gets no later mount"
 
-    in_private_mounts(body)
+    assert caught.value.errno == errno.EBUSY
 
 
-def test_an_unmount_reaches_the_serving_child_and_is_idempotent(tmp_path: Path, in_private_mounts: Run) -> None:
-    def body() -> None:
-        scene = Scene(tmp_path)
-        namespace = scene.namespace()
-        child = ServingChild(namespace, scene.exported)
-        namespace.mount(scene.request)
+def test_the_host_removes_what_was_mounted_below_a_volume_of_the_namespace(tmp_path: Path) -> None:
+    scene, namespace, child = served(tmp_path)
 
-        namespace.unmount(scene.request.target)
-        namespace.unmount(scene.request.target)
+    namespace.mount(scene.request)
 
-        assert child.names("volume") == []
-        assert child.names("") == ["volume"]
-        namespace.close()
-
-    in_private_mounts(body)
-
-
-def test_a_volume_that_cannot_be_mounted_is_named_and_mounts_of_the_host_reach_the_child(
-    tmp_path: Path, in_private_mounts: Run
-) -> None:
-    def body() -> None:
-        scene = Scene(tmp_path)
-        namespace = scene.namespace()
-        child = ServingChild(namespace, scene.exported)
-        gone = bind(tmp_path / "gone", scene.mounts / "gone", "rbind", "rprivate", beneath=scene.mounts)
-
-        with pytest.raises(FailedPrecondition, match=f"mount '{gone.target}'.*{tmp_path}/gone"):
-            namespace.mount(gone)
-        perform_mount(bind(scene.volume, scene.mounts / "seen", "rbind", "rslave", beneath=scene.mounts))
-
-        assert child.names("seen/below") == ["file"]
-
-    in_private_mounts(body)
+    assert child.names("volume/below") == ["file"]
+    assert os.listdir(scene.mounts / "volume") == [], "the host's share has the mount point only"
+    scene.remove_below()
+    assert child.names("volume") == []
+    later = scene.volume / "later"
+    later.mkdir()
+    syscalls.mount("later", str(later), "tmpfs", 0, "")
+    (later / "file").write_text("x")
+    assert child.names("volume/later") == [], "a private volume gets no later mount"
 
 
-def test_a_script_has_no_namespace_of_its_own(tmp_path: Path, in_private_mounts: Run) -> None:
+def test_an_unmount_reaches_the_serving_child_and_is_idempotent(tmp_path: Path) -> None:
+    scene, namespace, child = served(tmp_path)
+    namespace.mount(scene.request)
+
+    namespace.unmount(scene.request.target)
+    namespace.unmount(scene.request.target)
+
+    assert child.names("volume") == []
+    assert child.names("") == ["volume"]
+    namespace.close()
+
+
+def test_a_volume_that_cannot_be_mounted_is_named_and_mounts_of_the_host_reach_the_child(tmp_path: Path) -> None:
+    scene, namespace, child = served(tmp_path)
+    gone = bind(tmp_path / "gone", scene.mounts / "gone", "rbind", "rprivate", beneath=scene.mounts)
+
+    with pytest.raises(FailedPrecondition, match=f"mount '{gone.target}'.*{tmp_path}/gone"):
+        namespace.mount(gone)
+    perform_mount(bind(scene.volume, scene.mounts / "seen", "rbind", "rslave", beneath=scene.mounts))
+
+    assert child.names("seen/below") == ["file"]
+
+
+def test_a_script_has_no_namespace_of_its_own(tmp_path: Path) -> None:
     script = tmp_path / "virtiofsd"
     script.write_text("#!/bin/sh\n")
 
-    def body() -> None:
-        assert Scene(tmp_path).namespace_of(str(script)) is None
-
-    in_private_mounts(body)
+    assert Scene(tmp_path).namespace_of(str(script)) is None
 
 
 def serving_process(pid: int) -> int:
@@ -214,9 +191,7 @@ def serving_process(pid: int) -> int:
 
 
 @pytest.mark.skipif(not os.access(REAL_C, os.X_OK), reason=f"needs {REAL_C}")
-def test_the_process_that_serves_the_guest_sees_the_volume_and_the_host_does_not(
-    tmp_path: Path, in_private_mounts: Run
-) -> None:
+def test_the_process_that_serves_the_guest_sees_the_volume_and_the_host_does_not(tmp_path: Path) -> None:
     async def scenario(scene: Scene) -> None:
         children, host_view = Children(), os.stat("/proc/self/ns/mnt").st_ino
         plan = scene.plan(REAL_C)
@@ -237,4 +212,4 @@ def test_the_process_that_serves_the_guest_sees_the_volume_and_the_host_does_not
             assert os.stat(f"{root}/volume").st_dev == os.stat(root).st_dev
         await virtiofsd.stop()
 
-    in_private_mounts(lambda: asyncio.run(scenario(Scene(tmp_path))))
+    asyncio.run(scenario(Scene(tmp_path)))
