@@ -62,15 +62,23 @@ def give_up_capabilities() -> None:
     syscalls.hold_capabilities(KEPT_CAPABILITIES.values())
 
 
+def has_filter() -> bool:
+    """`deny_calls` finds its library."""
+    try:
+        ctypes.CDLL(_LIBRARY)
+    except OSError:
+        return False
+    return True
+
+
 def deny_calls() -> bool:
     """All threads of this process and their children get EPERM for DENIED_CALLS; False where libseccomp is missing.
 
     They gain no rights by an exec from now on either. Raises OSError.
     """
-    try:
-        library = ctypes.CDLL(_LIBRARY)
-    except OSError:
+    if not has_filter():
         return False
+    library = ctypes.CDLL(_LIBRARY)
     library.seccomp_init.restype = ctypes.c_void_p
     context = ctypes.c_void_p(library.seccomp_init(ctypes.c_uint32(_ALLOW)))
     try:

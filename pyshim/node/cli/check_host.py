@@ -12,6 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from pyshim.host.fds import open_error
+from pyshim.host.processes.confinement import has_filter
 from pyshim.host.processes.launch import describe_os_error
 from pyshim.model.config import Config
 from pyshim.model.errors import FailedPrecondition
@@ -86,6 +87,8 @@ class HostReport(Struct, frozen=True, kw_only=True):
     missing_files: tuple[str, ...]
     """Files of the guest that the configuration names and that are not there."""
     runtime: RuntimeFacts
+    has_filter: bool
+    """The shim finds libseccomp."""
     shim_path: str
     """The path at which containerd finds the shim; empty when it does not."""
 
@@ -114,6 +117,7 @@ def look(
     is_root: bool | None = None,
     run: RunProgram = run_program,
     create_vm: Callable[[int], int] = create_kvm_vm,
+    has_filter: Callable[[], bool] = has_filter,
 ) -> HostReport:
     """This host, or the one whose tree is below `root`; `config` is None where it cannot be read."""
     devices = ("/dev/kvm", "/dev/vhost-vsock", "/dev/vhost-net", "/dev/net/tun")
@@ -139,6 +143,7 @@ def look(
         virtiofsd=_ask(run, root, hypervisor.virtio_fs_daemon if hypervisor and shares else "", "--version"),
         missing_files=tuple(path for path in files if path and not os.path.exists(f"{root}{path}")),
         runtime=_runtime(container_runtime(root=root), root, run),
+        has_filter=has_filter(),
         shim_path=next(
             (d for each in _SHIM_DIRECTORIES if os.access(f"{root}{(d := f'{each}/{BINARY}')}", os.X_OK)), ""
         ),

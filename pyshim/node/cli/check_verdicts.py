@@ -48,6 +48,7 @@ def verdicts(host: HostReport, runtime_class: Mapping[str, Fraction] | None = No
     return (
         *_machine(host),
         *_kernel(host),
+        _filter(host),
         *_configuration(host),
         *_confidential(host),
         *_runtime(host),
@@ -124,6 +125,14 @@ def _kernel(host: HostReport) -> Iterator[Verdict]:
         yield _warning("cgroups", f"version 1{manager}", "boot with systemd.unified_cgroup_hierarchy=1 for version 2")
     else:
         yield _ok("cgroups", f"version 2{manager}")
+
+
+def _filter(host: HostReport) -> Verdict:
+    if host.config is not None and not host.config.runtime.confine_shim:
+        return _ok("seccomp", "not needed: confine_shim is false")
+    if host.has_filter:
+        return _ok("seccomp", "libseccomp is there")
+    return _warning("seccomp", "no libseccomp.so.2: shims have no filter of system calls", "install libseccomp2")
 
 
 def _vsock(host: HostReport) -> Verdict:

@@ -92,6 +92,7 @@ def made_up(tmp_path: Path) -> Callable[..., HostReport]:
         files: dict[str, str | None] | None = None,
         qemu: dict[str, Any] | None = None,
         says: dict[str, Any] | None = None,
+        has_filter: bool = True,
         **more: Any,
     ) -> HostReport:
         for name, text in {**GOOD, **(files or {})}.items():
@@ -108,6 +109,7 @@ def made_up(tmp_path: Path) -> Callable[..., HostReport]:
             release=RELEASE,
             run=programs(**(says or {})),
             create_vm=lambda _fd: os.open("/dev/null", os.O_RDONLY),
+            has_filter=lambda: has_filter,
             **facts,
         )
 
@@ -124,7 +126,7 @@ def test_a_node_on_which_nothing_is_amiss_is_ok_in_every_line(made_up: Callable[
     assert [(each.subject, each.level, each.text) for each in found if each.level is not Level.OK] == []
     assert {each.subject for each in found} == {
         *("cpu", "kvm", "vhost-vsock", "vhost-net", "modules", "cgroups", "configuration", "qemu", "virtiofsd"),
-        *("guest", "tee", "containerd", "handler", "shim", "snapshotter", "overhead"),
+        *("guest", "tee", "seccomp", "containerd", "handler", "shim", "snapshotter", "overhead"),
     }
     assert of(found, "cpu").text == "x86_64, 4 CPUs, 8192 MiB"
     assert of(found, "snapshotter").text == "overlayfs (runtime pykata)"
@@ -194,6 +196,16 @@ def test_other_machines_and_users_are_named(made_up: Callable[..., HostReport]) 
     found = verdicts(made_up(machine="aarch64", is_root=False))
 
     assert (of(found, "cpu").level, of(found, "user").level) == (Level.MISSING, Level.WARNING)
+
+
+def test_a_node_without_libseccomp_is_named_where_it_is_used(made_up: Callable[..., HostReport]) -> None:
+    node = made_up(has_filter=False)
+    assert node.config is not None
+    unconfined = replace(node.config, runtime=replace(node.config.runtime, confine_shim=False))
+
+    lacking = of(verdicts(node), "seccomp")
+    assert (lacking.level, lacking.hint) == (Level.WARNING, "install libseccomp2")
+    assert of(verdicts(replace(node, config=unconfined)), "seccomp").level is Level.OK
 
 
 def test_containerd_2_is_read_with_its_imports(made_up: Callable[..., HostReport]) -> None:
