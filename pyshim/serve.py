@@ -77,6 +77,8 @@ log = logging.getLogger(__name__)
 
 REPLY_GRACE_S = 5.0
 FLUSH_TIMEOUT_S = 3.0
+LAST_REPLY_S = 1.0
+"""Seconds for containerd to close its connection after ShutdownSandbox."""
 REMAINS_TIMEOUT_S = 10.0
 """Seconds for the undo of a dead shim's sandbox before a new one of its id is made."""
 IDLE_S = 60.0
@@ -171,7 +173,7 @@ class _Daemon:
                 sandbox=ServedSandbox(pod=pod, environment=environment, options=self._identity.options),
                 cgroup_mode=mode,
                 calls=calls,
-                finished=stop,
+                on_shutdown=lambda: end_with_connection(),
             )
 
             def end_if_idle() -> None:
@@ -192,8 +194,22 @@ class _Daemon:
                 look.cancel()
                 look = loop.call_later(delay_s, end_if_idle)
 
+            is_ending = False
+
+            def end_with_connection() -> None:
+                """The connection is left to containerd to close: its client may see an end before the last reply."""
+                nonlocal is_ending
+                is_ending = True
+                loop.call_later(LAST_REPLY_S, stop.set)
+
+            def when_alone() -> None:
+                if is_ending:
+                    stop.set()
+                else:
+                    look_later()
+
             services = {**service.services(), **sandbox_service.services()}
-            server = Server(services=services, authorize=check_peer, when_alone=look_later)
+            server = Server(services=services, authorize=check_peer, when_alone=when_alone)
             end.push_async_callback(server.shutdown, REPLY_GRACE_S)
             end.push_async_callback(pod.close)
             end.callback(unlink, socket_path)

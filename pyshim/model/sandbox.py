@@ -1,6 +1,7 @@
 """A sandbox as it is asked for: with a pod's first container, or by containerd's Sandbox API."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
@@ -78,3 +79,5 @@ class SandboxState(msgspec.Struct, frozen=True, kw_only=True):
     exit: ExitStatus | None
     info: Mapping[str, str]
     """For people, where they ask for more."""
+    spec: Mapping[str, Any]
+    """As JSON has it; empty before the VM runs."""

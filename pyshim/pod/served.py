@@ -104,7 +104,7 @@ class ServedSandbox:
         self._known(sandbox_id)
 
     def status(self, sandbox_id: SandboxId, verbose: bool) -> SandboxState:
-        self._known(sandbox_id)
+        request, _ = self._known(sandbox_id)
         sandbox = self._sandbox
         return SandboxState(
             sandbox_id=sandbox_id,
@@ -113,6 +113,7 @@ class ServedSandbox:
             created_at_ns=self._created_at_ns,
             exit=self._exit,
             info=_info(sandbox) if sandbox and verbose else {},
+            spec=request.spec.raw if sandbox else {},
         )
 
     async def stop(self, sandbox_id: SandboxId) -> None:

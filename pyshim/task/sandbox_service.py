@@ -1,9 +1,8 @@
 """containerd's Sandbox API: every method is decode, ask the sandbox, encode."""
 
-import asyncio
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from pyshim.model.host_facts import CgroupMode
@@ -49,13 +48,15 @@ class SandboxApi(Protocol):
 
 
 class SandboxService:
-    """The Sandbox API over `sandbox`; sets `finished` once containerd's Shutdown left nothing to serve."""
+    """The Sandbox API over `sandbox`; calls `on_shutdown` once containerd's ShutdownSandbox left nothing to serve."""
 
-    def __init__(self, *, sandbox: SandboxApi, cgroup_mode: CgroupMode, calls: Calls, finished: asyncio.Event) -> None:
+    def __init__(
+        self, *, sandbox: SandboxApi, cgroup_mode: CgroupMode, calls: Calls, on_shutdown: Callable[[], None]
+    ) -> None:
         self._sandbox = sandbox
         self._cgroup_mode = cgroup_mode
         self._calls = calls
-        self._finished = finished
+        self._on_shutdown = on_shutdown
 
     def services(self) -> Mapping[str, Mapping[str, Handler]]:
         """Handlers for a ttrpc server."""
@@ -87,4 +88,4 @@ class SandboxService:
 
     async def _shutdown(self, request: translate.SandboxRef) -> None:
         await self._sandbox.shutdown(request.sandbox_id)
-        self._finished.set()
+        self._on_shutdown()

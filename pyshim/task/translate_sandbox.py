@@ -1,5 +1,6 @@
 """containerd's Sandbox messages to model values and back. Bad input is refused; nothing is decided here."""
 
+import json
 from typing import NamedTuple
 
 from google.protobuf.any_pb2 import Any as AnyMessage
@@ -15,6 +16,7 @@ from pyshim.model.task import ExitStatus
 from pyshim.task.translate import absolute_path, parsed, timestamp, type_name, uint32
 
 _POD_CONFIG = "runtime.v1.PodSandboxConfig"
+_SPEC = "types.containerd.io/opencontainers/runtime-spec/1/Spec"
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 """The kernel's name of a machine, and Go's."""
 
@@ -63,7 +65,11 @@ def status_request(payload: bytes) -> StatusRequest:
 
 
 def start_reply(state: SandboxState) -> bytes:
-    return pb.StartSandboxResponse(pid=state.pid, created_at=timestamp(state.created_at_ns)).SerializeToString()
+    """With the spec, which containerd keeps for its NRI plugins."""
+    spec = AnyMessage(type_url=_SPEC, value=json.dumps(state.spec).encode())
+    return pb.StartSandboxResponse(
+        pid=state.pid, created_at=timestamp(state.created_at_ns), spec=spec
+    ).SerializeToString()
 
 
 def platform_reply(machine: str) -> bytes:

@@ -1,6 +1,7 @@
 """The Sandbox API through a real ttrpc server and client."""
 
 import asyncio
+import json
 import os
 import socket
 from collections.abc import AsyncIterator
@@ -70,6 +71,7 @@ class FakeSandbox:
             created_at_ns=CREATED_AT_NS,
             exit=EXIT if ended else None,
             info={"vm": "{}"} if verbose else {},
+            spec={"hostname": "web-0"},
         )
 
     async def ping(self, sandbox_id: SandboxId) -> None:
@@ -97,7 +99,7 @@ class Bench:
 @asynccontextmanager
 async def bench(mode: CgroupMode = CgroupMode.V2) -> AsyncIterator[Bench]:
     sandbox, finished = FakeSandbox(), asyncio.Event()
-    service = SandboxService(sandbox=sandbox, cgroup_mode=mode, calls=Calls(), finished=finished)
+    service = SandboxService(sandbox=sandbox, cgroup_mode=mode, calls=Calls(), on_shutdown=finished.set)
     server = Server(services=service.services())
     ours, theirs = socket.socketpair()
     serving = asyncio.create_task(server.serve_connection(theirs))
@@ -120,7 +122,7 @@ def create_request(options: Message | None = None, url: str = POD_CONFIG, **fiel
 def test_every_method_of_the_service_definition_is_served() -> None:
     async def test() -> None:
         service = SandboxService(
-            sandbox=FakeSandbox(), cgroup_mode=CgroupMode.V2, calls=Calls(), finished=asyncio.Event()
+            sandbox=FakeSandbox(), cgroup_mode=CgroupMode.V2, calls=Calls(), on_shutdown=lambda: None
         )
         names = {method.name for method in pb.DESCRIPTOR.services_by_name["Sandbox"].methods}
         assert {name: set(methods) for name, methods in service.services().items()} == {SANDBOX_SERVICE: names}
@@ -256,6 +258,8 @@ def test_start_and_status_are_in_containerds_words() -> None:
             ref = pb.PingRequest(sandbox_id="p1")
             started = pb.StartSandboxResponse.FromString(await b.call("StartSandbox", ref))
             assert (started.pid, started.created_at.ToNanoseconds()) == (4321, CREATED_AT_NS)
+            assert started.spec.type_url == "types.containerd.io/opencontainers/runtime-spec/1/Spec"
+            assert json.loads(started.spec.value) == {"hostname": "web-0"}
 
             plain = pb.SandboxStatusResponse.FromString(await b.call("SandboxStatus", ref))
             assert (plain.state, plain.pid, dict(plain.info)) == ("SANDBOX_READY", 4321, {})
