@@ -31,8 +31,8 @@ def freeze(place: Path) -> None:
 
 
 BREAKS: dict[str, tuple[Callable[[Path], None], str]] = {
-    "full": (fill, "No space left on device"),
-    "read-only": (freeze, "Read-only file system"),
+    "full": (fill, "no space left on device"),
+    "read-only": (freeze, "read-only file system"),
 }
 
 

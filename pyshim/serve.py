@@ -29,6 +29,7 @@ from pyshim.concurrency.tasks import TaskOwner
 from pyshim.concurrency.threads import thread_to_the_end
 from pyshim.config.load import load_config
 from pyshim.debug import dump_on_signal, objects, stacks
+from pyshim.host.os_errors import os_errors
 from pyshim.host.processes.children import Children
 from pyshim.host.processes.confinement import deny_calls, give_up_capabilities
 from pyshim.host.processes.identity import ProcessRef, is_alive, our_pid_namespace
@@ -273,11 +274,9 @@ class _Daemon:
                 MonitorSocket(path, answers.answer, address_file=address_file),
                 MonitorSocket(metrics_path, answers.answer_question, mode=0o660),
             )
-            try:
+            with os_errors(f"listen at '{path}' and '{metrics_path}'"):
                 os.makedirs(os.path.dirname(metrics_path), mode=0o750, exist_ok=True)
                 await monitor.open()
-            except OSError as error:
-                raise FailedPrecondition(f"listen at '{path}' and '{metrics_path}': {error.strerror}") from error
             return monitor
 
         @within_s(CHANGE_S, "find devices")
@@ -322,13 +321,11 @@ class _Daemon:
         """
         if self._is_confined or not config.runtime.confine_shim:
             return
-        try:
+        with os_errors("confine shim", hint="confine_shim = false"):
             if not config.hypervisor.privileged_vmm:  # it keeps the capabilities of root
                 give_up_capabilities()
             if not deny_calls():
                 log.warning("shim has no filter of system calls", extra={"error": "libseccomp.so.2 is missing"})
-        except OSError as error:
-            raise FailedPrecondition(f"confine shim: {error.strerror} (hint: confine_shim = false)") from error
         former, self._threads = self._threads, ThreadPoolExecutor()
         asyncio.get_running_loop().set_default_executor(self._threads)
         former.shutdown(wait=False)

@@ -6,7 +6,7 @@ import socket
 from contextlib import suppress
 
 from pyshim.host.fds import OwnedFd
-from pyshim.host.processes.launch import describe_os_error
+from pyshim.host.os_errors import describe_os_error
 from pyshim.host.streams.paced_text import PacedText
 
 log = logging.getLogger(__name__)

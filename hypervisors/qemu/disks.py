@@ -14,7 +14,7 @@ from hypervisors.qemu.passthrough import Locate
 from hypervisors.qemu.qmp import COMMAND_TIMEOUT_S, Monitor, QmpCommandFailed
 from hypervisors.qemu.vhost_user import AddBehindBridge, FreeSlot, VhostUserDisks
 from pyshim.host.fds import OwnedFd
-from pyshim.host.processes.launch import describe_os_error
+from pyshim.host.os_errors import os_errors
 from pyshim.host.processes.own_thread import in_own_thread
 from pyshim.model.errors import FailedPrecondition, ResourceExhausted, ShimError
 from pyshim.model.vm import BlockDevice, DiskAio, GuestLocation
@@ -118,10 +118,8 @@ class Disks:
 
 def _opened(disk: BlockDevice) -> int:
     """A descriptor of the disk. Raises FailedPrecondition when its path is neither a file nor a block device."""
-    try:
+    with os_errors(f"plug {disk.id!r}: {disk.path!r}"):
         mode = os.stat(disk.path).st_mode
         if not stat.S_ISREG(mode) and not stat.S_ISBLK(mode):
             raise FailedPrecondition(f"plug {disk.id!r}: {disk.path!r} is neither a file nor a block device")
         return os.open(disk.path, (os.O_RDONLY if disk.read_only else os.O_RDWR) | os.O_CLOEXEC | os.O_NOCTTY)
-    except OSError as error:
-        raise FailedPrecondition(f"plug {disk.id!r}: {disk.path!r}: {describe_os_error(error)}") from error

@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from hypervisors.qemu import block, devices
 from hypervisors.qemu.qmp import Monitor, QmpCommandFailed, QmpTimeout
-from pyshim.host.processes.launch import describe_os_error
+from pyshim.host.os_errors import describe_os_error
 from pyshim.model.errors import DeadlineExceeded, ShimError, Unavailable
 from pyshim.model.vm import BlockDevice, GuestLocation
 

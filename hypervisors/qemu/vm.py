@@ -44,9 +44,10 @@ from pyshim.concurrency.tasks import cancel_all
 from pyshim.concurrency.threads import ended
 from pyshim.host.fds import OwnedFd
 from pyshim.host.mounts.view import ViewPath, make_view
+from pyshim.host.os_errors import describe_os_error, os_errors
 from pyshim.host.processes.children import Child, Children
 from pyshim.host.processes.identity import is_script
-from pyshim.host.processes.launch import Apart, User, describe_os_error
+from pyshim.host.processes.launch import Apart, User
 from pyshim.host.processes.own_thread import in_own_thread
 from pyshim.host.sockets import listening_socket
 from pyshim.host.syscalls import CAP_DAC_OVERRIDE, CAP_IPC_LOCK
@@ -313,10 +314,8 @@ class QemuVm:
             return
         entry = LedgerEntry(kind=ResourceKind.DIRECTORY, key=config.vm_dir)
         self._acquire(entry)
-        try:
+        with os_errors(f"make directory {config.vm_dir!r}", Internal):
             os.makedirs(config.vm_dir, mode=0o700, exist_ok=True)
-        except OSError as error:
-            raise Internal(f"make directory {config.vm_dir!r}: {describe_os_error(error)}") from error
 
     async def _view(self, config: VmConfig) -> OwnedFd | None:
         """The files that QEMU sees; None for the host's."""

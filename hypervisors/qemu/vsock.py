@@ -13,8 +13,9 @@ import struct
 from collections.abc import Callable, Iterator
 
 from pyshim.host.fds import OwnedFd
+from pyshim.host.os_errors import describe_os_error, os_errors
 from pyshim.host.processes.children import Child, Children
-from pyshim.host.processes.launch import Apart, describe_os_error
+from pyshim.host.processes.launch import Apart
 from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, Internal, ResourceExhausted
 from pyshim.model.ledger import Ledger, LedgerEntry, ResourceKind
 from pyshim.model.vm import VhostUserVsockChannel
@@ -50,10 +51,8 @@ def reserve_cid(
     *, device: str = DEVICE, set_cid: Callable[[int, int], None] = set_guest_cid, start: int | None = None
 ) -> tuple[OwnedFd, int]:
     """The device opened for this VM, and the CID it holds. Raises FailedPrecondition or ResourceExhausted."""
-    try:
+    with os_errors(f"open {device!r}", hint="modprobe vhost_vsock"):
         vsock = OwnedFd(os.open(device, os.O_RDWR | os.O_CLOEXEC))
-    except OSError as error:
-        raise FailedPrecondition(f"open {device!r}: {describe_os_error(error)} (hint: modprobe vhost_vsock)") from error
     first = _random_cid() if start is None else start
     try:
         for cid in candidate_cids(first):

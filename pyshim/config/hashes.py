@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pyshim.config.effective import Effective
 from pyshim.config.keys import Table
 from pyshim.host.file_answers import FileAnswers, file_identity
+from pyshim.host.os_errors import os_errors
 from pyshim.model.errors import FailedPrecondition, InvalidArgument
 
 HASHED_ASSETS: Mapping[str, str] = {
@@ -55,17 +56,14 @@ def verify_assets(effective: Effective, annotations: Mapping[str, str], cache_di
 
 def sha512_of(path: str, answers: FileAnswers) -> str:
     """The file's SHA-512 in hexadecimal digits, from `answers` when the file is the one that was read before."""
-    try:
-        with open(path, "rb") as file:
-            before = os.fstat(file.fileno())
-            if _DIGEST.fullmatch(known := answers.stored(before)):
-                return known
-            digest = hashlib.sha512()
-            while chunk := file.read(_CHUNK_BYTES):
-                digest.update(chunk)
-            after = os.fstat(file.fileno())
-    except OSError as exc:
-        raise FailedPrecondition(f"verify '{path}': {exc.strerror}") from exc
+    with os_errors(f"verify '{path}'"), open(path, "rb") as file:
+        before = os.fstat(file.fileno())
+        if _DIGEST.fullmatch(known := answers.stored(before)):
+            return known
+        digest = hashlib.sha512()
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+        after = os.fstat(file.fileno())
     if file_identity(before) != file_identity(after):
         raise FailedPrecondition(f"verify '{path}': it changes while it is read")
     answers.store(after, digest.hexdigest())

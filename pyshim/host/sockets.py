@@ -3,7 +3,7 @@
 import os
 import socket
 
-from pyshim.host.processes.launch import describe_os_error
+from pyshim.host.os_errors import describe_os_error
 from pyshim.model.errors import Internal, InvalidArgument
 
 UNIX_PATH_BYTES = 107

@@ -14,6 +14,7 @@ from pyshim.host.fds import OwnedFd
 from pyshim.host.files import list_tree, read_piece
 from pyshim.host.mounts.mounting import perform_mount
 from pyshim.host.mounts.table import with_mounts_below
+from pyshim.host.os_errors import os_errors
 from pyshim.host.processes.children import Children
 from pyshim.host.processes.hooks import hook_timeout_s, netns_member, run_hook
 from pyshim.host.processes.own_thread import in_own_thread
@@ -79,10 +80,8 @@ class LinuxHost:
 
     def cgroups(self, mode: CgroupMode) -> LinuxCgroups:
         """One sandbox's host cgroups; see `cgroups.LinuxCgroups`."""
-        try:
+        with os_errors("find cgroup mounts"):
             return LinuxCgroups(mode, self._cgroup_mounts())
-        except OSError as error:
-            raise FailedPrecondition(f"find cgroup mounts: {error.strerror}") from error
 
     def _cgroup_mounts(self) -> tuple[Hierarchy, ...]:
         if not self._hierarchies:
@@ -95,10 +94,8 @@ class LinuxHost:
 
         For those of ours below /run, which is memory: no thread, whose start takes longer than all of this.
         """
-        try:
+        with os_errors(f"make directory {path!r}"):
             _make_directory(path, mode)
-        except OSError as error:
-            raise FailedPrecondition(f"make directory {path!r}: {error.strerror}") from error
 
     @within_s(CHANGE_S, "list '{root}'")
     async def list_tree(self, root: str) -> tuple[TreeEntry, ...]:
@@ -124,10 +121,8 @@ class LinuxHost:
             finally:
                 os.close(fd)
 
-        try:
+        with os_errors(f"make disk {path!r}"):
             await thread_to_the_end(make)
-        except OSError as error:
-            raise FailedPrecondition(f"make disk {path!r}: {error.strerror}") from error
 
     @within_s(CHANGE_S, "write '{path}'")
     async def write_bytes(self, path: str, content: bytes, mode: int) -> None:
@@ -140,10 +135,8 @@ class LinuxHost:
                 file.write(content)
                 os.fchmod(file.fileno(), mode)
 
-        try:
+        with os_errors(f"write {path!r}"):
             await thread_to_the_end(write)
-        except OSError as error:
-            raise FailedPrecondition(f"write {path!r}: {error.strerror}") from error
 
     @within_s(READ_S, "measure '{path}'")
     async def disk_bytes(self, path: str) -> int:
@@ -153,10 +146,8 @@ class LinuxHost:
             with OwnedFd(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)) as fd:
                 return os.lseek(fd.fileno(), 0, os.SEEK_END)
 
-        try:
+        with os_errors(f"measure {path!r}"):
             return await asyncio.to_thread(measure)
-        except OSError as error:
-            raise FailedPrecondition(f"measure {path!r}: {error.strerror}") from error
 
     @within_s(READ_S, "find template in '{root}'")
     async def find_template(self, root: str, vm: VmConfig) -> str:

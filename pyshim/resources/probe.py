@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from pyshim.host.fds import OwnedFd, open_error
-from pyshim.host.processes.launch import describe_os_error
+from pyshim.host.os_errors import describe_os_error
 from pyshim.model.cpusets import cpu_set
 from pyshim.model.errors import InvalidArgument
 from pyshim.model.host_facts import CgroupMode, HostFacts

@@ -6,6 +6,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import TypeVar
 
 from pyshim.host.locks import lock_within, open_directory
+from pyshim.host.os_errors import os_errors
 from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, ShimError
 from pyshim.model.ledger import LedgerEntry, ResourceKind
 from pyshim.state.store import ROOT, StateStore
@@ -80,10 +81,8 @@ def _claims_of(kind: ResourceKind, keys: Iterable[str]) -> Callable[[StateStore,
 @contextmanager
 def _locked(root: str, wait_s: float, action: str) -> Iterator[None]:
     """We alone decide. Raises FailedPrecondition; DeadlineExceeded when others have the lock for `wait_s`."""
-    try:
+    with os_errors(f"{action}: lock '{root}'"):
         lock = open_directory(root)
-    except OSError as error:
-        raise FailedPrecondition(f"{action}: lock '{root}': {error.strerror}") from error
     with lock:
         if not lock_within(lock, wait_s):
             raise DeadlineExceeded(f"{action}: other shims decide for too long")

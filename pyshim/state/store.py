@@ -18,6 +18,7 @@ from collections.abc import Iterable
 import msgspec
 
 from pyshim.host.files import ASIDE, remove_tree, replace_file
+from pyshim.host.os_errors import os_errors
 from pyshim.model.errors import FailedPrecondition, NotFound
 from pyshim.model.snapshot import SandboxSnapshot
 from pyshim.state.errors import StateDamaged
@@ -52,7 +53,7 @@ class StateStore:
     def save(self, state: SandboxState) -> None:
         """The state is on disk, whole, with a file for each of its containers. Raises FailedPrecondition."""
         directory = self.directory(state.sandbox_id)
-        try:
+        with os_errors(f"write state {directory!r}"):
             body = _sealed(_encoded(document_of(state)).removesuffix(_END))
             if len(body) > MAX_BYTES:
                 raise FailedPrecondition(f"write state {directory!r}: {len(body)} bytes are above {MAX_BYTES}")
@@ -62,8 +63,6 @@ class StateStore:
                 self._make(directory)
                 _replace(f"{directory}/{FILE_NAME}", body)
             self._save_containers(directory, state.snapshot)
-        except OSError as error:
-            raise FailedPrecondition(f"write state {directory!r}: {error.strerror}") from error
 
     def load(self, sandbox_id: str) -> SandboxState:
         """The sandbox's state. Raises NotFound, StateDamaged, StateTooNew, NotOurState; each names the file."""
@@ -92,11 +91,9 @@ class StateStore:
         """The register says that the sandbox is this shim's. Raises FailedPrecondition."""
         if self._register is None:
             return
-        try:
+        with os_errors(f"write register {self._register!r}"):
             os.makedirs(self._register, mode=0o700, exist_ok=True)
             _replace(self._entry(sandbox_id), _encoded(shim))
-        except OSError as error:
-            raise FailedPrecondition(f"write register {self._register!r}: {error.strerror}") from error
 
     def entered(self, sandbox_id: str) -> ShimRecord | None:
         """The shim that entered the sandbox; None when it is in no register, or the entry says nothing."""
@@ -140,13 +137,11 @@ class StateStore:
         """Nothing of the sandbox's state is left. Idempotent; raises FailedPrecondition."""
         directory = self.directory(sandbox_id)
         self._written = {}
-        try:
+        with os_errors(f"remove state {directory!r}"):
             remove_tree(directory)
             if self._register is not None:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(self._entry(sandbox_id))
-        except OSError as error:
-            raise FailedPrecondition(f"remove state {directory!r}: {error.strerror}") from error
 
     def sandbox_ids(self) -> tuple[str, ...]:
         """Every sandbox that has a state here, ours or another runtime's, in no order."""

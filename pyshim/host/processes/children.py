@@ -18,15 +18,8 @@ from types import MappingProxyType
 import msgspec
 
 from pyshim.host.fds import OwnedFd
-from pyshim.host.processes.launch import (
-    AS_THE_SHIM,
-    Apart,
-    FileActions,
-    Launch,
-    SpawnFailed,
-    describe_os_error,
-    kill_and_reap,
-)
+from pyshim.host.os_errors import describe_os_error, os_errors
+from pyshim.host.processes.launch import AS_THE_SHIM, Apart, FileActions, Launch, SpawnFailed, kill_and_reap
 from pyshim.host.processes.stat import start_ticks_of
 from pyshim.host.streams.paced_text import PacedText
 from pyshim.model.errors import DeadlineExceeded, ShimError
@@ -219,10 +212,8 @@ class Children:
         if log.isEnabledFor(logging.DEBUG):
             log.debug("spawn", extra={"command": shlex.join(launch.argv)})
         failed = f"start program {launch.program!r}"
-        try:
+        with os_errors(failed, SpawnFailed):
             stderr_read, stderr_write = _tail_pipe() if taken[2] is None else (None, None)
-        except OSError as error:
-            raise SpawnFailed(f"{failed}: {describe_os_error(error)}") from error
         try:
             with FileActions({**taken, 2: taken[2] if stderr_write is None else stderr_write}) as actions:
                 if apart == AS_THE_SHIM:

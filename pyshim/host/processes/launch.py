@@ -15,27 +15,13 @@ import msgspec
 from pyshim.host import syscalls
 from pyshim.host.fds import OwnedFd
 from pyshim.host.mounts.view import enter_view
+from pyshim.host.os_errors import os_errors
 from pyshim.model.errors import FailedPrecondition
 from pyshim.model.labels import NO_LABELS, ProcessLabels
 
 
 class SpawnFailed(FailedPrecondition):
     """The program could not be started."""
-
-
-@contextmanager
-def _step(action: str) -> Iterator[None]:
-    """One on the way to a program; SpawnFailed names it."""
-    try:
-        yield
-    except OSError as error:
-        raise SpawnFailed(f"{action}: {describe_os_error(error)}") from error
-
-
-def describe_os_error(error: OSError) -> str:
-    """`ENOENT (no such file or directory)`."""
-    name = errno.errorcode.get(error.errno or 0, "EUNKNOWN")
-    return f"{name} ({(error.strerror or str(error)).lower()})"
 
 
 class FileActions:
@@ -110,18 +96,18 @@ class Apart(msgspec.Struct, frozen=True, kw_only=True):
         set_labels(self.labels)  # by /proc, which a view may lack
         if self.netns_path is not None:
             with (
-                _step(f"enter network namespace {self.netns_path!r}"),
+                os_errors(f"enter network namespace {self.netns_path!r}", SpawnFailed),
                 OwnedFd(os.open(self.netns_path, os.O_RDONLY | os.O_CLOEXEC)) as namespace,
             ):
                 syscalls.setns(namespace.fileno(), syscalls.CLONE_NEWNET)
         elif self.empty_netns:
-            with _step("make network namespace"):
+            with os_errors("make network namespace", SpawnFailed):
                 _enter_empty_netns()
         if self.view is not None:
-            with _step("enter mount namespace"):
+            with os_errors("enter mount namespace", SpawnFailed):
                 enter_view(self.view)
         if self.capabilities is not None:
-            with _step("give up capabilities before the start"):
+            with os_errors("give up capabilities before the start", SpawnFailed):
                 syscalls.keep_capabilities(self.capabilities)
         if self.user is not None:
             become(self.user)
@@ -224,14 +210,14 @@ def set_labels(labels: ProcessLabels, *, attr: str = "/proc/thread-self/attr", s
     it is an error where the host has no AppArmor. Raises SpawnFailed.
     """
     if labels.selinux and os.path.exists(f"{sys}/fs/selinux/enforce"):
-        with _step(f"set SELinux label {labels.selinux!r}"):
+        with os_errors(f"set SELinux label {labels.selinux!r}", SpawnFailed):
             _write_label(f"{attr}/exec", labels.selinux)
     if labels.apparmor:
         action = f"set AppArmor profile {labels.apparmor!r}"
         if not os.path.exists(f"{sys}/kernel/security/apparmor"):
             raise SpawnFailed(f"{action}: this host has no AppArmor")
         own = f"{attr}/apparmor/exec"  # since Linux 5.8
-        with _step(action):
+        with os_errors(action, SpawnFailed):
             _write_label(own if os.path.exists(own) else f"{attr}/exec", f"exec {labels.apparmor}")
 
 
@@ -242,7 +228,7 @@ def _write_label(path: str, text: str) -> None:
 
 def become(user: User) -> None:
     """This thread, and what it executes, is of this user, for good."""
-    with _step(f"become user {user.id}"):
+    with os_errors(f"become user {user.id}", SpawnFailed):
         syscalls.become_user(user.id, user.group_ids)
 
 

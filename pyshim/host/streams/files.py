@@ -3,9 +3,9 @@
 import os
 
 from pyshim.host.fds import OwnedFd
+from pyshim.host.os_errors import os_errors
 from pyshim.host.processes.own_thread import in_own_thread
 from pyshim.host.streams.fifos import READ_BYTES, open_fd
-from pyshim.model.errors import FailedPrecondition
 
 
 class FileOutput:
@@ -22,10 +22,8 @@ class FileOutput:
         # In a thread: a slow or dead disk must not stop every other stream of the pod. On a descriptor of its own,
         # so that a close or cancellation in the middle cannot hand the thread another file.
         copy = OwnedFd(os.dup(self._fd.fileno()))
-        try:
+        with os_errors(f"write {self._path!r}"):
             await in_own_thread(_write_all_and_close, copy, data)
-        except OSError as error:
-            raise FailedPrecondition(f"write {self._path!r}: {error.strerror}") from error
 
     async def close(self) -> None:
         self._fd.close()
@@ -52,10 +50,8 @@ class FileInput:
         if not self._fd.is_open:
             return b""
         copy = OwnedFd(os.dup(self._fd.fileno()))
-        try:
+        with os_errors(f"read {self._path!r}"):
             return await in_own_thread(_read_and_close, copy)
-        except OSError as error:
-            raise FailedPrecondition(f"read {self._path!r}: {error.strerror}") from error
 
     def close_io(self) -> None:
         """No effect: there is no other writer."""
@@ -76,11 +72,9 @@ def open_file_output(path: str, stream: str) -> FileOutput:
 
 def open_log_file(path: str, stream: str) -> FileOutput:
     """The log file of a `file://` URI, made with its directories when missing. Raises ShimError naming it."""
-    try:
+    with os_errors(f"open {stream} log {path!r}"):
         os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
         fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOCTTY, 0o644)
-    except OSError as error:
-        raise FailedPrecondition(f"open {stream} log {path!r}: {error.strerror}") from error
     return FileOutput(OwnedFd(fd), path)
 
 

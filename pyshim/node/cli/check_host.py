@@ -12,8 +12,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from pyshim.host.fds import open_error
+from pyshim.host.os_errors import describe_os_error
 from pyshim.host.processes.confinement import has_filter
-from pyshim.host.processes.launch import describe_os_error
 from pyshim.model.config import Config
 from pyshim.model.errors import FailedPrecondition
 from pyshim.model.host_facts import HostFacts

@@ -11,7 +11,7 @@ import click
 from click.shell_completion import shell_complete
 
 from pyshim import __version__
-from pyshim.host.processes.launch import describe_os_error
+from pyshim.host.os_errors import describe_os_error
 from pyshim.model.errors import ShimError
 
 SUBCOMMANDS = {

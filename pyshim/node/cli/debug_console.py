@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 import click
 
-from pyshim.host.processes.launch import describe_os_error
+from pyshim.host.os_errors import describe_os_error
 from pyshim.model.errors import FailedPrecondition, InvalidArgument, Unavailable
 from pyshim.node.cli.output import examples
 from pyshim.node.cli.sandbox import sandbox_argument, sandbox_id, state_dir_option

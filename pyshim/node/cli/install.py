@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from pyshim.config.load import build_config
 from pyshim.config.sources import SHIPPED_PATH, read_source
-from pyshim.host.processes.launch import describe_os_error
+from pyshim.host.os_errors import describe_os_error
 from pyshim.model.errors import FailedPrecondition, NotFound, ShimError
 from pyshim.node.cli.check_host import look
 from pyshim.node.cli.check_verdicts import Level, verdicts

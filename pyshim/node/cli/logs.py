@@ -10,7 +10,7 @@ from contextlib import suppress
 import click
 from msgspec import Struct, to_builtins
 
-from pyshim.host.processes.launch import describe_os_error
+from pyshim.host.os_errors import describe_os_error
 from pyshim.model.errors import FailedPrecondition, NotFound
 from pyshim.node.cli.output import examples, json_option, print_json
 from pyshim.node.cli.sandbox import sandbox_argument, sandbox_id, state_dir_option

@@ -5,7 +5,7 @@ import os
 import socket
 from contextlib import suppress
 
-from pyshim.host.processes.launch import describe_os_error
+from pyshim.host.os_errors import describe_os_error
 from pyshim.model.errors import FailedPrecondition, NotFound, Unavailable
 from pyshim.model.observation import MONITOR_SOCKET
 from pyshim.node.cli.sandbox import sandbox_id

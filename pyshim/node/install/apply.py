@@ -15,7 +15,7 @@ from hashlib import sha256
 import msgspec
 from msgspec.structs import replace
 
-from pyshim.host.processes.launch import describe_os_error
+from pyshim.host.os_errors import describe_os_error
 from pyshim.model.errors import FailedPrecondition, ShimError
 from pyshim.node.install.blocks import block_in, with_block, without_block
 from pyshim.node.install.disk import Disk, Found

@@ -6,7 +6,7 @@ KVM's modules answer for the CPU as well: a parameter says Y only where the CPU 
 import os
 
 from pyshim.host.fds import open_error
-from pyshim.host.processes.launch import describe_os_error
+from pyshim.host.os_errors import describe_os_error
 from pyshim.model.confidential import Tee, TeeFacts
 
 QUOTE_SOCKET = "/run/tdx-qgs/qgs.socket"

@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 import msgspec
 
 from pyshim.host.fds import OwnedFd
-from pyshim.host.processes.launch import describe_os_error
+from pyshim.host.os_errors import describe_os_error, os_errors
 from pyshim.model.errors import FailedPrecondition, Internal, NotFound, ResourceExhausted, Unavailable
 from pyshim.model.templates import FileFacts, MachineFacts, StoredTemplate, Template
 from pyshim.model.units import MIB
@@ -207,10 +207,8 @@ def machine_facts(vm: VmConfig) -> MachineFacts:
 
 
 def _file_facts(path: str) -> FileFacts:
-    try:
+    with os_errors(f"look at {path!r}"):
         found = os.stat(path)
-    except OSError as error:
-        raise FailedPrecondition(f"look at {path!r}: {describe_os_error(error)}") from error
     return FileFacts(path=path, inode=found.st_ino, size_bytes=found.st_size, modified_ns=found.st_mtime_ns)
 
 

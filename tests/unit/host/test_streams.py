@@ -285,7 +285,7 @@ async def test_a_file_as_stdin_is_read_to_its_end(tmp_path: Path) -> None:
 async def test_a_full_disk_is_an_error_that_names_the_file() -> None:
     stdout = await output_to("/dev/full")
 
-    with pytest.raises(FailedPrecondition, match="write '/dev/full': No space left"):
+    with pytest.raises(FailedPrecondition, match="write '/dev/full': ENOSPC"):
         await stdout.write(b"x")
     await stdout.close()
 

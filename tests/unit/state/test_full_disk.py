@@ -82,7 +82,7 @@ print(json.dumps({
 }))
 """)
 
-    assert str(found["refused"]).endswith("No space left on device")
+    assert str(found["refused"]).endswith("ENOSPC (no space left on device)")
     assert found["ledger"] == ["/a"]
     assert found["planned"] is False
     assert found["files"] == ["persist.json"]
@@ -116,7 +116,7 @@ refused = attempt(lambda: records.ledger.acquire(entry("/a")))
 print(json.dumps({"refused": refused, "held": len(records.ledger.entries()), "known": store.has_record("sb1")}))
 """)
 
-    assert "No space left on device" in str(found["refused"])
+    assert "no space left on device" in str(found["refused"])
     assert (found["held"], found["known"]) == (0, False)
 
 
@@ -133,6 +133,6 @@ print(json.dumps({
 }))
 """)
 
-    assert str(found["refused"]).endswith("Read-only file system")
-    assert str(found["removed"]).endswith("Read-only file system")
+    assert str(found["refused"]).endswith("EROFS (read-only file system)")
+    assert str(found["removed"]).endswith("EROFS (read-only file system)")
     assert found["ledger"] == ["/a"]

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
+from pyshim.host.os_errors import describe_os_error
 from pyshim.host.processes.identity import parent
-from pyshim.host.processes.launch import describe_os_error
 from pyshim.model.errors import FailedPrecondition
 
 UNLIMITED_FROM = 1 << 62

@@ -8,8 +8,8 @@ import contextlib
 import os
 from collections.abc import Iterable
 
+from pyshim.host.os_errors import describe_os_error
 from pyshim.host.processes.identity import family
-from pyshim.host.processes.launch import describe_os_error
 from pyshim.model.errors import FailedPrecondition
 from pyshim.resources.cgroups.plan.rdt import ROOT_CLASS
 

@@ -14,7 +14,7 @@ from jeepney.bus import get_bus
 from jeepney.io.blocking import DBusConnection, prep_socket
 from jeepney.wrappers import unwrap_msg
 
-from pyshim.host.processes.launch import describe_os_error
+from pyshim.host.os_errors import describe_os_error
 from pyshim.model.cgroups import Scope
 from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, Unavailable
 

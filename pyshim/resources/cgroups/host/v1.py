@@ -3,9 +3,8 @@
 import os
 from collections.abc import Iterable, Iterator
 
-from pyshim.host.processes.launch import describe_os_error
+from pyshim.host.os_errors import describe_os_error, os_errors
 from pyshim.model.cgroups import Group, GroupSetting, HostOom
-from pyshim.model.errors import FailedPrecondition
 from pyshim.resources.cgroups.host import hierarchies as kernel
 
 _THREADED = ("cpu", "cpuacct", "cpuset")
@@ -102,7 +101,5 @@ def _inherit_cpuset(path: str, above: str) -> None:
     for name in ("cpuset.cpus", "cpuset.mems"):
         if kernel.read(f"{path}/{name}").strip():
             continue
-        try:
+        with os_errors(f"write '{path}/{name}'"):
             kernel.write(f"{path}/{name}", kernel.read(f"{above}/{name}").strip())
-        except OSError as error:
-            raise FailedPrecondition(f"write '{path}/{name}': {describe_os_error(error)}") from error

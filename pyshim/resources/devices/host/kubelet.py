@@ -13,6 +13,7 @@ import grpc
 
 from protos.kubelet import podresources_v1_pb2 as pb
 from protos.kubelet.podresources_v1_pb2_grpc import PodResourcesListerStub
+from pyshim.host.os_errors import os_errors
 from pyshim.model.devices import DeviceRequest, PodResources
 from pyshim.model.errors import (
     DeadlineExceeded,
@@ -64,10 +65,8 @@ class _NotServed(Exception):
 
 
 def _check_socket(path: str, where: str) -> None:
-    try:
+    with os_errors(where, Unavailable):
         mode = os.stat(path).st_mode
-    except OSError as error:
-        raise Unavailable(f"{where}: {error.strerror}") from error
     if not stat.S_ISSOCK(mode):
         raise FailedPrecondition(f"{where}: it is not a socket")
 

@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Callable, Iterable
 
+from pyshim.host.os_errors import os_errors
 from pyshim.model.devices import IOMMUFD_DIR, VFIO_DIR, HostFunction, VfioNode
 from pyshim.model.errors import FailedPrecondition, InvalidArgument, NotFound
 
@@ -65,11 +66,9 @@ def _function_of(name: str, path: str, sys: str) -> str:
 
 def _facts(address: str, sys: str) -> HostFunction:
     def text(name: str) -> str:
-        try:
-            with open(f"{sys}/bus/pci/devices/{address}/{name}", encoding="ascii") as file:
-                return file.read(64).strip()
-        except OSError as error:
-            raise NotFound(f"look at PCI function {address}: {error.strerror}") from error
+        path = f"{sys}/bus/pci/devices/{address}/{name}"
+        with os_errors(f"look at PCI function {address}", NotFound), open(path, encoding="ascii") as file:
+            return file.read(64).strip()
 
     try:
         numa_node = int(text("numa_node"))
@@ -149,13 +148,11 @@ def bind(address: str, *, sys: str = "/sys", write: Write = write_file) -> str:
         return former
     folder = f"{sys}/bus/pci/devices/{address}"
     doing = f"bind {address} to {DRIVER!r}"
-    try:
+    with os_errors(doing):
         write(f"{folder}/driver_override", DRIVER)
         if former:
             write(f"{folder}/driver/unbind", address)
         write(f"{sys}/bus/pci/drivers_probe", address)
-    except OSError as error:
-        raise FailedPrecondition(f"{doing}: {error.strerror}") from error
     now = driver_of(address, sys=sys)
     if now != DRIVER:
         hint = "" if os.path.isdir(f"{sys}/bus/pci/drivers/{DRIVER}") else f" (hint: modprobe {DRIVER})"
@@ -173,7 +170,7 @@ def rebind(address: str, driver: str, override: str = "", *, sys: str = "/sys", 
     if not os.path.isdir(folder) or driver == DRIVER:
         return
     doing = f"bind {address} to {driver or 'no driver'!r}"
-    try:
+    with os_errors(doing):
         if override_of(address, sys=sys) == DRIVER:
             write(f"{folder}/driver_override", override or "\n")  # an empty line takes it away
         # Only now: who is binding it still may have found VFIO's driver until here, and does not any more.
@@ -182,8 +179,6 @@ def rebind(address: str, driver: str, override: str = "", *, sys: str = "/sys", 
             write(f"{folder}/driver/unbind", address)
         if driver and now in (DRIVER, ""):
             write(f"{sys}/bus/pci/drivers_probe", address)
-    except OSError as error:
-        raise FailedPrecondition(f"{doing}: {error.strerror}") from error
     now = driver_of(address, sys=sys)
     if driver and now in (DRIVER, ""):
         raise FailedPrecondition(f"{doing}: {f'{now} has kept it' if now else 'no driver took it'}")

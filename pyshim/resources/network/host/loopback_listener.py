@@ -10,6 +10,7 @@ import struct
 
 from pyshim.concurrency.threads import thread_to_the_end
 from pyshim.host.fds import OwnedFd
+from pyshim.host.os_errors import os_errors
 from pyshim.model.errors import Unavailable
 
 READ_BYTES = 65536
@@ -33,17 +34,13 @@ class LoopbackConnection:
 
     async def read(self) -> bytes:
         """The next bytes; empty at the end of the other side's stream. Raises Unavailable when it is gone."""
-        try:
+        with os_errors(f"read connection to port {self.port}", Unavailable):
             return await asyncio.get_running_loop().sock_recv(self._socket, READ_BYTES)
-        except OSError as error:
-            raise Unavailable(f"read connection to port {self.port}: {error.strerror}") from error
 
     async def write(self, data: bytes) -> None:
         """All of `data` is with the kernel, at the other side's pace. Raises Unavailable when it is gone."""
-        try:
+        with os_errors(f"write connection to port {self.port}", Unavailable):
             await asyncio.get_running_loop().sock_sendall(self._socket, data)
-        except OSError as error:
-            raise Unavailable(f"write connection to port {self.port}: {error.strerror}") from error
 
     def reset(self) -> None:
         """Closes it with a reset that the other side sees. No effect once it is closed."""

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from pyshim.host.fds import OwnedFd
-from pyshim.host.processes.launch import describe_os_error
+from pyshim.host.os_errors import describe_os_error, os_errors
 from pyshim.host.syscalls import CLONE_NEWNET
-from pyshim.model.errors import FailedPrecondition, InvalidArgument, NotFound
+from pyshim.model.errors import InvalidArgument, NotFound
 
 _NS_GET_NSTYPE = 0xB703
 """ioctl_ns(2)."""
@@ -32,13 +32,9 @@ def locked_netns(path: str) -> Iterator[int]:
         raise InvalidArgument(f"{subject}: {cause}") from error
     with namespace:
         _check(namespace.fileno(), subject)
-        try:
+        with os_errors(f"lock network namespace {path!r}", hint="another sandbox is using it"):
             # Two sandboxes in one namespace: the second must not look before the first has finished wiring.
             fcntl.flock(namespace.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise FailedPrecondition(
-                f"lock network namespace {path!r}: {describe_os_error(error)} (hint: another sandbox is using it)"
-            ) from error
         yield namespace.fileno()
 
 

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from pyshim.host.fds import OwnedFd
-from pyshim.host.processes.launch import describe_os_error
+from pyshim.host.os_errors import os_errors
 from pyshim.model.errors import (
-    FailedPrecondition,
     Internal,
     ShimError,
     Unavailable,
@@ -284,10 +283,8 @@ class HostNetwork:
         await session.ask(f"limit what link {name!r} sends to {bits_s} bit/s", question)
 
     def _open_vhost(self, endpoint: "EndpointPlan") -> tuple[int, ...]:
-        try:
+        with os_errors(f"open vhost-net for {endpoint.tap_name!r}"):
             numbers = open_vhost_net(self._wiring.queues)
-        except OSError as error:
-            raise FailedPrecondition(f"open vhost-net for {endpoint.tap_name!r}: {describe_os_error(error)}") from error
         self._fds += [OwnedFd(number) for number in numbers]
         return numbers
 

@@ -15,8 +15,8 @@ from pyshim.host.mounts.mounting import bind_copy, explained
 from pyshim.host.mounts.table import unmount_all
 from pyshim.host.mounts.targets import make_target
 from pyshim.host.mounts.view import CODE, DEVICES, ViewPath, enter_view, home_of, make_view
+from pyshim.host.os_errors import describe_os_error
 from pyshim.host.processes.identity import is_script
-from pyshim.host.processes.launch import describe_os_error
 from pyshim.host.threads import in_short_thread
 from pyshim.model.mounts import HostMount
 from pyshim.model.volumes import VirtiofsdPlan

@@ -7,6 +7,7 @@ number is how a spec names the disk. `<store>/block/sockets/NAME` is where the p
 import os
 import stat
 
+from pyshim.host.os_errors import os_errors
 from pyshim.model.errors import FailedPrecondition, NotFound, Unimplemented
 
 VHOST_USER_BLK, VHOST_USER_SCSI = 241, 242
@@ -27,20 +28,15 @@ def backend_socket(store: str, major: int, minor: int) -> str:
     if major == VHOST_USER_SCSI:
         raise Unimplemented(f"{what}: a SCSI target cannot be plugged, a disk ({VHOST_USER_BLK}:N) can")
     folder = f"{store}/block/devices"
-    try:
-        with os.scandir(folder) as found:
-            names = sorted(entry.name for entry in found if _has_number(entry, major, minor))
-    except OSError as error:
-        raise NotFound(f"{what}: '{folder}': {error.strerror}") from error
+    with os_errors(f"{what}: '{folder}'", NotFound), os.scandir(folder) as found:
+        names = sorted(entry.name for entry in found if _has_number(entry, major, minor))
     if not names:
         raise NotFound(f"{what}: '{folder}' has no such node")
     if len(names) > 1:
         raise FailedPrecondition(f"{what}: {', '.join(map(repr, names))} all have this number")
     path = f"{store}/block/sockets/{names[0]}"
-    try:
+    with os_errors(f"{what}: '{path}'"):
         mode = os.lstat(path).st_mode
-    except OSError as error:
-        raise FailedPrecondition(f"{what}: '{path}': {error.strerror}") from error
     if not stat.S_ISSOCK(mode):
         raise FailedPrecondition(f"{what}: '{path}' is not a socket")
     return path

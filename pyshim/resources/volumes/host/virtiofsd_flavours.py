@@ -8,9 +8,9 @@ import logging
 import os
 
 from pyshim.host.file_answers import FileAnswers
+from pyshim.host.os_errors import os_errors
 from pyshim.host.processes.children import Children
-from pyshim.host.processes.launch import describe_os_error
-from pyshim.model.errors import FailedPrecondition, Internal
+from pyshim.model.errors import Internal
 from pyshim.model.host_facts import VirtiofsdFlavour
 
 log = logging.getLogger(__name__)
@@ -34,10 +34,8 @@ class VirtiofsdFlavours:
 
     async def of(self, binary: str) -> VirtiofsdFlavour:
         """Raises FailedPrecondition for a missing program, VirtiofsdFailed when its answer fits neither flavour."""
-        try:
+        with os_errors(f"find virtiofsd {binary!r}"):
             status = os.stat(binary)
-        except OSError as error:
-            raise FailedPrecondition(f"find virtiofsd {binary!r}: {describe_os_error(error)}") from error
         stored = self._answers.stored(status)
         if stored in VirtiofsdFlavour._value2member_map_ and os.access(binary, os.X_OK):
             return VirtiofsdFlavour(stored)

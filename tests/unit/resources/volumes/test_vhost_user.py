@@ -48,7 +48,7 @@ def test_without_the_store_the_numbers_mean_nothing_of_the_kind(store: Path) -> 
 @pytest.mark.parametrize(
     ("major", "minor", "kind", "text"),
     [
-        (241, 1, FailedPrecondition, "block/sockets/idle': No such file"),
+        (241, 1, FailedPrecondition, "block/sockets/idle': ENOENT"),
         (241, 2, FailedPrecondition, "block/sockets/file' is not a socket"),
         (241, 3, FailedPrecondition, "'a', 'b' all have this number"),
         (241, 9, NotFound, "has no such node"),
@@ -61,5 +61,5 @@ def test_an_unavailable_disk_is_named(major: int, minor: int, kind: type[ShimErr
 
 
 def test_a_store_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(NotFound, match=r"find vhost-user disk 241:0 in '.*/none': .*No such file"):
+    with pytest.raises(NotFound, match=r"find vhost-user disk 241:0 in '.*/none': .*ENOENT"):
         backend_socket(str(tmp_path / "none"), 241, 0)
