@@ -48,6 +48,7 @@ from pyshim.resources.sizing.plan import (
     headroom,
     is_resizable,
     static_size,
+    template_size,
     workload,
 )
 from pyshim.resources.sizing.plan.capacity import memory_backing
@@ -123,9 +124,9 @@ def sandbox_plan(
         vm = _vm(sandbox_id, uuid, vm_dir, config, host, sizing, share, netns_path, guard, initdata, devices, labels)
     warm_vm = None
     if config.factory.enable_template and not remote:
-        # The same for pods of every size: it begins at the defaults, with room for any.
+        # The same for pods of every size: it begins small, with room for any.
         growing = replace(config, runtime=replace(config.runtime, static_sandbox_resource_mgmt=False))
-        base = boot_size(growing, host)
+        base = template_size(config, host)
         warm_vm = _vm(
             sandbox_id, uuid, vm_dir, growing, host, base, share, netns_path, guard, initdata, devices, labels
         )

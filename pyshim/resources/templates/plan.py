@@ -30,7 +30,7 @@ def reason_to_boot(vm: VmConfig, base: VmConfig) -> str:
         "it has vhost-user interfaces": bool(vm.vhost_user_nics),
         "a program serves its vsock": isinstance(vm.agent_channel, VhostUserVsockChannel),
         "its memory grows by virtio-mem (enable_virtio_mem)": base.memory.virtio_mem,
-        "it is smaller than default_vcpus and default_memory": is_smaller,
+        "it is smaller than the template's": is_smaller,
         "it is larger than a VM can grow to": is_larger,
         "it has no bridge for what is plugged (default_bridges)": vm.bridges < 1,
     }

@@ -6,7 +6,7 @@ changes of a running VM. `model/sizing.py` is the record of a decision; Kubernet
 """
 
 from pyshim.resources.sizing.plan.capacity import capacity_check
-from pyshim.resources.sizing.plan.static import Headroom, boot_size, headroom, is_resizable, static_size
+from pyshim.resources.sizing.plan.static import Headroom, boot_size, headroom, is_resizable, static_size, template_size
 from pyshim.resources.sizing.plan.workload import Workload, workload
 
 __all__ = [
@@ -17,5 +17,6 @@ __all__ = [
     "headroom",
     "is_resizable",
     "static_size",
+    "template_size",
     "workload",
 ]

@@ -7,6 +7,7 @@ dimension by dimension): `overhead_*` plus the workload where it states a limit,
 from fractions import Fraction
 
 import msgspec
+from msgspec.structs import replace
 
 from pyshim.model.config import Config, HypervisorConfig
 from pyshim.model.host_facts import HostFacts
@@ -70,6 +71,15 @@ def boot_size(config: Config, host: HostFacts) -> SizingRecord:
     nothing = Workload(vcpus=Fraction(0), vcpus_source=NO_CPU_LIMIT, memory_bytes=0, memory_source=NO_MEMORY_LIMIT)
     sized = static_size(config, host, nothing)
     return SizingRecord(policy=DYNAMIC, vcpus=sized.vcpus, memory_mib=sized.memory_mib, warnings=())
+
+
+def template_size(config: Config, host: HostFacts) -> SizingRecord:
+    """The size that VMs of a template begin with: few of the configuration's VMs are smaller."""
+    hypervisor = config.hypervisor
+    if config.runtime.sizing_policy == OVERHEAD and not is_resizable(config):
+        memory_mib = min(LEAST_MEMORY_MIB, hypervisor.default_memory_mib)
+        hypervisor = replace(hypervisor, default_vcpus=Fraction(LEAST_VCPUS), default_memory_mib=memory_mib)
+    return boot_size(replace(config, hypervisor=hypervisor), host)
 
 
 def is_resizable(config: Config) -> bool:

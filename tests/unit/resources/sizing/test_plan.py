@@ -11,7 +11,7 @@ import pytest
 from pyshim.model.errors import InvalidArgument
 from pyshim.model.kind import ContainerKind
 from pyshim.model.units import GIB, MIB
-from pyshim.resources.sizing.plan import Workload, boot_size, headroom, static_size, workload
+from pyshim.resources.sizing.plan import Workload, boot_size, headroom, static_size, template_size, workload
 from tests.fakes.inputs import config, configured, host
 
 POD = "io.kubernetes.cri.sandbox-"
@@ -354,6 +354,21 @@ def test_only_a_vm_that_may_change_later_gets_room_to_grow(static: bool, confide
 
     grows = not static and not confidential
     assert (room.max_vcpus, room.max_memory_mib, room.memory_slots) == ((8, 16384, 10) if grows else (2, 3072, 0))
+
+
+@pytest.mark.parametrize(
+    ("static", "policy", "vcpus", "mib"),
+    [
+        (False, "overhead", 2, 1024),
+        (True, "sum", 2, 1024),
+        (True, "overhead", 1, 256),
+    ],
+)
+def test_a_template_is_no_larger_than_the_pods_it_is_for(static: bool, policy: str, vcpus: int, mib: int) -> None:
+    runtime = {"sizing_policy": policy, "static_sandbox_resource_mgmt": static}
+    sized = template_size(configured(qemu={"default_vcpus": 2, "default_memory": 1024}, runtime=runtime), host())
+
+    assert (sized.vcpus.granted, sized.memory_mib.granted) == (vcpus, mib)
 
 
 def test_a_vm_that_is_resized_boots_at_the_defaults_under_either_policy() -> None:

@@ -49,7 +49,7 @@ def test_an_ordinary_vm_may_continue_whatever_its_pod_brings() -> None:
         (vm_config(vhost_user_nics=(USER_NIC,)), "vhost-user interfaces"),
         (vm_config(agent_channel=PROGRAM), "a program serves its vsock"),
         (vm_config(bridges=0), "default_bridges"),
-        (with_memory(vm_config(), boot_mib=128), "smaller than default_vcpus and default_memory"),
+        (with_memory(vm_config(), boot_mib=128), "smaller than the template's"),
         (with_memory(vm_config(), boot_mib=4096), "larger than a VM can grow to"),
         (replace(vm_config(), cpu=replace(BASE.cpu, boot_vcpus=8)), "larger than a VM can grow to"),
     ],
