@@ -3,9 +3,8 @@
 import asyncio
 import os
 import shutil
-from collections.abc import Callable, Coroutine
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -58,86 +57,75 @@ def _read(path: str) -> str:
         return file.read()
 
 
-def run(scenario: Callable[[QemuVm], Coroutine[Any, Any, None]]) -> None:
-    async def body() -> None:
-        ledger, children = FakeLedger(release), Children()
-        vm = QemuVm(ledger=ledger, children=children)
-        try:
-            await scenario(vm)
-        finally:
-            await vm.stop()
-        assert ledger.held == {}
-        assert children.alive == ()
-
-    asyncio.run(body())
+@pytest.fixture
+def vm(runner: asyncio.Runner) -> Iterator[QemuVm]:
+    ledger, children = FakeLedger(release), Children()
+    vm = QemuVm(ledger=ledger, children=children)
+    yield vm
+    runner.run(vm.stop())
+    assert ledger.held == {}
+    assert children.alive == ()
 
 
-def test_a_guest_sees_disks_cpus_and_memory_come_and_disks_go(tmp_path: Path) -> None:
+async def test_a_guest_sees_disks_cpus_and_memory_come_and_disks_go(tmp_path: Path, vm: QemuVm) -> None:
     config = linux(tmp_path)
     disk_file = tmp_path / "disk.img"
     disk_file.write_bytes(bytes(3 << 20))
     disk = plain_disk("disk-1", disk_file, read_only=True)
 
-    async def scenario(vm: QemuVm) -> None:
-        await vm.create(config)
-        await vm.start()
-        await console_says(vm, config.vm_dir, "erofs: (device vda1): mounted")
+    await vm.create(config)
+    await vm.start()
+    await console_says(vm, config.vm_dir, "erofs: (device vda1): mounted")
 
-        first = await vm.plug(disk)
-        await console_says(vm, config.vm_dir, "pci 0000:01:01.0: [1af4:1001]")
-        await console_says(vm, config.vm_dir, "6144 512-byte logical blocks")
-        await vm.unplug(disk.id)
-        second = await vm.plug(replace(disk, id="disk-2"))
-        assert first == second
-        assert first.pci_path == "02/01"
+    first = await vm.plug(disk)
+    await console_says(vm, config.vm_dir, "pci 0000:01:01.0: [1af4:1001]")
+    await console_says(vm, config.vm_dir, "6144 512-byte logical blocks")
+    await vm.unplug(disk.id)
+    second = await vm.plug(replace(disk, id="disk-2"))
+    assert first == second
+    assert first.pci_path == "02/01"
 
-        assert await vm.resize_vcpus(2) == 2
-        await console_says(vm, config.vm_dir, "CPU1 has been hot-added")
-        assert await vm.resize_vcpus(1) == 2, "nothing is taken away under TCG"
-        assert await vm.resize_memory(500) == 512
+    assert await vm.resize_vcpus(2) == 2
+    await console_says(vm, config.vm_dir, "CPU1 has been hot-added")
+    assert await vm.resize_vcpus(1) == 2, "nothing is taken away under TCG"
+    assert await vm.resize_memory(500) == 512
 
-        await vm.pause()
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.2):
-                await vm.wait()
-        await vm.resume()
-
-    run(scenario)
+    await vm.pause()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.2):
+            await vm.wait()
+    await vm.resume()
 
 
-def test_a_kernel_that_finds_no_root_panics_with_its_words(tmp_path: Path) -> None:
+async def test_a_kernel_that_finds_no_root_panics_with_its_words(tmp_path: Path, vm: QemuVm) -> None:
     config = linux(tmp_path)
     broken = tmp_path / "initrd"
     broken.write_bytes(os.urandom(4096))
 
-    async def scenario(vm: QemuVm) -> None:
-        await vm.create(replace(config, boot=replace(config.boot, initrd=str(broken), image=None)))
-        await vm.start()
-        async with asyncio.timeout(BOOT_S):
-            ended = await vm.wait()
+    await vm.create(replace(config, boot=replace(config.boot, initrd=str(broken), image=None)))
+    await vm.start()
+    async with asyncio.timeout(BOOT_S):
+        ended = await vm.wait()
 
-        assert ended.kind is VmExitKind.GUEST_PANIC
-        assert "Kernel panic - not syncing" in ended.reason
-        assert "VFS: Unable to mount root fs" in ended.reason
-
-    run(scenario)
+    assert ended.kind is VmExitKind.GUEST_PANIC
+    assert "Kernel panic - not syncing" in ended.reason
+    assert "VFS: Unable to mount root fs" in ended.reason
 
 
-def test_a_quiet_kernel_that_dies_before_its_console_driver_is_heard_on_the_serial_port(tmp_path: Path) -> None:
+async def test_a_quiet_kernel_that_dies_before_its_console_driver_is_heard_on_the_serial_port(
+    tmp_path: Path, vm: QemuVm
+) -> None:
     config = linux(tmp_path)
     # As pyshim/pod/plan/kernel_params.py has it: nothing but errors is printed, and hvc0 does not exist yet.
     params = ("earlyprintk=ttyS0,115200", "console=hvc0", "quiet", "panic=1", "reboot=k")
     broken = tmp_path / "initrd"
     broken.write_bytes(os.urandom(4096))
 
-    async def scenario(vm: QemuVm) -> None:
-        boot = replace(config.boot, kernel_params=params, initrd=str(broken), image=None)
-        await vm.create(replace(config, boot=boot))
-        await vm.start()
-        async with asyncio.timeout(BOOT_S):
-            ended = await vm.wait()
+    boot = replace(config.boot, kernel_params=params, initrd=str(broken), image=None)
+    await vm.create(replace(config, boot=boot))
+    await vm.start()
+    async with asyncio.timeout(BOOT_S):
+        ended = await vm.wait()
 
-        assert ended.kind is VmExitKind.GUEST_PANIC
-        assert "VFS: Unable to mount root fs" in ended.reason
-
-    run(scenario)
+    assert ended.kind is VmExitKind.GUEST_PANIC
+    assert "VFS: Unable to mount root fs" in ended.reason
