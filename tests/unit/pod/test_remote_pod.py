@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -55,47 +55,49 @@ class RemoteStack(Stack):
         return [entry for records in self.records for entry in records.ledger.entries]
 
 
-Scenario = Callable[[RemoteStack], Coroutine[Any, Any, None]]
-
-
 @pytest.fixture(autouse=True)
 def graves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pyshim.cleanup.lost_vms.LOST_VMS", f"{tmp_path}/lost-vms")
 
 
-def play(tmp_path: Path, test: Scenario, *faults: Fault) -> FakeRemoteService:
-    """`test` on a fresh stack, then a host and a service on which nothing is left."""
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[FakeRemoteService]:
     with FakeRemoteService(str(tmp_path)) as service:
-
-        async def body() -> None:
-            stack = RemoteStack(service, *faults)
-            undo = stack.host.release
-
-            async def undone(entry: LedgerEntry) -> None:
-                if entry.kind is ResourceKind.REMOTE_VM:
-                    await asyncio.to_thread(release, entry, timeout_s=1)
-                await undo(entry)
-
-            stack.host.release = undone  # type: ignore[method-assign]
-            try:
-                async with asyncio.timeout(60):
-                    await test(stack)
-            finally:
-                await stack.close()
-            # A failed undo is on record, and a clean-up after the shim repeats it.
-            kept = tuple(entry for entry in stack.held() if entry.kind is ResourceKind.REMOTE_VM)
-            for records in stack.records:
-                records.ledger.entries = [entry for entry in records.ledger.entries if entry not in kept]
-                records.remove()
-            assert stack.left() == {}
-            errors: list[str] = []
-            assert release_all(kept, deadline=0, one_timeout_s=0, errors=errors, check=lambda _entry: None) == (), (
-                errors
-            )
-
-        asyncio.run(body())
+        yield service
         assert service.vms == {}
-        return service
+
+
+@pytest.fixture
+def faults() -> tuple[Fault, ...]:
+    return ()
+
+
+@pytest.fixture
+def stack(service: FakeRemoteService, faults: tuple[Fault, ...], runner: asyncio.Runner) -> Iterator[RemoteStack]:
+    """A pod on that service; after the test the host and the service are clean."""
+
+    async def made() -> RemoteStack:
+        return RemoteStack(service, *faults)
+
+    stack = runner.run(made())
+    undo = stack.host.release
+
+    async def undone(entry: LedgerEntry) -> None:
+        if entry.kind is ResourceKind.REMOTE_VM:
+            await asyncio.to_thread(release, entry, timeout_s=1)
+        await undo(entry)
+
+    stack.host.release = undone  # type: ignore[method-assign]
+    yield stack
+    runner.run(stack.close())
+    # A failed undo is on record, and a clean-up after the shim repeats it.
+    kept = tuple(entry for entry in stack.held() if entry.kind is ResourceKind.REMOTE_VM)
+    for records in stack.records:
+        records.ledger.entries = [entry for entry in records.ledger.entries if entry not in kept]
+        records.remove()
+    assert stack.left() == {}
+    errors: list[str] = []
+    assert release_all(kept, deadline=0, one_timeout_s=0, errors=errors, check=lambda _entry: None) == (), errors
 
 
 async def pod_with_container(stack: RemoteStack, args: list[str]) -> ContainerId:
@@ -103,63 +105,56 @@ async def pod_with_container(stack: RemoteStack, args: list[str]) -> ContainerId
     return await stack.run("a", args, annotations=MEMBER)
 
 
-def test_a_pod_lives_and_ends_on_a_vm_elsewhere(tmp_path: Path) -> None:
-    async def scenario(stack: RemoteStack) -> None:
-        container = await pod_with_container(stack, ["exit", "7"])
+async def test_a_pod_lives_and_ends_on_a_vm_elsewhere(stack: RemoteStack) -> None:
+    container = await pod_with_container(stack, ["exit", "7"])
 
-        assert (await stack.pod.wait(container, None)).status == 7
-        assert stack.pod.connect(container) == os.getpid()
-        snapshot = stack.records[0].snapshots[-1]
-        assert (snapshot.hypervisor_type, snapshot.vmm_pid) == ("remote", os.getpid())
-        assert snapshot.agent_address == f"unix://{stack.service.agent_path}"
-        assert snapshot.hypervisor["APISocket"] == stack.service.path
-        assert stack.networks.queues == 0, "nothing was connected"
-        assert stack.agent.interfaces == stack.agent.routes == []
-        assert not stack.host.daemons
-        storages = stack.agent.containers["a"].storages
-        assert [(storage.driver, storage.source) for storage in storages][:1] == [
-            ("image_guest_pull", IMAGE["io.kubernetes.cri.image-name"])
-        ]
-        await stack.pod.delete(container, None)
-        await stack.pod.kill(ContainerId("c1"), None, 9, False)
-        await stack.pod.wait(ContainerId("c1"), None)
-        await stack.pod.delete(ContainerId("c1"), None)
+    assert (await stack.pod.wait(container, None)).status == 7
+    assert stack.pod.connect(container) == os.getpid()
+    snapshot = stack.records[0].snapshots[-1]
+    assert (snapshot.hypervisor_type, snapshot.vmm_pid) == ("remote", os.getpid())
+    assert snapshot.agent_address == f"unix://{stack.service.agent_path}"
+    assert snapshot.hypervisor["APISocket"] == stack.service.path
+    assert stack.networks.queues == 0, "nothing was connected"
+    assert stack.agent.interfaces == stack.agent.routes == []
+    assert not stack.host.daemons
+    storages = stack.agent.containers["a"].storages
+    assert [(storage.driver, storage.source) for storage in storages][:1] == [
+        ("image_guest_pull", IMAGE["io.kubernetes.cri.image-name"])
+    ]
+    await stack.pod.delete(container, None)
+    await stack.pod.kill(ContainerId("c1"), None, 9, False)
+    await stack.pod.wait(ContainerId("c1"), None)
+    await stack.pod.delete(ContainerId("c1"), None)
 
-    service = play(tmp_path, scenario)
-
-    assert service.methods() == ["Version", "CreateVM", "StartVM", "StopVM"]
-    request: Any = service.called("CreateVM").request
+    assert stack.service.methods() == ["Version", "CreateVM", "StartVM", "StopVM"]
+    request: Any = stack.service.called("CreateVM").request
     assert request.networkNamespacePath == "/proc/self/ns/net"
     assert request.annotations["io.kubernetes.cri.sandbox-uid"] == "1-2-3"
 
 
-def test_the_loss_of_the_agent_ends_every_task_with_255_and_the_vm(tmp_path: Path) -> None:
-    async def scenario(stack: RemoteStack) -> None:
-        container = await pod_with_container(stack, ["sleep"])
+async def test_the_loss_of_the_agent_ends_every_task_with_255_and_the_vm(stack: RemoteStack) -> None:
+    container = await pod_with_container(stack, ["sleep"])
 
-        stack.clients[-1].close()
+    stack.clients[-1].close()
 
-        for name in (container, ContainerId("c1")):
-            assert (await stack.pod.wait(name, None)).status == 255
-        await until(lambda: stack.service.vms == {})
-        assert stack.pod.state(container, None).status is Status.STOPPED
+    for name in (container, ContainerId("c1")):
+        assert (await stack.pod.wait(name, None)).status == 255
+    await until(lambda: stack.service.vms == {})
+    assert stack.pod.state(container, None).status is Status.STOPPED
 
-    assert play(tmp_path, scenario).methods()[-1] == "StopVM"
+    assert stack.service.methods()[-1] == "StopVM"
 
 
-def test_a_service_that_crashes_under_a_pod_leaves_its_vm_on_record(tmp_path: Path) -> None:
+async def test_a_service_that_crashes_under_a_pod_leaves_its_vm_on_record(stack: RemoteStack) -> None:
     """Its memory is gone: StopVM meets a service without such a VM, and the VM's tombstone ends the entry."""
 
-    async def scenario(stack: RemoteStack) -> None:
-        container = await pod_with_container(stack, ["sleep"])
-        stack.service.crash()
-        stack.clients[-1].close()
-        assert (await stack.pod.wait(container, None)).status == 255
-        assert [entry.key for entry in stack.held() if entry.kind is ResourceKind.REMOTE_VM] == ["c1"]
-        stack.service.open()
-        await until(lambda: stack.held() == [])
-
-    play(tmp_path, scenario)
+    container = await pod_with_container(stack, ["sleep"])
+    stack.service.crash()
+    stack.clients[-1].close()
+    assert (await stack.pod.wait(container, None)).status == 255
+    assert [entry.key for entry in stack.held() if entry.kind is ResourceKind.REMOTE_VM] == ["c1"]
+    stack.service.open()
+    await until(lambda: stack.held() == [])
 
     assert [lost.id for lost in lost_vms()] == ["c1"]
 
@@ -167,21 +162,17 @@ def test_a_service_that_crashes_under_a_pod_leaves_its_vm_on_record(tmp_path: Pa
 DEVICES = [{"path": "/dev/loop7", "type": "b", "major": 7, "minor": 7}]
 
 
-def test_a_block_device_of_this_host_is_refused_in_words(tmp_path: Path) -> None:
-    async def scenario(stack: RemoteStack) -> None:
-        await stack.run("c1", ["/pause"], annotations=POD, linux=NETWORK)
-        with pytest.raises(Unimplemented, match="this vm takes no devices while it runs"):
-            await stack.run("a", ["sleep"], annotations=MEMBER, linux={"devices": DEVICES})
-
-    play(tmp_path, scenario)
+async def test_a_block_device_of_this_host_is_refused_in_words(stack: RemoteStack) -> None:
+    await stack.run("c1", ["/pause"], annotations=POD, linux=NETWORK)
+    with pytest.raises(Unimplemented, match="this vm takes no devices while it runs"):
+        await stack.run("a", ["sleep"], annotations=MEMBER, linux={"devices": DEVICES})
 
 
-def test_a_pod_in_the_hosts_network_is_refused_before_anything_is_made(tmp_path: Path) -> None:
-    async def scenario(stack: RemoteStack) -> None:
-        with pytest.raises(ShimError, match="host's network"):
-            await stack.create("c1", ["/pause"], annotations=POD)
+async def test_a_pod_in_the_hosts_network_is_refused_before_anything_is_made(stack: RemoteStack) -> None:
+    with pytest.raises(ShimError, match="host's network"):
+        await stack.create("c1", ["/pause"], annotations=POD)
 
-    assert play(tmp_path, scenario).calls == []
+    assert stack.service.calls == []
 
 
 FAULTS = [
@@ -192,19 +183,21 @@ FAULTS = [
 ]
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"{fault.point}={fault.action}")
-def test_whichever_step_fails_nothing_is_left_here_or_there(tmp_path: Path, fault: Fault) -> None:
-    async def scenario(stack: RemoteStack) -> None:
-        try:
-            container = await pod_with_container(stack, ["sleep"])
-        except (ShimError, asyncio.CancelledError):
-            return
+@pytest.mark.parametrize(
+    "faults", [(fault,) for fault in FAULTS], ids=lambda faults: f"{faults[0].point}={faults[0].action}"
+)
+async def test_whichever_step_fails_nothing_is_left_here_or_there(
+    stack: RemoteStack, faults: tuple[Fault, ...]
+) -> None:
+    try:
+        container = await pod_with_container(stack, ["sleep"])
+    except (ShimError, asyncio.CancelledError):
+        pass
+    else:
         await stack.pod.kill(container, None, 9, False)
         await stack.pod.wait(container, None)
 
-    service = play(tmp_path, scenario, fault)
-
-    assert ("CreateVM" in service.methods()) is (fault.point != "hypervisor.create:before")
+    assert ("CreateVM" in stack.service.methods()) is (faults[0].point != "hypervisor.create:before")
 
 
 SERVICE_FAILS: dict[str, Callable[[Call], None]] = {
@@ -214,10 +207,9 @@ SERVICE_FAILS: dict[str, Callable[[Call], None]] = {
 
 
 @pytest.mark.parametrize("method", SERVICE_FAILS)
-def test_what_the_service_says_is_what_the_user_reads(tmp_path: Path, method: str) -> None:
-    async def scenario(stack: RemoteStack) -> None:
-        stack.service.behave[method] = SERVICE_FAILS[method]
-        with pytest.raises(ShimError, match=r"(create|start) remote vm 'c1': '.*hypervisor.sock' says: .*no"):
-            await stack.create("c1", ["/pause"], annotations=POD, linux=NETWORK)
+async def test_what_the_service_says_is_what_the_user_reads(method: str, stack: RemoteStack) -> None:
+    stack.service.behave[method] = SERVICE_FAILS[method]
+    with pytest.raises(ShimError, match=r"(create|start) remote vm 'c1': '.*hypervisor.sock' says: .*no"):
+        await stack.create("c1", ["/pause"], annotations=POD, linux=NETWORK)
 
-    assert play(tmp_path, scenario).methods()[-1] == "StopVM"
+    assert stack.service.methods()[-1] == "StopVM"
