@@ -4,7 +4,7 @@ import asyncio
 import gzip
 import os
 import socket
-from collections.abc import Callable, Coroutine
+from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from http import HTTPStatus
 from pathlib import Path
@@ -78,50 +78,43 @@ class Node:
             return reply.status, await reply.text()
 
 
-def node(root: Path, scenario: Callable[[Node], Coroutine[Any, Any, None]]) -> None:
-    async def body() -> None:
-        async with asyncio.timeout(60), AsyncExitStack() as end:
-            one = Node(root, end)
-            await one.open()
-            await scenario(one)
-
-    asyncio.run(body())
-
-
-def test_every_sample_of_a_shim_names_its_sandbox(tmp_path: Path) -> None:
-    async def scenario(one: Node) -> None:
-        for name in ("s1", "s2"):
-            await one.sandbox(name)
-
-        status, text = await one.get("/metrics")
-
-        found = scraped(text)
-        assert status == 200
-        assert found["kata_monitor_running_shim_count"] == {(): 2}
-        assert "\nkata_monitor_scrape_count 1\n" in text
-        pod = (("cri_name", "web"), ("cri_namespace", "shop"), ("cri_uid", "u1"))
-        assert found["pyshim_containers"] == {(*pod, ("sandbox_id", "s1")): 2, (*pod, ("sandbox_id", "s2")): 2}
-        for name, samples in found.items():
-            if not name.startswith("kata_monitor_"):
-                assert all("sandbox_id" in dict(labels) for labels in samples), name
-
-    node(tmp_path, scenario)
+@pytest.fixture
+def one(runner: asyncio.Runner, tmp_path: Path) -> Iterator[Node]:
+    end = AsyncExitStack()
+    one = Node(tmp_path, end)
+    runner.run(one.open())
+    yield one
+    runner.run(end.aclose())
 
 
-def test_sandboxes_come_and_go(tmp_path: Path) -> None:
-    async def scenario(one: Node) -> None:
-        assert await one.get("/sandboxes") == (200, "")
-        await one.sandbox("s1")
-        assert await one.get("/sandboxes") == (200, "s1\n")
-        assert await one.get("/agent-url?sandbox=s1") == (200, "vsock://3:1024\n")
-        assert 'href="/metrics?sandbox=s1"' in (await one.get("/sandboxes", headers={"Accept": "text/html"}))[1]
-        assert "\npyshim_containers 2\n" in (await one.get("/metrics?sandbox=s1"))[1]
-        os.unlink(one.metrics / "s1")
-        assert await one.get("/agent-url?sandbox=s1") == (200, "vsock://3:1024\n"), "by Kata's socket"
-        os.unlink(one.root / "s1" / "shim-monitor.sock")
-        assert await one.get("/sandboxes") == (200, "")
+async def test_every_sample_of_a_shim_names_its_sandbox(one: Node) -> None:
+    for name in ("s1", "s2"):
+        await one.sandbox(name)
 
-    node(tmp_path, scenario)
+    status, text = await one.get("/metrics")
+
+    found = scraped(text)
+    assert status == 200
+    assert found["kata_monitor_running_shim_count"] == {(): 2}
+    assert "\nkata_monitor_scrape_count 1\n" in text
+    pod = (("cri_name", "web"), ("cri_namespace", "shop"), ("cri_uid", "u1"))
+    assert found["pyshim_containers"] == {(*pod, ("sandbox_id", "s1")): 2, (*pod, ("sandbox_id", "s2")): 2}
+    for name, samples in found.items():
+        if not name.startswith("kata_monitor_"):
+            assert all("sandbox_id" in dict(labels) for labels in samples), name
+
+
+async def test_sandboxes_come_and_go(one: Node) -> None:
+    assert await one.get("/sandboxes") == (200, "")
+    await one.sandbox("s1")
+    assert await one.get("/sandboxes") == (200, "s1\n")
+    assert await one.get("/agent-url?sandbox=s1") == (200, "vsock://3:1024\n")
+    assert 'href="/metrics?sandbox=s1"' in (await one.get("/sandboxes", headers={"Accept": "text/html"}))[1]
+    assert "\npyshim_containers 2\n" in (await one.get("/metrics?sandbox=s1"))[1]
+    os.unlink(one.metrics / "s1")
+    assert await one.get("/agent-url?sandbox=s1") == (200, "vsock://3:1024\n"), "by Kata's socket"
+    os.unlink(one.root / "s1" / "shim-monitor.sock")
+    assert await one.get("/sandboxes") == (200, "")
 
 
 @pytest.mark.parametrize(
@@ -134,32 +127,26 @@ def test_sandboxes_come_and_go(tmp_path: Path) -> None:
         ("GET", "/metrics?sandbox=../../etc", 404),
     ],
 )
-def test_bad_requests_have_their_status(tmp_path: Path, method: str, target: str, status: int) -> None:
-    async def scenario(one: Node) -> None:
-        assert (await one.get(target, method))[0] == status
-
-    node(tmp_path, scenario)
+async def test_bad_requests_have_their_status(method: str, target: str, status: int, one: Node) -> None:
+    assert (await one.get(target, method))[0] == status
 
 
-def test_a_shim_that_does_not_answer_costs_its_deadline_and_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_shim_that_does_not_answer_costs_its_deadline_and_no_other(
+    monkeypatch: pytest.MonkeyPatch, one: Node
 ) -> None:
     monkeypatch.setattr(scrape, "SHIM_S", 0.5)
 
-    async def scenario(one: Node) -> None:
-        await one.sandbox("good")
-        one.silent("silent")
-        one.dead("dead")
+    await one.sandbox("good")
+    one.silent("silent")
+    one.dead("dead")
 
-        text = (await one.get("/metrics"))[1]
+    text = (await one.get("/metrics"))[1]
 
-        found = scraped(text)
-        up = {dict(labels)["sandbox_id"]: value for labels, value in found["pyshim_monitor_shim_up"].items()}
-        assert up == {"good": 1, "silent": 0, "dead": 0}
-        assert "\nkata_monitor_scrape_failed_count 2\n" in text
-        assert (await one.get("/agent-url?sandbox=dead"))[0] == 502
-
-    node(tmp_path, scenario)
+    found = scraped(text)
+    up = {dict(labels)["sandbox_id"]: value for labels, value in found["pyshim_monitor_shim_up"].items()}
+    assert up == {"good": 1, "silent": 0, "dead": 0}
+    assert "\nkata_monitor_scrape_failed_count 2\n" in text
+    assert (await one.get("/agent-url?sandbox=dead"))[0] == 502
 
 
 async def test_a_shim_that_is_gone_between_listing_and_scrape_is_no_failure(tmp_path: Path) -> None:
@@ -171,28 +158,22 @@ async def test_a_shim_that_is_gone_between_listing_and_scrape_is_no_failure(tmp_
     assert "\nkata_monitor_scrape_failed_count 0\n" in text
 
 
-def test_an_answer_without_end_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_answer_without_end_is_cut(monkeypatch: pytest.MonkeyPatch, one: Node) -> None:
     monkeypatch.setattr(scrape, "MAX_ANSWER_BYTES", 1000)
 
-    async def scenario(one: Node) -> None:
-        await one.sandbox("s1")
+    await one.sandbox("s1")
 
-        found = scraped((await one.get("/metrics"))[1])
+    found = scraped((await one.get("/metrics"))[1])
 
-        assert list(found["pyshim_monitor_shim_up"].values()) == [0]
-
-    node(tmp_path, scenario)
+    assert list(found["pyshim_monitor_shim_up"].values()) == [0]
 
 
-def test_a_client_that_takes_gzip_gets_it(tmp_path: Path) -> None:
-    async def scenario(one: Node) -> None:
-        async with (
-            aiohttp.ClientSession(auto_decompress=False) as session,
-            session.get(f"{one.url}/metrics", headers={"Accept-Encoding": "gzip"}) as reply,
-        ):
-            assert b"kata_monitor_scrape_count 1" in gzip.decompress(await reply.read())
-
-    node(tmp_path, scenario)
+async def test_a_client_that_takes_gzip_gets_it(one: Node) -> None:
+    async with (
+        aiohttp.ClientSession(auto_decompress=False) as session,
+        session.get(f"{one.url}/metrics", headers={"Accept-Encoding": "gzip"}) as reply,
+    ):
+        assert b"kata_monitor_scrape_count 1" in gzip.decompress(await reply.read())
 
 
 async def test_an_address_in_use_is_named(tmp_path: Path) -> None:
@@ -203,22 +184,21 @@ async def test_an_address_in_use_is_named(tmp_path: Path) -> None:
             await one.open()
 
 
-def test_a_monitor_that_sees_the_metrics_directory_only_gets_all_and_can_change_nothing(tmp_path: Path) -> None:
-    async def scenario(one: Node) -> None:
-        await one.sandbox("s1")
-        tables = b"PUT /iptables HTTP/1.1\r\nContent-Length: 1\r\n\r\n*"
+async def test_a_monitor_that_sees_the_metrics_directory_only_gets_all_and_can_change_nothing(
+    tmp_path: Path, one: Node
+) -> None:
+    await one.sandbox("s1")
+    tables = b"PUT /iptables HTTP/1.1\r\nContent-Length: 1\r\n\r\n*"
 
-        for path in ("/policy", "/iptables", "/ip6tables", "/direct-volume/resize", "/direct-volume/stats", "/debug/x"):
-            for method in ("GET", "PUT", "POST"):
-                request = f"{method} {path} HTTP/1.1\r\nContent-Length: 0\r\n\r\n".encode()
-                assert (await said(str(one.metrics / "s1"), request))[0] == 404
-        assert (await said(str(one.metrics / "s1"), tables))[0] == 404
-        assert (await said(str(one.root / "s1" / "shim-monitor.sock"), tables))[0] == 200, "the control"
-        one.root.rename(tmp_path / "hidden")
-        assert 'cri_name="web"' in (await one.get("/metrics"))[1]
-        assert "kata_guest_load" in (await one.get("/metrics?sandbox=s1"))[1]
-
-    node(tmp_path, scenario)
+    for path in ("/policy", "/iptables", "/ip6tables", "/direct-volume/resize", "/direct-volume/stats", "/debug/x"):
+        for method in ("GET", "PUT", "POST"):
+            request = f"{method} {path} HTTP/1.1\r\nContent-Length: 0\r\n\r\n".encode()
+            assert (await said(str(one.metrics / "s1"), request))[0] == 404
+    assert (await said(str(one.metrics / "s1"), tables))[0] == 404
+    assert (await said(str(one.root / "s1" / "shim-monitor.sock"), tables))[0] == 200, "the control"
+    one.root.rename(tmp_path / "hidden")
+    assert 'cri_name="web"' in (await one.get("/metrics"))[1]
+    assert "kata_guest_load" in (await one.get("/metrics?sandbox=s1"))[1]
 
 
 async def test_a_shim_without_names_is_scraped_without_and_asked_for_them_once(tmp_path: Path) -> None:
@@ -239,13 +219,10 @@ async def test_a_shim_without_names_is_scraped_without_and_asked_for_them_once(t
         await socket_of_kata.close()
 
 
-def test_scrapes_at_the_same_time_are_one(tmp_path: Path) -> None:
-    async def scenario(one: Node) -> None:
-        await one.sandbox("s1")
+async def test_scrapes_at_the_same_time_are_one(one: Node) -> None:
+    await one.sandbox("s1")
 
-        texts = await asyncio.gather(*(one.get("/metrics") for _ in range(50)))
+    texts = await asyncio.gather(*(one.get("/metrics") for _ in range(50)))
 
-        counts = {float(line.split()[1]) for _, text in texts for line in text.splitlines() if line.startswith(COUNT)}
-        assert max(counts) < 25
-
-    node(tmp_path, scenario)
+    counts = {float(line.split()[1]) for _, text in texts for line in text.splitlines() if line.startswith(COUNT)}
+    assert max(counts) < 25

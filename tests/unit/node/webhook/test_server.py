@@ -10,10 +10,9 @@ import ssl
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 import pytest
@@ -96,76 +95,68 @@ async def cluster(
         yield Cluster(port, pair, directory)
 
 
-def run(directory: Path, body: Callable[[Cluster], Awaitable[None]], **options: Any) -> None:
-    async def main() -> None:
-        async with asyncio.timeout(GENEROUS_S), cluster(directory, **options) as running:
-            await body(running)
+@pytest.fixture
+def limits() -> Limits:
+    return PATIENT
 
-    asyncio.run(main())
+
+@pytest.fixture
+def running(runner: asyncio.Runner, tmp_path: Path, limits: Limits) -> Iterator[Cluster]:
+    end = contextlib.AsyncExitStack()
+    yield runner.run(end.enter_async_context(cluster(tmp_path, limits=limits)))
+    runner.run(end.aclose())
 
 
 REVIEW = json.dumps(review(pod(REQUESTS))).encode()
 
 
-def test_a_caller_that_trusts_the_private_authority_is_answered(tmp_path: Path) -> None:
-    async def body(running: Cluster) -> None:
-        for path, member in (("/mutate", "patch"), ("/validate", "warnings")):
-            status, text = await running.call("POST", path, body=REVIEW)
-            assert (status, member in json.loads(text)["response"]) == (200, True)
-        assert await running.call("GET", "/healthz") == (200, "ok\n")
-
-    run(tmp_path, body)
+async def test_a_caller_that_trusts_the_private_authority_is_answered(running: Cluster) -> None:
+    for path, member in (("/mutate", "patch"), ("/validate", "warnings")):
+        status, text = await running.call("POST", path, body=REVIEW)
+        assert (status, member in json.loads(text)["response"]) == (200, True)
+    assert await running.call("GET", "/healthz") == (200, "ok\n")
 
 
-def test_a_caller_does_not_take_a_wrong_or_expired_certificate(tmp_path: Path) -> None:
+async def test_a_caller_does_not_take_a_wrong_or_expired_certificate(tmp_path: Path) -> None:
     other = self_signed((NAME,), days=1, now=NOW)
 
-    async def wrong(running: Cluster) -> None:
+    async with cluster(tmp_path) as running:
         with pytest.raises(aiohttp.ClientConnectorCertificateError):
             await running.call("POST", "/mutate", body=REVIEW, authority=other.authority)
         with pytest.raises(aiohttp.ClientConnectorCertificateError):
             await running.call("POST", "/mutate", body=REVIEW, name="another.pyshim-system.svc")
         assert await running.call("GET", "/healthz") == (200, "ok\n")
 
-    async def expired(running: Cluster) -> None:
+    async with cluster(tmp_path, now=NOW - datetime.timedelta(days=30), days=29) as running:
         with pytest.raises(aiohttp.ClientConnectorCertificateError, match="expired"):
             await running.call("POST", "/mutate", body=REVIEW)
 
-    run(tmp_path, wrong)
-    run(tmp_path, expired, now=NOW - datetime.timedelta(days=30), days=29)
+
+async def test_a_changed_certificate_is_used_from_the_next_connection_on(tmp_path: Path, running: Cluster) -> None:
+    assert await running.call("GET", "/healthz") == (200, "ok\n")
+    following = self_signed((NAME,), days=30, now=NOW)
+    write(following, tmp_path)
+
+    assert await running.call("GET", "/healthz", authority=following.authority) == (200, "ok\n")
+    _status, figures = await running.call("GET", "/metrics", authority=following.authority)
+    (line,) = (each for each in figures.splitlines() if each.startswith("pyshim_webhook_certificate_not_after"))
+    assert float(line.split()[1]) == (NOW + datetime.timedelta(days=30)).replace(microsecond=0).timestamp()
 
 
-def test_a_changed_certificate_is_used_from_the_next_connection_on(tmp_path: Path) -> None:
-    async def body(running: Cluster) -> None:
+async def test_a_broken_change_leaves_the_last_good_certificate(tmp_path: Path, running: Cluster) -> None:
+    good, other = running.pair, self_signed((NAME,), days=30, now=NOW)
+    for broken in (
+        SelfSigned(authority=b"", certificate=good.certificate, key=other.key),
+        SelfSigned(authority=b"", certificate=b"", key=b""),
+    ):
+        write(broken, tmp_path)
         assert await running.call("GET", "/healthz") == (200, "ok\n")
-        following = self_signed((NAME,), days=30, now=NOW)
-        write(following, tmp_path)
-
-        assert await running.call("GET", "/healthz", authority=following.authority) == (200, "ok\n")
-        _status, figures = await running.call("GET", "/metrics", authority=following.authority)
-        (line,) = (each for each in figures.splitlines() if each.startswith("pyshim_webhook_certificate_not_after"))
-        assert float(line.split()[1]) == (NOW + datetime.timedelta(days=30)).replace(microsecond=0).timestamp()
-
-    run(tmp_path, body)
-
-
-def test_a_broken_change_leaves_the_last_good_certificate(tmp_path: Path) -> None:
-    async def body(running: Cluster) -> None:
-        good, other = running.pair, self_signed((NAME,), days=30, now=NOW)
-        for broken in (
-            SelfSigned(authority=b"", certificate=good.certificate, key=other.key),
-            SelfSigned(authority=b"", certificate=b"", key=b""),
-        ):
-            write(broken, tmp_path)
-            assert await running.call("GET", "/healthz") == (200, "ok\n")
-        (tmp_path / "..data").unlink()
-        status, figures = await running.call("GET", "/metrics")
-        assert status == 200
-        assert "pyshim_webhook_certificate_failures 3" in figures
-        write(other, tmp_path)
-        assert await running.call("GET", "/healthz", authority=other.authority) == (200, "ok\n")
-
-    run(tmp_path, body)
+    (tmp_path / "..data").unlink()
+    status, figures = await running.call("GET", "/metrics")
+    assert status == 200
+    assert "pyshim_webhook_certificate_failures 3" in figures
+    write(other, tmp_path)
+    assert await running.call("GET", "/healthz", authority=other.authority) == (200, "ok\n")
 
 
 @pytest.mark.parametrize(
@@ -195,14 +186,11 @@ def test_no_usable_certificate_at_the_start_is_an_error(
         pytest.param("POST", "/other", b"{}", 404, id="path"),
     ],
 )
-def test_bad_input_has_its_status_and_the_next_call_works(
-    tmp_path: Path, method: str, path: str, body: bytes, status: int
+async def test_bad_input_has_its_status_and_the_next_call_works(
+    method: str, path: str, body: bytes, status: int, running: Cluster
 ) -> None:
-    async def calls(running: Cluster) -> None:
-        assert (await running.call(method, path, body=body))[0] == status
-        assert (await running.call("POST", "/mutate", body=REVIEW))[0] == 200
-
-    run(tmp_path, calls)
+    assert (await running.call(method, path, body=body))[0] == status
+    assert (await running.call("POST", "/mutate", body=REVIEW))[0] == 200
 
 
 @pytest.mark.parametrize(
@@ -215,53 +203,42 @@ def test_bad_input_has_its_status_and_the_next_call_works(
         ),
     ],
 )
-def test_a_slow_caller_loses_its_connection(tmp_path: Path, sent: bytes, limits: Limits) -> None:
-    async def body(running: Cluster) -> None:
-        reader, writer = await running.connection()
-        writer.write(sent)
-        answer = await reader.read()
-        assert (b"408" in answer.partition(b"\r\n")[0]) is (limits.body_s < 1)
-        writer.close()
-
-    run(tmp_path, body, limits=limits)
+async def test_a_slow_caller_loses_its_connection(sent: bytes, limits: Limits, running: Cluster) -> None:
+    reader, writer = await running.connection()
+    writer.write(sent)
+    answer = await reader.read()
+    assert (b"408" in answer.partition(b"\r\n")[0]) is (limits.body_s < 1)
+    writer.close()
 
 
-def test_a_caller_that_does_not_shake_hands_loses_its_connection(tmp_path: Path) -> None:
-    async def body(running: Cluster) -> None:
-        reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
-        assert await reader.read() == b""
-        writer.close()
-
-    run(tmp_path, body, limits=Limits(handshake_s=0.2))
+@pytest.mark.parametrize("limits", [Limits(handshake_s=0.2)], ids=["at once"])
+async def test_a_caller_that_does_not_shake_hands_loses_its_connection(running: Cluster) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
+    assert await reader.read() == b""
+    writer.close()
 
 
-def test_two_hundred_reviews_at_once_are_answered(tmp_path: Path) -> None:
-    async def body(running: Cluster) -> None:
-        answers = await asyncio.gather(*(running.call("POST", "/mutate", body=REVIEW) for _ in range(200)))
-        assert {status for status, _text in answers} == {200}
-        _status, figures = await running.call("GET", "/metrics")
-        assert 'pyshim_webhook_reviews_total{action="mutate",outcome="patched"} 200' in figures
-
-    run(tmp_path, body)
+async def test_two_hundred_reviews_at_once_are_answered(running: Cluster) -> None:
+    answers = await asyncio.gather(*(running.call("POST", "/mutate", body=REVIEW) for _ in range(200)))
+    assert {status for status, _text in answers} == {200}
+    _status, figures = await running.call("GET", "/metrics")
+    assert 'pyshim_webhook_reviews_total{action="mutate",outcome="patched"} 200' in figures
 
 
-def test_figures_count_outcomes_and_warnings(tmp_path: Path) -> None:
-    async def body(running: Cluster) -> None:
-        await running.call("POST", "/validate", body=REVIEW)
-        await running.call("POST", "/validate", body=json.dumps(review(pod())).encode())
-        await running.call("POST", "/mutate", body=b"{")
-        await running.call("POST", "/mutate", body=b" " * (MAX_BODY_BYTES + 1))
-        _status, figures = await running.call("GET", "/metrics")
-        for line in (
-            'pyshim_webhook_reviews_total{action="validate",outcome="passed"} 1',
-            'pyshim_webhook_reviews_total{action="validate",outcome="denied"} 1',
-            'pyshim_webhook_reviews_total{action="mutate",outcome="malformed"} 1',
-            'pyshim_webhook_reviews_total{action="mutate",outcome="too large"} 1',
-            'pyshim_webhook_warnings_total{kind="VM below requests"} 2',
-        ):
-            assert line in figures
-
-    run(tmp_path, body)
+async def test_figures_count_outcomes_and_warnings(running: Cluster) -> None:
+    await running.call("POST", "/validate", body=REVIEW)
+    await running.call("POST", "/validate", body=json.dumps(review(pod())).encode())
+    await running.call("POST", "/mutate", body=b"{")
+    await running.call("POST", "/mutate", body=b" " * (MAX_BODY_BYTES + 1))
+    _status, figures = await running.call("GET", "/metrics")
+    for line in (
+        'pyshim_webhook_reviews_total{action="validate",outcome="passed"} 1',
+        'pyshim_webhook_reviews_total{action="validate",outcome="denied"} 1',
+        'pyshim_webhook_reviews_total{action="mutate",outcome="malformed"} 1',
+        'pyshim_webhook_reviews_total{action="mutate",outcome="too large"} 1',
+        'pyshim_webhook_warnings_total{kind="VM below requests"} 2',
+    ):
+        assert line in figures
 
 
 async def test_a_request_under_way_is_answered_before_the_end(tmp_path: Path) -> None:
@@ -366,39 +343,33 @@ def test_a_flood_of_unfinished_bodies_stays_below_the_memory_limit_and_a_review_
 
 
 @pytest.mark.parametrize("tls", [False, True], ids=["in-the-handshake", "after-it"])
-def test_connections_that_only_wait_are_bounded_and_lock_no_caller_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tls: bool
+async def test_connections_that_only_wait_are_bounded_and_lock_no_caller_out(
+    monkeypatch: pytest.MonkeyPatch, tls: bool, running: Cluster
 ) -> None:
     monkeypatch.setattr(connections, "MAX_CONNECTIONS", 3)
     monkeypatch.setattr(connections, "GRACE_S", 0.2)
 
-    async def body(running: Cluster) -> None:
-        held = []
-        for _ in range(6):
-            held.append(await (running.connection() if tls else asyncio.open_connection("127.0.0.1", running.port)))
-            assert (await running.call("POST", "/mutate", body=REVIEW))[0] == 200
-        assert await held[0][0].read() == b"", "the oldest was closed"
-        for _, writer in held:
-            writer.transport.abort()
-
-    run(tmp_path, body)
+    held = []
+    for _ in range(6):
+        held.append(await (running.connection() if tls else asyncio.open_connection("127.0.0.1", running.port)))
+        assert (await running.call("POST", "/mutate", body=REVIEW))[0] == 200
+    assert await held[0][0].read() == b"", "the oldest was closed"
+    for _, writer in held:
+        writer.transport.abort()
 
 
-def test_a_request_under_way_keeps_its_connection_as_long_as_others_are_idle(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_request_under_way_keeps_its_connection_as_long_as_others_are_idle(
+    monkeypatch: pytest.MonkeyPatch, running: Cluster
 ) -> None:
     monkeypatch.setattr(connections, "MAX_CONNECTIONS", 3)
     monkeypatch.setattr(connections, "GRACE_S", 0.2)
 
-    async def body(running: Cluster) -> None:
-        reader, writer = await running.connection()
-        head = f"POST /mutate HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(REVIEW)}\r\n"
-        writer.write(head.encode() + b"Expect: 100-continue\r\n\r\n")
-        assert b"100" in await reader.readline()
-        held = [await running.connection() for _ in range(6)]
-        writer.write(REVIEW)
-        assert b"200 OK" in await reader.read()
-        for _, other in (*held, (reader, writer)):
-            other.transport.abort()
-
-    run(tmp_path, body)
+    reader, writer = await running.connection()
+    head = f"POST /mutate HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(REVIEW)}\r\n"
+    writer.write(head.encode() + b"Expect: 100-continue\r\n\r\n")
+    assert b"100" in await reader.readline()
+    held = [await running.connection() for _ in range(6)]
+    writer.write(REVIEW)
+    assert b"200 OK" in await reader.read()
+    for _, other in (*held, (reader, writer)):
+        other.transport.abort()
