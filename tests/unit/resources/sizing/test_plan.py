@@ -31,42 +31,16 @@ def request(vcpus: str = "0", memory_bytes: int = 0, hugepage_bytes: int = 0) ->
 SUMMED_VCPUS = [
     ("0", "0", 1),
     ("0", "0.001", 1),
-    ("0", "1", 1),
     ("0", "1.001", 2),
-    ("0.25", "0", 1),
-    ("0.5", "0", 1),
-    ("0.5", "0.25", 1),
     ("0.5", "0.5", 1),
     ("0.5", "0.501", 2),
-    ("0.5", "0.75", 2),
     ("1", "0", 1),
     ("1", "0.001", 2),
-    ("1", "0.5", 2),
     ("1", "1", 2),
-    ("1", "1.5", 3),
-    ("1", "2.5", 4),
-    ("1", "10", 11),
-    ("0.1", "0.2", 1),
-    ("0.7", "0.1", 1),
-    ("0.1", "0.9", 1),
-    ("0.3", "2.7", 3),
-    ("0.9", "0.1", 1),
     ("0.95", "0.05", 1),
-    ("1.1", "1.9", 3),
-    ("1.1", "0.9", 2),
-    ("1.4", "0.6", 2),
-    ("0.8", "2.2", 3),
-    ("0.6", "2.4", 3),
-    ("2.3", "0.7", 3),
-    ("2.5", "2.5", 5),
     ("2.000000001", "1", 4),
-    ("1.999999999", "1", 3),
     ("3", "60.999", 64),
     ("3", "61", 64),
-    ("0.333", "0.667", 1),
-    ("0.333", "0.668", 2),
-    ("63.999", "0.001", 64),
-    ("1e-3", "0.999", 1),
 ]
 
 
@@ -111,23 +85,11 @@ def test_a_whole_sum_is_not_rounded_up_as_binary_numbers_would_be(
 SUMMED_MEMORY = [
     (2048, 0, 2048),
     (2048, 1, 2049),
-    (2048, MIB - 1, 2049),
     (2048, MIB, 2049),
     (2048, MIB + 1, 2050),
-    (2048, 512 * MIB, 2560),
     (2048, 512_000_000, 2537),
-    (2048, GIB, 3072),
-    (2048, 10**9, 3002),
-    (2048, 3 * GIB + 7, 5121),
-    (512, 300 * MIB, 812),
-    (256, 0, 256),
     (256, 4096, 257),
-    (128, 0, 128),
-    (128, 20 * MIB, 148),
     (64, 0, 64),
-    (64, 1, 65),
-    (64, 100 * MIB, 164),
-    (100, 28 * MIB, 128),
     (1, 0, 1),
     (2048, 14 * GIB, 16384),
 ]
@@ -150,15 +112,10 @@ def test_memory_is_rounded_up_to_whole_mib(base: int, asked_bytes: int, mib: int
 # only, and odd MiB are made even.
 POLICY_CASES = [
     pytest.param("0", 0, (1, 2048), (1, 2048), None, id="nothing"),
-    pytest.param("1", 1024, (2, 3072), (2, 1056), None, id="1cpu-1Gi"),
-    pytest.param("0", 512, (1, 2560), (1, 544), None, id="512Mi-only"),
     pytest.param("1", 0, (2, 2048), (2, 2048), (2, 32), id="1cpu-only"),
     pytest.param("0.5", 256, (2, 2304), (1, 288), None, id="half-256Mi"),
     pytest.param("0.8", 224, (2, 2272), (1, 256), None, id="fills-one-cpu"),
     pytest.param("0.801", 225, (2, 2273), (2, 257), (2, 258), id="just-over-one-cpu"),
-    pytest.param("0.1", 100, (2, 2148), (1, 132), None, id="100Mi"),
-    pytest.param("2", 2048, (3, 4096), (3, 2080), None, id="2cpu-2Gi"),
-    pytest.param("3.8", 4096, (5, 6144), (4, 4128), None, id="3.8cpu-4Gi"),
     pytest.param("4", 8192, (5, 10240), (5, 8224), None, id="4cpu-8Gi"),
     pytest.param("0.001", 1, (2, 2049), (1, 128), (1, 34), id="tiny"),
 ]
@@ -228,20 +185,13 @@ def test_policy_overhead_decides_each_dimension_by_itself(
 BY_HOST_CPUS, BY_HOST_MEMORY = "the host's CPUs", "the host's memory"
 LIMITS = [
     pytest.param({}, {}, request("7"), (8, 8, ""), (2048, 2048, ""), id="exactly-the-host"),
-    pytest.param({}, {}, request("7.001"), (9, 8, BY_HOST_CPUS), (2048, 2048, ""), id="one-cpu-over"),
     pytest.param({}, {"cpu_count": 2}, request("5"), (6, 2, BY_HOST_CPUS), (2048, 2048, ""), id="small-host"),
-    pytest.param({"default_maxvcpus": 1}, {}, request("5"), (6, 1, "default_maxvcpus"), (2048, 2048, ""), id="max-one"),
     pytest.param(
         {"default_maxvcpus": 4}, {}, request("3.5"), (5, 4, "default_maxvcpus"), (2048, 2048, ""), id="max-four"
     ),
-    pytest.param({"default_maxvcpus": 4}, {}, request("3"), (4, 4, ""), (2048, 2048, ""), id="max-reached"),
     pytest.param(
         {"default_maxvcpus": 99}, {}, request("50"), (51, 8, BY_HOST_CPUS), (2048, 2048, ""), id="max-above-host"
     ),
-    pytest.param(
-        {"default_maxvcpus": 8}, {}, request("8"), (9, 8, "default_maxvcpus"), (2048, 2048, ""), id="max-is-host"
-    ),
-    pytest.param({}, {}, request(memory_bytes=14 * GIB), (1, 1, ""), (16384, 16384, ""), id="exactly-its-memory"),
     pytest.param(
         {}, {}, request(memory_bytes=14 * GIB + 1), (1, 1, ""), (16385, 16384, BY_HOST_MEMORY), id="a-byte-over"
     ),
@@ -252,20 +202,6 @@ LIMITS = [
         (1, 1, ""),
         (3072, 3000, "default_maxmemory"),
         id="maxmemory",
-    ),
-    pytest.param(
-        {"default_maxmemory": 3072}, {}, request(memory_bytes=GIB), (1, 1, ""), (3072, 3072, ""), id="maxmemory-reached"
-    ),
-    pytest.param(
-        {"default_maxmemory": 1 << 20},
-        {},
-        request(memory_bytes=99 * GIB),
-        (1, 1, ""),
-        (103424, 16384, BY_HOST_MEMORY),
-        id="maxmemory-above-host",
-    ),
-    pytest.param(
-        {"default_maxmemory": 1024}, {}, request(), (1, 1, ""), (2048, 1024, "default_maxmemory"), id="base-above-max"
     ),
     pytest.param(
         {},
