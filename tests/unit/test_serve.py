@@ -8,8 +8,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from google.protobuf.any_pb2 import Any as AnyMessage
 
 import pyshim.serve
+from protos.containerd import sandbox_pb2
 from pyshim.config.load import build_config
 from pyshim.config.sources import Source
 from pyshim.host.processes import identity as processes
@@ -23,6 +25,8 @@ from pyshim.state.errors import NotOurState
 from pyshim.state.schema import SandboxState, ShimRecord
 from pyshim.state.store import StateStore
 from pyshim.task.publisher import EventPublisher
+from pyshim.task.sandbox_service import SANDBOX_SERVICE
+from pyshim.ttrpc import Client
 from tests.unit.monitor.monitored import FakePod, said
 
 SANDBOX = SandboxId("demo")
@@ -61,6 +65,13 @@ def daemon_in(directory: Path) -> tuple[pyshim.serve._Daemon, socket.socket]:
     return pyshim.serve._Daemon(identity, made_by="exec"), listener
 
 
+async def _containerd(directory: Path) -> Client:
+    ours = socket.socket(socket.AF_UNIX)
+    ours.connect(str(directory / "shim.sock"))
+    ours.setblocking(False)
+    return await Client.connect_socket(ours)
+
+
 @pytest.mark.parametrize(
     ("connects", "leaves"),
     [(False, False), (True, True), (True, False)],
@@ -82,6 +93,43 @@ async def test_a_daemon_with_neither_container_nor_call_ends(
         await asyncio.wait_for(end, 30)
 
     assert not (tmp_path / "shim.sock").exists()
+
+
+async def test_a_created_sandbox_waits_for_its_start_as_long_as_containerd_is_connected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between CreateSandbox and StartSandbox containerd may pull an image, which takes its time."""
+    monkeypatch.setattr(pyshim.serve, "IDLE_S", 0.05)
+    daemon, listener = daemon_in(tmp_path)
+    options = AnyMessage(type_url="runtime.v1.PodSandboxConfig")
+    request = sandbox_pb2.CreateSandboxRequest(sandbox_id="demo", bundle_path=str(tmp_path), options=options)
+
+    end = asyncio.create_task(daemon.run(listener))
+    containerd = await _containerd(tmp_path)
+    await containerd.call(SANDBOX_SERVICE, "CreateSandbox", request.SerializeToString(), timeout_s=10)
+    await asyncio.sleep(0.3)
+    assert not end.done()
+    containerd.close()
+
+    await asyncio.wait_for(end, 30)
+
+
+async def test_the_connection_stays_until_containerd_closes_it_after_a_shutdown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """containerd's client may take the connection's end for the answer, and RemovePodSandbox then fails."""
+    monkeypatch.setattr(pyshim.serve, "LAST_REPLY_S", 60.0)
+    daemon, listener = daemon_in(tmp_path)
+    request = sandbox_pb2.ShutdownSandboxRequest(sandbox_id="demo").SerializeToString()
+
+    end = asyncio.create_task(daemon.run(listener))
+    containerd = await _containerd(tmp_path)
+    await containerd.call(SANDBOX_SERVICE, "ShutdownSandbox", request, timeout_s=10)
+    await asyncio.sleep(0.05)
+    assert not end.done()
+    containerd.close()
+
+    await asyncio.wait_for(end, 30)
 
 
 def test_a_daemon_that_fails_before_it_serves_leaves_no_socket_to_wait_at(
