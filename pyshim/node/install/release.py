@@ -7,8 +7,9 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from hashlib import file_digest, sha256
 
 from pyshim import __version__
@@ -137,24 +138,47 @@ def run_step(what: str, command: list[str], cwd: str | None = None) -> None:
     environment = {"PATH": os.environ.get("PATH", os.defpath), "LANG": "C.UTF-8", "HOME": os.environ.get("HOME", "/")}
     environment |= {name: value for name, value in os.environ.items() if name.lower().endswith("_proxy")}
     environment |= {name: value for name, value in os.environ.items() if name.startswith(("PIP_", "SSL_"))}
-    # A group of its own: pip starts further processes, and none may write below a directory that is being removed.
-    with subprocess.Popen(
-        command,
-        cwd=cwd,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as process:
+    with ExitStack() as undo:
+        # A signal raises in us: between the fork and the return of Popen it would leave the process.
+        with _signals_held() as before:
+            # A group of its own: pip starts further processes, and none may write below a directory being removed.
+            process = subprocess.Popen(
+                command,
+                cwd=cwd,
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                start_new_session=True,
+                preexec_fn=partial(signal.pthread_sigmask, signal.SIG_SETMASK, before),
+            )
+            undo.enter_context(process)
+            undo.enter_context(_killed_at_error(process))
         try:
             output, errors = process.communicate(timeout=_PIP_S)
-        except BaseException as error:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            if isinstance(error, subprocess.TimeoutExpired):
-                raise FailedPrecondition(f"{what}: not done within {_PIP_S:g} s") from error
-            raise
+        except subprocess.TimeoutExpired as error:
+            raise FailedPrecondition(f"{what}: not done within {_PIP_S:g} s") from error
     if process.returncode != 0:
         raise FailedPrecondition(f"{what}: exit code {process.returncode}: {(errors or output).strip()[-1500:]}")
+
+
+@contextmanager
+def _signals_held() -> Iterator[set[int]]:
+    """SIGTERM and SIGINT come to this thread only afterwards; yields what it has blocked before."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    try:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
+        yield before
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def _killed_at_error(process: subprocess.Popen[str]) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        raise

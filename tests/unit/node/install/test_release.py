@@ -1,9 +1,11 @@
 """The programs that make a release."""
 
 import signal
+import subprocess
 import threading
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,25 +14,53 @@ from pyshim.node.cli.install import undone_at_sigterm
 from pyshim.node.install.release import run_step
 
 
-def test_an_interrupted_step_ends_with_all_processes_that_it_started(tmp_path: Path) -> None:
-    pids = tmp_path / "pids"
-    script = f"sleep 600 & echo $$ $! >{pids}; wait"
+class Step:
+    """A step of two processes, which name themselves in a file, and SIGTERM once they have."""
 
-    def interrupt() -> None:
-        eventually(lambda: pids.exists() and len(pids.read_text().split()) == 2, what="both run", within_s=60)
+    def __init__(self, pids: Path) -> None:
+        self._pids = pids
+        self.command = ["sh", "-c", f"sleep 600 & echo $$ $! >{pids}; wait"]
+
+    def interrupt(self) -> None:
+        eventually(
+            lambda: self._pids.exists() and len(self._pids.read_text().split()) == 2, what="both run", within_s=60
+        )
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
 
-    thread = threading.Thread(target=interrupt)
+    def run_interrupted(self) -> None:
+        with pytest.raises(KeyboardInterrupt), undone_at_sigterm():
+            run_step("wait", self.command)
+        for pid in self._pids.read_text().split():
+            eventually(partial(_is_ended, pid), what=f"process {pid} has ended", within_s=60)
+
+
+@pytest.fixture
+def step(tmp_path: Path) -> Step:
+    return Step(tmp_path / "pids")
+
+
+def test_an_interrupted_step_ends_with_all_processes_that_it_started(step: Step) -> None:
+    thread = threading.Thread(target=step.interrupt)
     thread.start()
-    with pytest.raises(KeyboardInterrupt), undone_at_sigterm():
-        run_step("wait", ["sh", "-c", script])
+
+    step.run_interrupted()
+
     thread.join()
 
-    def is_ended(pid: str) -> bool:
-        try:
-            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-        except (FileNotFoundError, ProcessLookupError):
-            return True
 
-    for pid in pids.read_text().split():
-        eventually(partial(is_ended, pid), what=f"process {pid} has ended", within_s=60)
+def test_a_step_interrupted_before_popen_returns_ends_all_the_same(step: Step, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted(subprocess.Popen[str]):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            step.interrupt()
+
+    monkeypatch.setattr(subprocess, "Popen", Interrupted)
+
+    step.run_interrupted()
+
+
+def _is_ended(pid: str) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
