@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 
 from pyshim.concurrency.tasks import cancel_all
 from pyshim.model.errors import Internal, ShimError
-from pyshim.model.seams import InputStream, OutputStream
+from pyshim.model.seams import OutputStream
 from pyshim.model.trace import mark
 
 log = logging.getLogger(__name__)
@@ -110,9 +110,9 @@ async def _write(stream: OutputStream, data: bytes | memoryview, progress: Progr
     return True
 
 
-async def pump_input(stream: InputStream, write: Callable[[memoryview], Awaitable[int]]) -> None:
+async def pump_input(read: Callable[[], Awaitable[bytes]], write: Callable[[memoryview], Awaitable[int]]) -> None:
     """Every byte the client wrote, to its end, is with the process. Raises what `write` raises."""
-    while data := await stream.read():
+    while data := await read():
         view = memoryview(data)
         while view:
             chunk = view[:WRITE_BYTES]

@@ -187,7 +187,7 @@ class Process:
             return written
 
         if stream is not None:
-            await pump_input(stream, write)
+            await pump_input(stream.read, write)
         if not self.stdio.terminal:  # kata-agent would close the terminal itself, which hangs up on the process
             await agent.close_stdin(self.container_id, self.guest_id)
 

@@ -9,11 +9,12 @@ import asyncio
 import itertools
 import logging
 from contextlib import suppress
+from functools import partial
 
 from pyshim.concurrency.deadlines import within
-from pyshim.concurrency.stdio import Progress
+from pyshim.concurrency.stdio import Progress, pump_input
 from pyshim.concurrency.tasks import TaskOwner, cancel_all
-from pyshim.model.errors import AgentGone, Internal, ShimError, Unavailable
+from pyshim.model.errors import AgentGone, ShimError, Unavailable
 from pyshim.model.plans import SandboxPlan
 from pyshim.model.seams import ContainerAgent, ForwardConnection, ForwardListener, Host
 from pyshim.resources.network.plan.relay import RelayPlan, relay_plan, relay_process
@@ -134,13 +135,7 @@ class PortForward:
     async def _send(self, connection: ForwardConnection, container_id: str, exec_id: str, progress: Progress) -> None:
         """The listener has every byte of the client, then its end; a listener silent for too long after is given up."""
         try:
-            while data := await connection.read():
-                view = memoryview(data)
-                while view:
-                    written = await self._agent.write_stdin(container_id, exec_id, view)
-                    if not 0 < written <= len(view):
-                        raise Internal(f"write stdin: the agent took {written} of {len(view)} bytes")
-                    view = view[written:]
+            await pump_input(connection.read, partial(self._agent.write_stdin, container_id, exec_id))
             await self._agent.close_stdin(container_id, exec_id)
             seen = -1
             while seen != progress.moves:
