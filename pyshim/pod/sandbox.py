@@ -287,13 +287,14 @@ class Sandbox:
 
     async def _wake(self, base: VmConfig) -> Agent:
         """The guest has its own randomness, the right time, and size and devices of this pod."""
-        agent = await self._connect_agent(min(WAKE_S, self.plan.agent_timeout_s))
+        agent = await step("wait for agent", self._connect_agent(min(WAKE_S, self.plan.agent_timeout_s)))
         await agent.reseed_random(os.urandom(SEED_BYTES))
         await agent.set_time(self._clock_ns())
-        await self.resizer.grow_from(base, agent)
-        if self.plan.vm.share is not None:
-            await self.hypervisor.plug(self.plan.vm.share)
-        await self.network.plug()
+        await step("grow vm", self.resizer.grow_from(base, agent))
+        with span("plug share and interfaces"):
+            if self.plan.vm.share is not None:
+                await self.hypervisor.plug(self.plan.vm.share)
+            await self.network.plug()
         return agent
 
     async def _boot(self) -> None:
