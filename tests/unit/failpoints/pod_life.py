@@ -18,12 +18,14 @@ from pyshim.model.errors import ShimError
 from pyshim.model.host_facts import HostFacts
 from pyshim.model.ids import ContainerId, ExecId, HostPath, SandboxId
 from pyshim.model.ledger import Ledger
+from pyshim.model.sandbox import CreateSandbox, PodConfig, PodDns
 from pyshim.model.seams import MonitorRpc, MonitorServer
 from pyshim.model.task import CreateTask, ExecTask, Identity, RootfsMount, Stdio
 from pyshim.model.units import MIB
 from pyshim.node.nri.description import machine
 from pyshim.pod.environment import Environment
 from pyshim.pod.pod import Pod
+from pyshim.pod.served import ServedSandbox
 from pyshim.state.records import SandboxRecords
 from pyshim.state.schema import ShimRecord
 from pyshim.ttrpc import Client
@@ -151,7 +153,9 @@ class PodLife:
             bundle=HostPath("/bundles/pod"),
             debug=True,
         )
-        self.pod = Pod(identity=identity, environment=with_points(self.faults, environment))
+        environment = with_points(self.faults, environment)
+        self.pod = Pod(identity=identity, environment=environment)
+        self.served = ServedSandbox(pod=self.pod, environment=environment, options=None)
 
     def _kill(self) -> None:
         """The machine of this moment is the one that the shim's end leaves."""
@@ -294,6 +298,45 @@ class PodLife:
         self.host.files[f"{bundle}/config.json"] = json.dumps(document).encode()
         rootfs = (RootfsMount(type="overlay", source="overlay", target="", options=("lowerdir=/a:/b",)),)
         return CreateTask(container_id=name, bundle=HostPath(bundle), rootfs=rootfs, stdio=stdio, options=None)
+
+
+class ServedLife(PodLife):
+    """A pod of the Sandbox API, without a pause container."""
+
+    def _steps(self) -> list[tuple[str, Callable[[], Awaitable[object]]]]:
+        config = PodConfig(
+            name="web",
+            namespace="default",
+            uid="u1",
+            hostname="web-0",
+            dns=PodDns(servers=("10.0.0.10",), searches=(), options=()),
+            annotations={},
+            cgroup_parent="/kubepods/podu1",
+            sysctls={},
+            resources=None,
+            host_namespaces=frozenset(),
+        )
+        request = CreateSandbox(
+            sandbox_id=SandboxId(POD),
+            bundle=HostPath(f"/bundles/{POD}"),
+            netns_path="/run/netns/pod",
+            annotations={},
+            pod=config,
+        )
+        return [
+            ("create pod", lambda: self.served.create(request)),
+            ("start pod", lambda: self.served.start(SandboxId(POD))),
+            ("create app", lambda: self.pod.create(self._request(APP, CONTAINER, PIPES))),
+            ("start app", lambda: self.pod.start(APP, None)),
+        ]
+
+    async def end(self) -> None:
+        """The calls that end a pod: kill, wait and delete of its container, then stop and shutdown of the sandbox."""
+        if await self._tried("kill", lambda: self.pod.kill(APP, None, 9, True)):
+            await self._tried("wait", lambda: self._exit(APP, None))
+        await self._tried("delete", lambda: self.pod.delete(APP, None))
+        await self._tried("stop", lambda: self.served.stop(SandboxId(POD)))
+        await self._tried("shutdown", lambda: self.served.shutdown(SandboxId(POD)))
 
 
 def _process(*args: str) -> dict[str, Any]:

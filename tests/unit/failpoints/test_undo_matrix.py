@@ -9,9 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import pytest
+
 from tests.failpoints.points import Action, Fault, steps
 from tests.fakes.clock import run_fast_forward
-from tests.unit.failpoints.pod_life import PodLife
+from tests.unit.failpoints.pod_life import PodLife, ServedLife
 
 BUILD = Path(__file__).resolve().parents[3] / ".build"
 
@@ -84,11 +86,11 @@ class Row(NamedTuple):
         return f"{self.fault.point + '#' + str(self.fault.nth):48} {self.fault.action:7} clean  {self.error or '-'}"
 
 
-def reached() -> dict[str, int]:
+def reached(kind: type[PodLife] = PodLife) -> dict[str, int]:
     """Every point an undisturbed life passes, with how often."""
 
     async def body() -> dict[str, int]:
-        life = PodLife()
+        life = kind()
         await life.live()
         assert life.errors == []
         await life.clean_up()
@@ -100,19 +102,19 @@ def reached() -> dict[str, int]:
     return run_fast_forward(body())
 
 
-def faults(action: Action) -> Iterator[Fault]:
+def faults(action: Action, kind: type[PodLife] = PodLife) -> Iterator[Fault]:
     """Each point at its first and at its last time."""
     known = steps()
-    for point, count in sorted(reached().items()):
+    for point, count in sorted(reached(kind).items()):
         if action in known[point.partition(":")[0]].actions():
             for nth in sorted({1, count if point.startswith(AGAIN) else 1}):
                 yield Fault(point, nth, action, 0)
 
 
-async def outcome(fault: Fault) -> Row:
+async def outcome(fault: Fault, kind: type[PodLife] = PodLife) -> Row:
     """The life with that fault and its clean-up; raises AssertionError when something is left or unanswered."""
     before = asyncio.all_tasks()
-    life = PodLife(fault)
+    life = kind(fault)
     if fault.action is Action.KILL:
         living = asyncio.ensure_future(_live_and_clean_up(life))
         killed = asyncio.ensure_future(life.killed.wait())
@@ -145,19 +147,20 @@ async def _live_and_clean_up(life: PodLife) -> None:
     await life.clean_up()
 
 
-def matrix(action: Action) -> list[Row]:
+def matrix(action: Action, kind: type[PodLife] = PodLife) -> list[Row]:
     """The outcome of each fault of that kind, written into its table too. Raises AssertionError naming all bad ones."""
     rows = []
     problems = []
-    for fault in faults(action):
+    for fault in faults(action, kind):
         try:
-            rows.append(run_fast_forward(outcome(fault)))
+            rows.append(run_fast_forward(outcome(fault, kind)))
         except (AssertionError, TimeoutError) as exc:
             problems.append(str(exc))
     assert not problems, lines(problems)
     assert rows, f"no step has the fault {action}"
     BUILD.mkdir(exist_ok=True)
-    (BUILD / f"undo-matrix-{action}.txt").write_text("\n".join(map(str, rows)) + "\n")
+    name = action if kind is PodLife else f"{kind.__name__.lower()}-{action}"
+    (BUILD / f"undo-matrix-{name}.txt").write_text("\n".join(map(str, rows)) + "\n")
     return rows
 
 
@@ -189,6 +192,11 @@ def test_the_shims_end_at_any_step_leaves_only_what_its_ledger_names() -> None:
 
 def test_a_cancellation_at_any_step_leaves_nothing() -> None:
     matrix(Action.CANCEL)
+
+
+@pytest.mark.parametrize("action", [Action.ERROR, Action.KILL, Action.CANCEL])
+def test_a_fault_at_any_step_of_a_pod_by_the_sandbox_api_leaves_nothing(action: Action) -> None:
+    matrix(action, ServedLife)
 
 
 _WAITS = frozenset({"hypervisor.wait", "virtiofsd.wait"})
