@@ -35,7 +35,6 @@ CONFIG = vm_config(start_timeout_s=100, stop_timeout_s=200)
 GROUPS = (Some(path="/a"), Some(path="/b"))
 FUNCTION = VfioDevice(id="gpu", host_address="0000:01:00.0", iommufd=False)
 
-HOOK = OciHook(path="/h", timeout=5)
 # The call, its arguments after the object, and the error when it is not done in time.
 CALLS: list[tuple[Callable[..., object], tuple[object, ...], str]] = [
     (LinuxHost.read_bytes, ("/p", 9), "read '/p': not done within 30 s"),

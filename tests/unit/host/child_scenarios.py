@@ -1,12 +1,10 @@
 """Helpers of the tests of children."""
 
-from collections.abc import Callable, Coroutine
 from typing import Any
 
 from pyshim.host.processes.children import Child, Children
 
 ENV = {"PATH": "/usr/bin:/bin"}
-Scenario = Callable[[Children], Coroutine[Any, Any, None]]
 
 
 def shell(script: str) -> list[str]:

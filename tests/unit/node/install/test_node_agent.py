@@ -10,8 +10,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -154,19 +154,21 @@ async def until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0.01)
 
 
-def play(tmp_path: Path, scene: Callable[[Node, Access], Awaitable[None]]) -> Node:
-    """The scene, on a node that has a taint of ours and one of others."""
-
-    async def main() -> None:
-        async with server.serving(tmp_path) as access:
-            await scene(node, access)
-
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    """A node that has a taint of ours and one of others."""
     server = FakeApiServer()
     server.add_node("n1", taints=TAINTS)
     node = Node(tmp_path, server)
-    asyncio.run(main())
+    yield node
     assert not [name for name in os.listdir(node.root / "var" / "lib") if name.startswith("pyshim-install-")]
-    return node
+
+
+@pytest.fixture
+def access(node: Node, runner: asyncio.Runner, tmp_path: Path) -> Iterator[Access]:
+    end = AsyncExitStack()
+    yield runner.run(end.enter_async_context(node.server.serving(tmp_path)))
+    runner.run(end.aclose())
 
 
 async def settled(node: Node, access: Access) -> None:
@@ -175,8 +177,8 @@ async def settled(node: Node, access: Access) -> None:
         await until(node.ready.exists)
 
 
-def test_a_node_is_labelled_after_its_test_pods_and_loses_the_taint_last(tmp_path: Path) -> None:
-    node = play(tmp_path, settled)
+async def test_a_node_is_labelled_after_its_test_pods_and_loses_the_taint_last(node: Node, access: Access) -> None:
+    await settled(node, access)
 
     assert node.verbs() == ["install", "status", "verify", "verify"]
     first, second, last = node.server.patches
@@ -191,8 +193,8 @@ def test_a_node_is_labelled_after_its_test_pods_and_loses_the_taint_last(tmp_pat
     assert node.server.nodes["n1"]["metadata"]["labels"]["kubernetes.io/hostname"] == "n1"
 
 
-def test_install_gets_the_payload_the_handlers_and_the_places(tmp_path: Path) -> None:
-    node = play(tmp_path, settled)
+async def test_install_gets_the_payload_the_handlers_and_the_places(node: Node, access: Access) -> None:
+    await settled(node, access)
 
     (line,) = [each for each in (node.root / "log").read_text().splitlines() if each.startswith("install ")]
     assert "--restart" in line
@@ -203,17 +205,14 @@ def test_install_gets_the_payload_the_handlers_and_the_places(tmp_path: Path) ->
     assert f"--wheel {stage}/pyshim-0.1.0-py3-none-any.whl --wheels {stage}/wheels" in line
 
 
-def test_a_class_of_ones_own_gets_its_settings_and_its_label(tmp_path: Path) -> None:
+async def test_a_class_of_ones_own_gets_its_settings_and_its_label(tmp_path: Path, node: Node, access: Access) -> None:
     settings = tmp_path / "gpu.toml"
     settings.write_text("[hypervisor.qemu]\n")
 
-    async def scene(node: Node, access: Access) -> None:
-        node.handlers = ("pykata", f"gpu:pykata={settings}")
-        (node.root / "status.json").write_text('{"release": "r", "handlers": ["pykata", "gpu"], "files": {}}')
-        node.on("install", "find $root/var/lib -name gpu.toml > $root/copied")
-        await settled(node, access)
-
-    node = play(tmp_path, scene)
+    node.handlers = ("pykata", f"gpu:pykata={settings}")
+    (node.root / "status.json").write_text('{"release": "r", "handlers": ["pykata", "gpu"], "files": {}}')
+    node.on("install", "find $root/var/lib -name gpu.toml > $root/copied")
+    await settled(node, access)
 
     (line,) = [each for each in (node.root / "log").read_text().splitlines() if each.startswith("install ")]
     stage = line.split("--guest ")[1].split("/guest")[0]
@@ -222,18 +221,15 @@ def test_a_class_of_ones_own_gets_its_settings_and_its_label(tmp_path: Path) -> 
     assert node.labels == {STATE: "ready", "pyshim.io/pykata": "true", "pyshim.io/gpu": "true"}
 
 
-def test_a_failed_installation_leaves_the_taint_says_why_and_is_tried_again(tmp_path: Path) -> None:
-    async def scene(node: Node, access: Access) -> None:
-        node.on("install", "echo 'pyshim: install pyshim: this node lacks QEMU' >&2; exit 1")
-        async with node.running(access):
-            await until(lambda: node.labels.get(STATE) == "failed")
-            assert "this node lacks QEMU" in node.notes[MESSAGE]
-            assert node.labels == {STATE: "failed"}
-            assert (TAINT in node.taints, node.ready.exists()) == (True, False)
-            node.on("install", "")
-            await until(node.ready.exists)
-
-    node = play(tmp_path, scene)
+async def test_a_failed_installation_leaves_the_taint_says_why_and_is_tried_again(node: Node, access: Access) -> None:
+    node.on("install", "echo 'pyshim: install pyshim: this node lacks QEMU' >&2; exit 1")
+    async with node.running(access):
+        await until(lambda: node.labels.get(STATE) == "failed")
+        assert "this node lacks QEMU" in node.notes[MESSAGE]
+        assert node.labels == {STATE: "failed"}
+        assert (TAINT in node.taints, node.ready.exists()) == (True, False)
+        node.on("install", "")
+        await until(node.ready.exists)
 
     assert (node.labels[STATE], node.labels["pyshim.io/pykata"], node.taints) == ("ready", "true", ["other"])
     assert MESSAGE not in node.notes
@@ -242,83 +238,71 @@ def test_a_failed_installation_leaves_the_taint_says_why_and_is_tried_again(tmp_
 @pytest.mark.parametrize(
     ("broken", "state", "left"), [("pykata-debug", "ready", "pykata"), ("pykata", "failed", "pykata-debug")]
 )
-def test_a_handler_whose_test_pod_fails_has_no_label(tmp_path: Path, broken: str, state: str, left: str) -> None:
-    async def scene(node: Node, access: Access) -> None:
-        node.on("verify", f'case "$*" in *"--handler {broken}") echo "no such guest" >&2; exit 1;; esac')
-        async with node.running(access):
-            await until(lambda: node.labels.get(STATE) == state and (state == "failed" or node.ready.exists()))
-            assert node.labels == {STATE: state, f"pyshim.io/{left}": "true"}
-            assert f"{broken}: " in node.notes[MESSAGE]
-            assert "no such guest" in node.notes[MESSAGE]
-            assert (TAINT in node.taints) == (state == "failed")
-
-    play(tmp_path, scene)
+async def test_a_handler_whose_test_pod_fails_has_no_label(
+    broken: str, state: str, left: str, node: Node, access: Access
+) -> None:
+    node.on("verify", f'case "$*" in *"--handler {broken}") echo "no such guest" >&2; exit 1;; esac')
+    async with node.running(access):
+        await until(lambda: node.labels.get(STATE) == state and (state == "failed" or node.ready.exists()))
+        assert node.labels == {STATE: state, f"pyshim.io/{left}": "true"}
+        assert f"{broken}: " in node.notes[MESSAGE]
+        assert "no such guest" in node.notes[MESSAGE]
+        assert (TAINT in node.taints) == (state == "failed")
 
 
 @pytest.mark.parametrize("works", [True, False])
-def test_an_upgrade_that_fails_keeps_the_label_of_what_still_runs_pods(tmp_path: Path, works: bool) -> None:
-    async def scene(node: Node, access: Access) -> None:
-        await settled(node, access)
-        node.on("install", "exit 1")
-        node.on("verify", "" if works else "exit 1")
-        async with node.running(access):
-            await until(lambda: node.labels.get(STATE) == "failed")
-
-    node = play(tmp_path, scene)
+async def test_an_upgrade_that_fails_keeps_the_label_of_what_still_runs_pods(
+    works: bool, node: Node, access: Access
+) -> None:
+    await settled(node, access)
+    node.on("install", "exit 1")
+    node.on("verify", "" if works else "exit 1")
+    async with node.running(access):
+        await until(lambda: node.labels.get(STATE) == "failed")
 
     assert node.labels.get("pyshim.io/pykata") == ("true" if works else None)
 
 
-def test_the_labels_stay_during_an_upgrade(tmp_path: Path) -> None:
-    async def scene(node: Node, access: Access) -> None:
-        await settled(node, access)
-        node.server.patches.clear()
-        await settled(node, access)
-
-    node = play(tmp_path, scene)
+async def test_the_labels_stay_during_an_upgrade(node: Node, access: Access) -> None:
+    await settled(node, access)
+    node.server.patches.clear()
+    await settled(node, access)
 
     assert [patch["metadata"]["labels"] for patch in node.server.patches] == [{STATE: "installing"}, {STATE: "ready"}]
 
 
-def test_pods_of_an_earlier_release_are_named_until_they_end_and_then_it_is_removed(tmp_path: Path) -> None:
-    async def scene(node: Node, access: Access) -> None:
-        node.status(pods={"0.1.0-old": ["shop/web-0", "shop/web-1"], "0.1.0-new": ["shop/new"]})
-        async with node.running(access):
-            await until(node.ready.exists)
-            assert node.notes[OLDER_PODS] == "shop/web-0,shop/web-1"
-            node.status(pods={"0.1.0-old": ["shop/web-1"]})
-            await until(lambda: node.notes[OLDER_PODS] == "shop/web-1")
-            node.status()
-            await until(lambda: node.verbs().count("install") == 2)
-
-    node = play(tmp_path, scene)
+async def test_pods_of_an_earlier_release_are_named_until_they_end_and_then_it_is_removed(
+    node: Node, access: Access
+) -> None:
+    node.status(pods={"0.1.0-old": ["shop/web-0", "shop/web-1"], "0.1.0-new": ["shop/new"]})
+    async with node.running(access):
+        await until(node.ready.exists)
+        assert node.notes[OLDER_PODS] == "shop/web-0,shop/web-1"
+        node.status(pods={"0.1.0-old": ["shop/web-1"]})
+        await until(lambda: node.notes[OLDER_PODS] == "shop/web-1")
+        node.status()
+        await until(lambda: node.verbs().count("install") == 2)
 
     assert OLDER_PODS not in node.notes
 
 
-def test_a_file_that_was_edited_later_is_reported(tmp_path: Path) -> None:
-    async def scene(node: Node, access: Access) -> None:
-        async with node.running(access):
-            await until(node.ready.exists)
-            node.status(files={"/etc/pyshim/configuration.toml": "edited", "/opt/pyshim/bin/pyshim": "ok"})
-            await until(lambda: MESSAGE in node.notes)
-
-    node = play(tmp_path, scene)
+async def test_a_file_that_was_edited_later_is_reported(node: Node, access: Access) -> None:
+    async with node.running(access):
+        await until(node.ready.exists)
+        node.status(files={"/etc/pyshim/configuration.toml": "edited", "/opt/pyshim/bin/pyshim": "ok"})
+        await until(lambda: MESSAGE in node.notes)
 
     assert node.notes[MESSAGE] == "not as installed: /etc/pyshim/configuration.toml"
 
 
-def test_a_class_whose_overhead_does_not_fit_is_reported(tmp_path: Path) -> None:
-    async def scene(node: Node, access: Access) -> None:
-        node.server.classes["pykata"] = {"kind": "RuntimeClass", "metadata": {"name": "pykata"}}
-        verdicts = [
-            {"subject": "kvm", "level": "missing", "text": "none", "hint": ""},
-            {"subject": "overhead", "level": "warning", "text": "less than VMs take", "hint": "set more"},
-        ]
-        (node.root / "check.json").write_text(json.dumps({"verdicts": verdicts}))
-        await settled(node, access)
-
-    node = play(tmp_path, scene)
+async def test_a_class_whose_overhead_does_not_fit_is_reported(node: Node, access: Access) -> None:
+    node.server.classes["pykata"] = {"kind": "RuntimeClass", "metadata": {"name": "pykata"}}
+    verdicts = [
+        {"subject": "kvm", "level": "missing", "text": "none", "hint": ""},
+        {"subject": "overhead", "level": "warning", "text": "less than VMs take", "hint": "set more"},
+    ]
+    (node.root / "check.json").write_text(json.dumps({"verdicts": verdicts}))
+    await settled(node, access)
 
     assert node.notes[MESSAGE] == "pykata: less than VMs take (hint: set more)"
     assert node.labels[STATE] == "ready"
@@ -326,32 +310,26 @@ def test_a_class_whose_overhead_does_not_fit_is_reported(tmp_path: Path) -> None
     assert "--config /etc/pyshim/configuration.toml --runtimeclass /var/lib/pyshim-install-" in line
 
 
-def test_a_node_that_is_drained_meanwhile_stays_drained(tmp_path: Path) -> None:
+async def test_a_node_that_is_drained_meanwhile_stays_drained(node: Node, access: Access) -> None:
     """Its taint comes between the agent's look and its patch, which holds the whole list."""
 
-    async def scene(node: Node, access: Access) -> None:
-        def drain(patch: dict[str, Any]) -> None:
-            if "spec" in patch and CORDON["key"] not in node.taints:
-                node.server.nodes["n1"]["spec"]["taints"].append(CORDON)
-                node.server.touch("n1")
+    def drain(patch: dict[str, Any]) -> None:
+        if "spec" in patch and CORDON["key"] not in node.taints:
+            node.server.nodes["n1"]["spec"]["taints"].append(CORDON)
+            node.server.touch("n1")
 
-        node.server.before_patch = drain
-        await settled(node, access)
-
-    node = play(tmp_path, scene)
+    node.server.before_patch = drain
+    await settled(node, access)
 
     assert node.taints == ["other", CORDON["key"]]
 
 
-def test_an_agent_that_is_ended_half_way_lets_the_installation_undo_its_work(tmp_path: Path) -> None:
-    async def scene(node: Node, access: Access) -> None:
-        began, undone = node.root / "began", node.root / "undone"
-        node.on("install", f"trap 'touch {undone}; exit 130' TERM; touch {began}; while :; do sleep 0.05; done")
-        async with node.running(access):
-            await until(began.exists)
-        assert undone.exists()
-
-    node = play(tmp_path, scene)
+async def test_an_agent_that_is_ended_half_way_lets_the_installation_undo_its_work(node: Node, access: Access) -> None:
+    began, undone = node.root / "began", node.root / "undone"
+    node.on("install", f"trap 'touch {undone}; exit 130' TERM; touch {began}; while :; do sleep 0.05; done")
+    async with node.running(access):
+        await until(began.exists)
+    assert undone.exists()
 
     assert (node.labels, node.taints) == ({STATE: "installing"}, ["other", TAINT])
 
@@ -363,74 +341,65 @@ async def removal_waits_for_a_pod(node: Node) -> None:
     await until(lambda: MESSAGE in node.notes)
 
 
-def test_removal_takes_the_labels_first_waits_for_pods_and_does_not_install_again(tmp_path: Path) -> None:
-    async def scene(node: Node, access: Access) -> None:
-        async with node.running(access):
-            await removal_waits_for_a_pod(node)
-            assert (node.labels, node.ready.exists()) == ({STATE: "removing"}, False)
-            assert node.notes[MESSAGE] == "waits for the end of pods shop/web-0"
-            assert "uninstall" not in node.verbs()
-            async with Api(access) as api:
-                with pytest.raises(DeadlineExceeded, match=r"1 nodes .*n1 \(removing: waits .* shop/web-0"):
-                    await wait_removed(api, timeout_s=0.01, look_s=0.02)
-            node.status()
-            await until(lambda: not node.labels)
-            node.wish.unlink()
-            await asyncio.sleep(0.2)
-            async with Api(access) as api:
-                await wait_removed(api, timeout_s=1)
-
-    node = play(tmp_path, scene)
+async def test_removal_takes_the_labels_first_waits_for_pods_and_does_not_install_again(
+    node: Node, access: Access
+) -> None:
+    async with node.running(access):
+        await removal_waits_for_a_pod(node)
+        assert (node.labels, node.ready.exists()) == ({STATE: "removing"}, False)
+        assert node.notes[MESSAGE] == "waits for the end of pods shop/web-0"
+        assert "uninstall" not in node.verbs()
+        async with Api(access) as api:
+            with pytest.raises(DeadlineExceeded, match=r"1 nodes .*n1 \(removing: waits .* shop/web-0"):
+                await wait_removed(api, timeout_s=0.01, look_s=0.02)
+        node.status()
+        await until(lambda: not node.labels)
+        node.wish.unlink()
+        await asyncio.sleep(0.2)
+        async with Api(access) as api:
+            await wait_removed(api, timeout_s=1)
 
     assert (node.verbs().count("install"), node.verbs().count("uninstall")) == (1, 1)
     assert (node.labels, node.notes) == ({}, {})
 
 
-def test_a_removal_that_is_called_off_installs_again(tmp_path: Path) -> None:
-    async def scene(node: Node, access: Access) -> None:
-        async with node.running(access):
-            await removal_waits_for_a_pod(node)
-            node.wish.unlink()
-            await until(node.ready.exists)
-
-    node = play(tmp_path, scene)
+async def test_a_removal_that_is_called_off_installs_again(node: Node, access: Access) -> None:
+    async with node.running(access):
+        await removal_waits_for_a_pod(node)
+        node.wish.unlink()
+        await until(node.ready.exists)
 
     assert node.labels["pyshim.io/pykata"] == "true"
 
 
-def test_the_api_server_may_be_away_for_a_while(tmp_path: Path) -> None:
-    async def scene(node: Node, access: Access) -> None:
-        node.server.faults += [503, 500, 401, 403, 429]
-        await settled(node, access)
+async def test_the_api_server_may_be_away_for_a_while(node: Node, access: Access) -> None:
+    node.server.faults += [503, 500, 401, 403, 429]
+    await settled(node, access)
 
-    assert play(tmp_path, scene).labels[STATE] == "ready"
+    assert node.labels[STATE] == "ready"
 
 
-def test_an_api_server_that_is_away_later_makes_no_node_install_again(tmp_path: Path) -> None:
-    async def scene(node: Node, access: Access) -> None:
-        async with node.running(access):
-            await until(node.ready.exists)
-            node.server.faults += [503] * 5
-            await until(lambda: not node.server.faults)
-            node.status(files={"/etc/pyshim/configuration.toml": "missing"})
-            await until(lambda: MESSAGE in node.notes)
+async def test_an_api_server_that_is_away_later_makes_no_node_install_again(node: Node, access: Access) -> None:
+    async with node.running(access):
+        await until(node.ready.exists)
+        node.server.faults += [503] * 5
+        await until(lambda: not node.server.faults)
+        node.status(files={"/etc/pyshim/configuration.toml": "missing"})
+        await until(lambda: MESSAGE in node.notes)
 
-    assert play(tmp_path, scene).verbs().count("install") == 1
+    assert node.verbs().count("install") == 1
 
 
 @pytest.mark.parametrize(
     ("status", "error"), [(403, FailedPrecondition), (404, NotFound), (409, Unavailable), (503, Unavailable)]
 )
-def test_an_answer_of_the_api_server_is_an_error_that_names_the_call(
-    tmp_path: Path, status: int, error: type[ShimError]
+async def test_an_answer_of_the_api_server_is_an_error_that_names_the_call(
+    status: int, error: type[ShimError], node: Node, access: Access
 ) -> None:
-    async def scene(node: Node, access: Access) -> None:
-        node.server.faults.append(status)
-        async with Api(access) as api:
-            with pytest.raises(error, match="GET /api/v1/nodes/n1: Fault: as told"):
-                await api.node("n1")
-
-    play(tmp_path, scene)
+    node.server.faults.append(status)
+    async with Api(access) as api:
+        with pytest.raises(error, match="GET /api/v1/nodes/n1: Fault: as told"):
+            await api.node("n1")
 
 
 def test_outside_of_a_pod_there_is_no_api_server() -> None:

@@ -2,7 +2,6 @@
 
 import base64
 import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -22,7 +21,6 @@ from pyshim.resources.volumes.plan.share import no_share
 from tests.fakes.inputs import configured, spec
 from tests.unit.resources.volumes.test_plan import bind
 
-Configured = Callable[..., Config]
 FORCED = {"experimental_force_guest_pull": True}
 NAMED = {"io.kubernetes.cri.image-name": "docker.io/library/busybox:1"}
 CID = ContainerId("c1")
