@@ -45,8 +45,9 @@ kubelet: setup guest ## pods through a real kubelet and API server, which Go bui
 	@$(PYTHON) -m integration.kubernetes.image
 	@KUBELET=1 scripts/integration integration/kubernetes
 
-conformance: setup guest ## critest on containerd 2.3 with runc and with pyshim (CONFORMANCE="--handler pykata --focus exec" for some)
+conformance: setup guest ## critest on containerd 2.3, or with CRI=crio on CRI-O, with runc and with pyshim (CONFORMANCE="--handler pykata --focus exec" for some)
 	@CONTAINERD=2.3 $(PYTHON) -m integration.framework.releases
+	@[ "$(CRI)" != crio ] || $(PYTHON) -m integration.framework.crio
 	@$(PYTHON) -m integration.conformance.critest
 	@CONTAINERD=2.3 $(PYTHON) -m integration.framework.enclosure $(PYTHON) -m integration.conformance $(CONFORMANCE)
 

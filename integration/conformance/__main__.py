@@ -1,7 +1,7 @@
 """`python -m integration.conformance [--handler NAME]... [--focus TEXT]`, within the enclosure: critest, and a table.
 
-Reports and containerd's log go to `.build/conformance`. The exit status is 1 when pyshim fails a spec that runc passes
-and docs/KUBERNETES.md does not list.
+With CRI=crio on CRI-O. Reports and its log go to `.build/conformance`. The exit status is 1 when pyshim fails a
+spec that runc passes and docs/KUBERNETES.md does not list.
 """
 
 from __future__ import annotations
@@ -13,20 +13,23 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
 
 from integration.conformance import critest
 from integration.conformance.suite_images import suite_images
-from integration.framework import releases
-from integration.framework.cri import HANDLER
-from integration.framework.cri_session import GROUND, RUNC_HANDLER, cri_daemon
+from integration.framework import crio, releases
+from integration.framework.cri import HANDLER, Cri
+from integration.framework.cri_session import GROUND, RUNC_HANDLER, cri_daemon, crio_daemon
 from integration.framework.registry import serve
 
 REPORTS = releases.PROJECT / ".build" / "conformance"
 PAGE = releases.PROJECT / "docs" / "KUBERNETES.md"
 _IMAGES_PLUGIN = "io.containerd.cri.v1.images"
+REGISTRIES = ("registry.k8s.io", "k8s.gcr.io", "gcr.io", "us-central1-docker.pkg.dev")
+"""Those that the suite names."""
 _HOSTS = 'server = "{url}"\n[host."{url}"]\n  capabilities = ["pull", "resolve"]\n'
 
 
@@ -65,18 +68,25 @@ def main() -> int:
 def _run(handlers: list[str], options: Mapping[str, str]) -> dict[str, list[Spec]]:
     GROUND.mkdir(parents=True)
     images = suite_images(GROUND)
-    with serve("127.0.0.1", images.blobs, images.digest) as registry:
-        hosts = GROUND / "certs.d" / "_default"
-        hosts.mkdir(parents=True)
-        (hosts / "hosts.toml").write_text(_HOSTS.format(url=registry.url))
-        registries = f'[plugins."{_IMAGES_PLUGIN}".registry]\n  config_path = "{hosts.parent}"\n'
-        with cri_daemon(releases.PROJECT / "bin", registries) as cri:
-            _map_ports()
-            try:
-                socket = f"unix://{cri.daemon.directories.socket}"
-                return {handler: _suite(handler, socket, options) for handler in handlers}
-            finally:
-                shutil.copyfile(cri.daemon.directories.log, REPORTS / "containerd.log")
+    with serve("127.0.0.1", images.blobs, images.digest) as registry, _daemon(registry.url) as cri:
+        _map_ports()
+        log = cri.daemon.directories.log
+        try:
+            socket = f"unix://{cri.daemon.directories.socket}"
+            return {handler: _suite(handler, socket, options) for handler in handlers}
+        finally:
+            shutil.copyfile(log, REPORTS / log.name)
+
+
+def _daemon(url: str) -> AbstractContextManager[Cri]:
+    """The container runtime, which pulls the suite's images from the registry at `url`."""
+    binaries = releases.PROJECT / "bin"
+    if crio.is_chosen():
+        return crio_daemon(binaries, dict.fromkeys(REGISTRIES, url.removeprefix("http://")))
+    hosts = GROUND / "certs.d" / "_default"
+    hosts.mkdir(parents=True)
+    (hosts / "hosts.toml").write_text(_HOSTS.format(url=url))
+    return cri_daemon(binaries, f'[plugins."{_IMAGES_PLUGIN}".registry]\n  config_path = "{hosts.parent}"\n')
 
 
 def _map_ports() -> None:

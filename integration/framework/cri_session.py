@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -153,8 +154,8 @@ def private_var_lib(layers: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def crio_daemon(binaries: Path) -> Iterator[Cri]:
-    """A CRI-O with images and network, until the end of the block."""
+def crio_daemon(binaries: Path, registries: Mapping[str, str] | None = None) -> Iterator[Cri]:
+    """A CRI-O with images and network, until the end of the block; `registries` as in `crio.image_source`."""
     where = crio.CrioDirectories(root=GROUND / "crio", state=Path("/run/crio"))
     where.root.mkdir(parents=True)
     with pod_network():
@@ -171,7 +172,7 @@ def crio_daemon(binaries: Path) -> Iterator[Cri]:
         cri: Cri | None = None
         try:
             wanted = {CRI_IMAGE: (), PAUSE_IMAGE: ("sleep", "100000")}
-            with crio.image_source(where.root, wanted):
+            with crio.image_source(where.root, wanted, registries or {}):
                 daemon.start()
                 cri = Cri(daemon, logs=GROUND / "pods")
                 for name in wanted:
@@ -179,6 +180,7 @@ def crio_daemon(binaries: Path) -> Iterator[Cri]:
             # What CRI-O and a shim make with their first pod, and keep, is there before a leak check looks.
             with cri.pod(handler=STAND_IN_HANDLER) as first:
                 first.start()
+            os.truncate(where.log, 0)  # the shim of that pod is no test's
             yield cri
         finally:
             if cri is not None:

@@ -36,6 +36,15 @@ _REGISTRIES = ".config/containers/registries.conf"
 """Below HOME; CRI-O reads it before the system's."""
 # Without the C libraries of signatures, btrfs and seccomp.
 _TAGS = "containers_image_openpgp exclude_graphdriver_btrfs"
+# runc's processes keep their OOM score: lowering it takes a capability that this machine may not have.
+_RUNC = """\
+#!/bin/sh
+for word; do
+    [ "$before" != --bundle ] || sed -i 's/"oomScoreAdj":-[0-9]*/"oomScoreAdj":0/' "$word/config.json"
+    before=$word
+done
+exec runc "$@"
+"""
 _CONFIG = """\
 [crio]
 root = "{root}/storage"
@@ -60,6 +69,11 @@ container_exits_dir = "{state}/exits"
 container_attach_socket_dir = "{state}/attach"
 log_level = "debug"
 hooks_dir = []
+[crio.runtime.runtimes.runc]
+runtime_path = "{root}/runc"
+runtime_type = "oci"
+runtime_root = "{state}/runc"
+monitor_path = "/usr/bin/conmon"
 [crio.image]
 pause_image = "{pause}"
 signature_policy = "{root}/policy.json"
@@ -135,6 +149,8 @@ class Crio(Daemon):
             pause=self._pause,
         )
         (where.root / "crio.conf").write_text(text)
+        (where.root / "runc").write_text(_RUNC)
+        (where.root / "runc").chmod(0o755)
         drop_ins = where.root / "crio.conf.d"
         drop_ins.mkdir(exist_ok=True)
         (drop_ins / "99-pyshim.conf").write_text(crio_text(self._handlers, str(self._shim)))
@@ -151,24 +167,28 @@ class Crio(Daemon):
 
 
 @contextlib.contextmanager
-def image_source(root: Path, images: Mapping[str, tuple[str, ...]]) -> Iterator[None]:
-    """CRI-O can pull these images (name: entry point) from docker.io, which is a registry of ours within the block."""
+def image_source(root: Path, images: Mapping[str, tuple[str, ...]], others: Mapping[str, str]) -> Iterator[None]:
+    """CRI-O can pull these images (name: entry point) from docker.io, which is a registry of ours within the block.
+
+    `others` are registries by the name under which CRI-O is asked for them, with their addresses.
+    """
     with contextlib.ExitStack() as end:
-        tables = []
+        tables = [_table(name, address) for name, address in others.items()]
         for name, entrypoint in images.items():
             archive = root / "image.tar"
             write_archive(archive, name, entrypoint)
             repository = name.removeprefix("docker.io/").rpartition(":")[0]
             served = end.enter_context(registry("127.0.0.1", archive, repository))
             archive.unlink()
-            location = f"{served.url.removeprefix('http://')}/{repository}"
-            tables.append(
-                f'[[registry]]\nprefix = "docker.io/{repository}"\nlocation = "{location}"\ninsecure = true\n'
-            )
+            tables.append(_table(f"docker.io/{repository}", f"{served.url.removeprefix('http://')}/{repository}"))
         path = root / _REGISTRIES
         path.parent.mkdir(parents=True)
         path.write_text("".join(tables))
         yield
+
+
+def _table(prefix: str, location: str) -> str:
+    return f'[[registry]]\nprefix = "{prefix}"\nlocation = "{location}"\ninsecure = true\n'
 
 
 def remove_daemon_files(where: CrioDirectories) -> None:
