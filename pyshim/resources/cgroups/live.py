@@ -28,6 +28,8 @@ from pyshim.model.sizing import SizingRecord
 from pyshim.model.stats import NO_STATS, ContainerStats, MemoryUse
 from pyshim.model.units import MIB
 from pyshim.model.vm import Device, VmExit, VmExitKind
+from pyshim.resources.cgroups.plan.block_io import Device as BlockDevice
+from pyshim.resources.cgroups.plan.block_io import block_io_settings, limited_devices
 from pyshim.resources.cgroups.plan.pinning import Pinning, pinning, placed_pinning, service_cpus, vcpu_cpus
 from pyshim.resources.cgroups.plan.rdt import rdt_class
 from pyshim.resources.cgroups.plan.settings import (
@@ -38,6 +40,7 @@ from pyshim.resources.cgroups.plan.settings import (
     cpuset_union,
     device_settings,
     limit_settings,
+    refuse_realtime,
 )
 
 log = logging.getLogger(__name__)
@@ -83,6 +86,7 @@ class SandboxCgroups:
         self._pids: dict[Member, int] = {}
         self._pinning = _NOT_PINNED
         self._rdt_class = ""
+        self._io_limited: frozenset[BlockDevice] = frozenset()
         self._lock = asyncio.Lock()
         self._left = False
 
@@ -218,14 +222,17 @@ class SandboxCgroups:
     # ---- while it runs
 
     async def fit(self, containers: Iterable[Resources], record: SizingRecord) -> None:
-        """CPU sets, limits and thread places follow the containers and the VM's size.
+        """CPU sets, limits, block I/O and thread places follow the containers and the VM's size.
 
-        Raises InvalidArgument for a CPU set this host, or the pod's cgroup, does not have.
+        Raises InvalidArgument for a CPU set this host, or the pod's cgroup, does not have, and for a real-time slice,
+        FailedPrecondition for a limit on a device that the host does not have.
         """
         if not self._plan.groups:
             return
         # A pod's own sandbox container asks for nothing and does no work.
         containers = tuple(each for each in containers if each)
+        refuse_realtime(containers)
+        block_io = block_io_settings(self._plan, containers, self._io_limited)
         async with self._lock:
             if self._left:
                 return
@@ -237,7 +244,8 @@ class SandboxCgroups:
             await self._check_sets(cpus, mems)
             if cpus or mems or self._has_sets():
                 await self._apply(cpuset_settings(self._plan, cpus, mems, source=source))
-            await self._apply(limit_settings(self._plan, self._config, record))
+            await self._apply((*limit_settings(self._plan, self._config, record), *block_io))
+            self._io_limited = limited_devices(containers)
             if not same_size or not self._threads:
                 await self._place_vcpus()
             await self._pin(cpus)
@@ -442,8 +450,7 @@ class SandboxCgroups:
                 self._note((text,))
             for setting in settings:
                 if setting.role is role and setting not in failed:
-                    repeated = setting.value if setting.controller == "devices" else ""
-                    self._settings[role, setting.file, repeated] = setting
+                    self._settings[role, setting.file, _repeated(setting)] = setting
 
     def _note(self, notes: Iterable[str]) -> None:
         for note in notes:
@@ -455,3 +462,10 @@ class SandboxCgroups:
         group = self._plan.group(role)
         assert group is not None, f"the plan has a cgroup for its {role}"
         return group
+
+
+def _repeated(setting: GroupSetting) -> str:
+    """What distinguishes the writes into one file that add to each other: a rule, or a device's line."""
+    if setting.controller == "devices":
+        return setting.value
+    return setting.value.partition(" ")[0] if setting.controller in ("io", "blkio") else ""

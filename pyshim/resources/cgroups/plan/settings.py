@@ -137,6 +137,15 @@ def cpuset_union(resources: Iterable[Mapping[str, Any]], member: str) -> frozens
     return frozenset(union)
 
 
+def refuse_realtime(resources: Iterable[Mapping[str, Any]]) -> None:
+    """Raises InvalidArgument for a slice of real time: the threads of vCPUs have none on the host."""
+    for each in resources:
+        if (each.get("cpu") or {}).get("realtimeRuntime"):
+            raise InvalidArgument(
+                "set linux.resources.cpu.realtimeRuntime: a VM's vCPUs have no real-time slices of the host"
+            )
+
+
 def checked_cpuset(wanted: frozenset[int], allowed: frozenset[int], what: str, cgroup: str) -> None:
     """Raises InvalidArgument when `wanted` names what the cgroup above the sandbox does not have."""
     if extra := wanted - allowed:
