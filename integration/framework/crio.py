@@ -36,11 +36,17 @@ _REGISTRIES = ".config/containers/registries.conf"
 """Below HOME; CRI-O reads it before the system's."""
 # Without the C libraries of signatures, btrfs and seccomp.
 _TAGS = "containers_image_openpgp exclude_graphdriver_btrfs"
-# runc's processes keep their OOM score: lowering it takes a capability that this machine may not have.
+# runc's processes are the first that the OOM killer takes: lowering their score takes a capability that this machine may
+# not have.
 _RUNC = """\
 #!/bin/sh
 for word; do
-    [ "$before" != --bundle ] || sed -i 's/"oomScoreAdj":-[0-9]*/"oomScoreAdj":0/' "$word/config.json"
+    case $before in
+    --bundle) spec=$word/config.json ;;
+    --process) spec=$word ;;
+    *) spec= ;;
+    esac
+    [ -z "$spec" ] || sed -i 's/"oomScoreAdj": *-*[0-9]*/"oomScoreAdj":1000/' "$spec"
     before=$word
 done
 exec runc "$@"
