@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from msgspec.structs import replace
 
 from pyshim.concurrency.undo import Undo
+from pyshim.model.caller import Caller, caller_of
 from pyshim.model.errors import AgentGone, AlreadyExists, FailedPrecondition, NotFound, ShimError
 from pyshim.model.events import ExecAdded, ExecStarted, TaskExited, TaskPaused, TaskResumed, TaskStarted
 from pyshim.model.guest import GuestContainer
@@ -89,6 +90,10 @@ class Container:
     @property
     def plan(self) -> ContainerPlan:
         return self._plan
+
+    @property
+    def caller(self) -> Caller:
+        return caller_of(self._spec.annotations)
 
     @property
     def moved(self) -> Counter[str]:

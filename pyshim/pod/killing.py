@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from pyshim.concurrency.tasks import TaskOwner, cancel_all
+from pyshim.model.caller import Caller
 from pyshim.model.errors import DeadlineExceeded
 from pyshim.model.task import Status
 from pyshim.pod.container import Container
@@ -40,8 +41,8 @@ async def signal_init(
 ) -> None:
     """The init was signalled. After a KILL its exit is final within END_S of the `owner`, EXIT_S of another container.
 
-    Raises what `Process.kill` raises, GuestHangs among it; for a KILL that is met by the container's end, and the
-    sandbox's, instead.
+    Raises what `Process.kill` raises, GuestHangs among it, but not to CRI-O; for a KILL that is met by the container's
+    end, and the sandbox's, instead.
     """
     kills = signal == SIGKILL and container.init.exit is None
     if kills and not container.is_insisted:
@@ -50,8 +51,12 @@ async def signal_init(
     try:
         await _signal(container.init, sandbox, signal, all_processes=all_processes)
     except GuestHangs as exc:
-        if not kills:
+        if not kills and container.caller is not Caller.CRI_O:
             raise
+        if not kills:
+            # CRI-O gives up a stop whose first signal fails, and then never sends the KILL that ends the VM.
+            log.warning("signal not delivered", extra={"container": container.id, "error": str(exc)})
+            return
         container.end_by_force()
         if not owner:
             sandbox.give_up(str(exc))

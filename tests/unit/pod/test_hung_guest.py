@@ -125,6 +125,22 @@ async def test_any_other_signal_to_a_guest_that_hangs_says_so_and_ends_nothing(s
     assert stack.hypervisors[0].is_running
 
 
+async def test_crio_goes_on_from_the_stop_signal_to_the_kill_when_the_guest_hangs(stack: Stack) -> None:
+    """It gives up a stop whose first signal fails. Source: CRI-O 1.36.3, internal/oci/runtime_vm.go, StopContainer."""
+    crio = {"io.kubernetes.cri-o.SandboxID": "c1", "io.kubernetes.cri-o.ContainerType": "container"}
+    sandbox = {**crio, "io.kubernetes.cri-o.ContainerType": "sandbox"}
+    await stack.run("c1", ["sleep"], annotations=sandbox)
+    for name in ("app", "other"):
+        await stack.run(name, ["sleep"], annotations=crio)
+    hang(stack)
+
+    await stack.pod.kill(APP, None, TERM, False)
+
+    assert stack.pod.state(APP, None).status is Status.RUNNING
+    await stack.pod.kill(APP, None, KILL, False)
+    assert [(await stack.pod.wait(each, None)).status for each in (APP, OTHER, C1)] == [137, 255, 255]
+
+
 async def test_a_kill_of_the_sandbox_needs_no_guest(stack: Stack) -> None:
     await pod_of_two(stack)
     hang(stack)

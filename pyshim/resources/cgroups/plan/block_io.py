@@ -62,7 +62,7 @@ def block_io(resources: Mapping[str, object]) -> BlockIo:
     """The block I/O of a container's `linux.resources`. Raises InvalidArgument naming the member that is wrong."""
     try:
         return msgspec.convert(resources.get("blockIO") or {}, BlockIo)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, UnicodeError) as error:
         raise InvalidArgument(f"read linux.resources.blockIO: {error}") from error
 
 
