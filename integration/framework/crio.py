@@ -36,8 +36,7 @@ _REGISTRIES = ".config/containers/registries.conf"
 """Below HOME; CRI-O reads it before the system's."""
 # Without the C libraries of signatures, btrfs and seccomp.
 _TAGS = "containers_image_openpgp exclude_graphdriver_btrfs"
-# runc's processes are the first that the OOM killer takes: lowering their score takes a capability that this machine may
-# not have.
+# runc's processes are the first that the OOM killer takes: a lower score takes a capability that this machine may lack.
 _RUNC = """\
 #!/bin/sh
 for word; do
@@ -70,6 +69,7 @@ conmon = "/usr/bin/conmon"
 conmon_cgroup = "pod"
 cgroup_manager = "cgroupfs"
 pinns_path = "{programs}/pinns"
+pause_command = ""
 namespaces_dir = "{state}/ns"
 container_exits_dir = "{state}/exits"
 container_attach_socket_dir = "{state}/attach"
