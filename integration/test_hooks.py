@@ -86,3 +86,17 @@ def test_a_hook_of_the_container_runs_in_the_guest(
 
     assert result.code == 0, result
     assert result.lines != [Path("/proc/sys/kernel/osrelease").read_text().strip()]
+
+
+@pytest.mark.vm
+def test_a_hook_of_the_container_whose_program_the_guest_lacks_fails_by_name(
+    ctr: Ctr, runtime: Runtime, name: str, plain_rootfs: Path, scratch: Path
+) -> None:
+    spec = oci.spec("true", name=name, rootfs=plain_rootfs)
+    spec["hooks"] = {"createContainer": [{"path": "/nowhere/program"}]}
+
+    result = _run(ctr, runtime, name, spec, scratch)
+
+    assert result.code != 0
+    assert "create container" in result.err
+    assert "/nowhere/program" in result.err
