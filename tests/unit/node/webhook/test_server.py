@@ -5,7 +5,6 @@ import contextlib
 import datetime
 import io
 import json
-import os
 import ssl
 import subprocess
 import sys
@@ -262,14 +261,6 @@ async def test_a_request_under_way_is_answered_before_the_end(tmp_path: Path) ->
 
     async with asyncio.timeout(GENEROUS_S):
         await main()
-
-
-def test_the_key_of_the_authority_is_dropped_and_the_certificate_is_the_servers() -> None:
-    pair = self_signed((NAME, "10.0.0.7"), days=1, now=NOW)
-
-    assert pair.key.count(b"PRIVATE KEY") == 2
-    assert b"PRIVATE" not in pair.authority + pair.certificate
-    assert os.linesep.encode() in pair.certificate
 
 
 _SERVER = """
