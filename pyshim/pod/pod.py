@@ -469,7 +469,7 @@ class Pod:
         await container.hooks.after_delete()
         self._containers.pop(container.id, None)
         self._settle()
-        if self._containers:
+        if self._containers or self._keeper is not None:
             self._save()
         self._env.publisher.publish(TaskDeleted(container_id=container.id, pid=container.pid, exit=exit_status))
         return container.pid, exit_status

@@ -317,6 +317,7 @@ async def test_the_state_goes_with_the_sandbox_not_with_its_last_container(stack
     await stack.pod.wait(container, None)
     await stack.pod.delete(container, None)
     assert not stack.records[0].removed
+    assert stack.records[0].snapshots[-1].containers == ()
 
     await api.stop(POD)
 
