@@ -6,6 +6,7 @@ import time
 from uuid import uuid4
 
 import click
+import msgspec
 
 from hypervisors.qemu.vm import QemuVm
 from pyshim.agent.connect import Connector
@@ -114,7 +115,9 @@ def _status(path: str | None, as_json: bool) -> int:
     usable = [each for each in found if isinstance(each, StoredTemplate)]
     damaged = [str(each) for each in found if not isinstance(each, StoredTemplate)]
     if as_json:
-        print_json({"enabled": config.factory.enable_template, "key": current, "templates": usable, "damaged": damaged})
+        templates = msgspec.to_builtins(usable)
+        enabled = config.factory.enable_template
+        print_json({"enabled": enabled, "key": current, "templates": templates, "damaged": damaged})
         return 0
     if not config.factory.enable_template:
         print(_NOT_ENABLED.format(source=config.source))
