@@ -20,7 +20,7 @@ import pytest
 
 from pyshim.start.info import BINARY
 
-from .framework import cri_session, enclosure, evidence, images, kata_agent, shim_config, soak, zygote
+from .framework import cri_session, crio, enclosure, evidence, images, kata_agent, shim_config, soak, zygote
 from .framework.containerd import Containerd, missing_programs, remove_daemon_files
 from .framework.cri import Cri
 from .framework.cri_session import cri, pod, shared_pod  # noqa: F401  (fixtures)
@@ -77,6 +77,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason=f"needs a runtime with a VM, not {runtime.name}"))
     if kata_agent.is_chosen():
         kata_agent.mark(items, kata_agent.differences())
+    if crio.is_chosen():
+        crio.mark(items)
     # Files with a test of many pods, which has a time limit of its own, come first: as the last one, such a file would
     # run while the other enclosures have nothing left to do.
     long = {item.path for item in items if item.get_closest_marker("timeout")}

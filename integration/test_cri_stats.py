@@ -12,6 +12,7 @@ import pytest
 from protos.cri import v1_pb2 as pb
 from pyshim.model.units import MIB
 
+from .framework import crio
 from .framework.cgroups import SandboxCgroups, pod_cgroup
 from .framework.cri import Container, Cri, Pod, refusal
 from .framework.waiting import eventually
@@ -82,7 +83,8 @@ def test_figures_of_the_pod_are_those_of_its_vm(busy_pod: Pod) -> None:
     """containerd reads the pod's cgroup on the host: what the VM costs is in it."""
     sandbox = SandboxCgroups(busy_pod.id)
     busy_pod.start()
-    assert sandbox.path("sandbox") == f"/podstats/{busy_pod.id}"
+    prefix = "crio-" if crio.is_chosen() else ""
+    assert sandbox.path("sandbox") == f"/podstats/{prefix}{busy_pod.id}"
 
     stats = busy_pod.cri.call("PodSandboxStats", pod_sandbox_id=busy_pod.id).stats.linux
 

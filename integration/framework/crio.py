@@ -32,6 +32,30 @@ CHOICE = "CRI"
 VERSION = "v1.36.3"
 MODULE = "github.com/cri-o/cri-o"
 PROGRAMS = PROJECT / ".build" / "cache" / "crio" / VERSION
+_AT_CREATE = "CRI-O makes the task in CreateContainer, which fails then: internal/oci/runtime_vm.go, CreateContainer"
+_NO_PORT_FORWARD = "CRI-O forwards no port of a VM: internal/oci/runtime_vm.go, PortForwardContainer"
+_NO_SECCOMP = "CRI-O is built without libseccomp here, and gives no profile"
+DIFFERENCES = {
+    "test_a_program_that_does_not_exist_fails_the_start_and_leaves_the_pod_usable": _AT_CREATE,
+    "test_an_exec_that_exceeds_its_time_is_ended": "CRI-O answers -1 and a text: runtime_vm.go, ExecSyncContainer",
+    "test_a_host_network_pod_is_refused_by_name": "CRI-O names the host's network namespace, which is refused as such",
+    "test_an_unknown_sysctl_is_refused_by_its_name": "CRI-O sets sysctls in its pinned namespaces itself: pinns",
+    "test_capabilities_are_added_and_dropped": "CRI-O's ALL is what its build knows, not what it has itself",
+    "test_a_capability_the_guest_does_not_know_gives_nothing": "CRI-O refuses a capability that it does not know",
+    "test_a_volume_that_is_not_there[dangling]": "CRI-O resolves the link, and the refusal names its target",
+    "test_a_pod_reaches_its_gateway_and_the_host_reaches_the_pod": "CRI-O gives no NET_RAW, which ping needs",
+    "test_figures_of_a_container_are_those_of_its_cgroup_in_the_guest": "CRI-O reads no page faults of a VM: "
+    "internal/oci/runtime_vm_linux.go, metricsV1ToCgroupStats",
+    "test_seccomp_holds_inside_the_guest[runtime-default]": _NO_SECCOMP,
+    "test_a_local_seccomp_profile_denies_what_it_says_and_survives_unknown_calls": _NO_SECCOMP,
+    "test_a_seccomp_profile_that_is_no_profile_is_refused": _NO_SECCOMP,
+    "test_a_forwarded_port_is_answered_by_who_listens_in_the_pod": _NO_PORT_FORWARD,
+    "test_a_port_is_forwarded_the_kubelets_way": _NO_PORT_FORWARD,
+    "test_many_forwarded_connections_carry_much_at_once_and_end_with_their_listeners": _NO_PORT_FORWARD,
+    "test_a_forwarded_port_without_a_listener_is_an_error_and_the_next_one_is_served": _NO_PORT_FORWARD,
+    "test_port_forward_changes_nothing_in_the_pods_namespace": _NO_PORT_FORWARD,
+}
+"""Tests of what CRI-O does in another way than containerd, by name, without parameters where they hold for all."""
 _REGISTRIES = ".config/containers/registries.conf"
 """Below HOME; CRI-O reads it before the system's."""
 # Without the C libraries of signatures, btrfs and seccomp.
@@ -69,7 +93,6 @@ conmon = "/usr/bin/conmon"
 conmon_cgroup = "pod"
 cgroup_manager = "cgroupfs"
 pinns_path = "{programs}/pinns"
-pause_command = ""
 namespaces_dir = "{state}/ns"
 container_exits_dir = "{state}/exits"
 container_attach_socket_dir = "{state}/attach"
@@ -82,6 +105,7 @@ runtime_root = "{state}/runc"
 monitor_path = "/usr/bin/conmon"
 [crio.image]
 pause_image = "{pause}"
+pause_command = ""
 signature_policy = "{root}/policy.json"
 [crio.network]
 network_dir = "{cni}/net.d"
@@ -93,6 +117,14 @@ enable_nri = false
 
 def is_chosen() -> bool:
     return os.environ.get(CHOICE) == "crio"
+
+
+def mark(items: list[pytest.Item]) -> None:
+    """Tests of what CRI-O does in another way are skipped, with the reason."""
+    for item in items:
+        names = (item.name, item.name.partition("[")[0])
+        if reason := next((DIFFERENCES[name] for name in names if name in DIFFERENCES), ""):
+            item.add_marker(pytest.mark.skip(reason=reason))
 
 
 def build() -> None:
