@@ -19,7 +19,7 @@ import pytest
 
 from protos.cri import v1_pb2 as pb
 
-from .framework import processes, releases, shim_config
+from .framework import crio, processes, releases, shim_config
 from .framework.cgroups import SandboxCgroups
 from .framework.cri import Container, Cri, Pod, pod_config
 from .framework.cri_session import NRI_SOCKET, RUNC_HANDLER, STAND_IN_CONFIG, STAND_IN_HANDLER
@@ -32,9 +32,10 @@ pytestmark = pytest.mark.vm
 _PYSHIM = Path(__file__).resolve().parents[1] / "bin" / "pyshim"
 _ONLINE = frozenset(os.sched_getaffinity(0))
 _RESERVED = min(_ONLINE)
-_needs_nri = pytest.mark.skipif(
-    not releases.chosen().has_nri, reason=f"containerd {releases.chosen().generation} has no NRI (CONTAINERD=2.3)"
-)
+_no_nri = f"containerd {releases.chosen().generation} has no NRI (CONTAINERD=2.3)"
+_needs_nri = pytest.mark.skipif(not releases.chosen().has_nri or crio.is_chosen(), reason=_no_nri)
+"""Of containerd, beside whose VMs are pods of runc."""
+_needs_any_nri = pytest.mark.skipif(not (releases.chosen().has_nri or crio.is_chosen()), reason=_no_nri)
 _needs_two_cpus = pytest.mark.skipif(len(_ONLINE) < 2, reason="one CPU: none can be had alone")
 
 
@@ -168,6 +169,25 @@ def test_a_shim_that_asked_is_on_the_shared_cpus_before_and_after_its_container_
             assert _allowed(shim.pid) == _ONLINE - {taken}
             assert plugin.log().count('msg="placed"') == 1, plugin.log()
         eventually(lambda: _allowed(other) == _ONLINE, what=lambda: f"it has all again: {plugin.log()}")
+
+
+@_needs_any_nri
+@_needs_two_cpus
+def test_a_guaranteed_pod_keeps_its_own_cpu_over_the_plugins_restart(
+    cri: Cri, plugin: PluginProcess, asking: None
+) -> None:
+    with _guaranteed(cri, 1) as vm:
+        (taken,) = SandboxCgroups(vm.id).record["Placed"]["placement"]["vcpu_cpus"]
+        assert taken != _RESERVED
+        plugin.has_said("pod=default/vm1")
+
+        plugin.end(signal.SIGKILL)
+        plugin.start(NRI_SOCKET)
+        plugin.has_said("synchronized", times=2)
+
+        plugin.has_said("placement restored")
+        vm.start()
+        assert SandboxCgroups(vm.id).record["Placed"]["placement"]["vcpu_cpus"] == [taken]
 
 
 @_needs_nri

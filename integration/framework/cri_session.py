@@ -167,6 +167,7 @@ def crio_daemon(binaries: Path, registries: Mapping[str, str] | None = None) -> 
             ),
             shim=binaries / "containerd-shim-pykata-v2",
             cni=GROUND / "cni",
+            nri=NRI_SOCKET.parent,
             pause=PAUSE_IMAGE,
         )
         cri: Cri | None = None

@@ -111,7 +111,10 @@ signature_policy = "{root}/policy.json"
 network_dir = "{cni}/net.d"
 plugin_dirs = ["{cni}/bin"]
 [crio.nri]
-enable_nri = false
+enable_nri = true
+nri_listen = "{nri}/nri.sock"
+nri_plugin_dir = "{nri}/plugins"
+nri_plugin_config_dir = "{nri}/conf.d"
 """
 
 
@@ -162,12 +165,20 @@ class Crio(Daemon):
     name = "CRI-O"
 
     def __init__(
-        self, directories: CrioDirectories, *, handlers: tuple[Handler, ...], shim: Path, cni: Path, pause: str
+        self,
+        directories: CrioDirectories,
+        *,
+        handlers: tuple[Handler, ...],
+        shim: Path,
+        cni: Path,
+        nri: Path,
+        pause: str,
     ) -> None:
         super().__init__(directories)
         self._handlers = handlers
         self._shim = shim
         self._cni = cni
+        self._nri = nri
         self._pause = pause
 
     @property
@@ -185,6 +196,7 @@ class Crio(Daemon):
             programs=PROGRAMS,
             cni=self._cni,
             pause=self._pause,
+            nri=self._nri,
         )
         (where.root / "crio.conf").write_text(text)
         (where.root / "runc").write_text(_RUNC)
