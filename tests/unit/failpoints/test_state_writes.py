@@ -19,7 +19,6 @@ from tests.fakes.machine import Machine, MachineStore
 from tests.unit.failpoints.pod_life import PodLife
 
 LIMITS = {"EMFILE": resource.RLIMIT_NOFILE, "EFBIG": resource.RLIMIT_FSIZE}
-TEXTS = {"EMFILE": "Too many open files", "EFBIG": "File too large"}
 
 
 @contextlib.contextmanager
@@ -81,7 +80,7 @@ def test_a_write_that_fails_once_refuses_its_call_by_name_and_leaves_nothing(tmp
     refused = 0
     for nth in range(1, count + 1):
         _, errors = lived(tmp_path, how, lambda number, nth=nth: number == nth)  # type: ignore[misc]
-        assert all("write state" in error and TEXTS[how] in error for error in errors), f"write {nth}: {errors}"
+        assert all("write state" in error and how in error for error in errors), f"write {nth}: {errors}"
         refused += bool(errors)
 
     assert 0 < refused < count
