@@ -121,10 +121,10 @@ def test_ctr_makes_lists_and_removes_a_sandbox(cri: Cri, runtime: Runtime, tmp_p
     spec.write_text(json.dumps({"process": {"args": ["pause"], "cwd": "/"}, "root": {"path": "rootfs"}}))
     ctr = cri.daemon.ctr
 
-    made = ctr("sandboxes", "run", "--runtime", runtime.name, str(spec), "by-ctr")
+    made = ctr("-n", "k8s.io", "sandboxes", "run", "--runtime", runtime.name, str(spec), "by-ctr")
 
     assert made.out.strip() == "by-ctr"
-    assert "by-ctr" in ctr("sandboxes", "list").out
+    assert "by-ctr" in ctr("-n", "k8s.io", "sandboxes", "list").out
     assert len(runtime.vmms("by-ctr")) == 1
-    ctr("sandboxes", "rm", "--force", "by-ctr")
-    assert_nothing_left(before, (cri.daemon.directories.root,))
+    ctr("-n", "k8s.io", "sandboxes", "rm", "--force", "by-ctr")
+    assert_nothing_left(before, (cri.daemon.directories.root, tmp_path))
