@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -70,22 +71,29 @@ def without_overhead(kube: Cluster) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def without_guest(kube: Cluster) -> Iterator[str]:
-    """The handler of the tests for remote VMs, with the shipped configuration and a kernel that is not there."""
+def configured(kube: Cluster, line: str, **overhead: str) -> Iterator[None]:
+    """The class `configured`, with the handler of the tests for remote VMs.
+
+    Its VMs have the shipped configuration with `line`, a key and its value, in the hypervisor's table.
+    """
     config = cri_session.REMOTE_CONFIG
     config.parent.mkdir(parents=True, exist_ok=True)
-    lines = [
-        'kernel = "/opt/pyshim/no-such-kernel"' if line.startswith("kernel =") else line
-        for line in Path(SHIPPED_PATH).read_text().splitlines()
-    ]
-    config.write_text("\n".join(lines))
+    key, head = line.partition(" =")[0], "[hypervisor.qemu]\n"
+    text = re.sub(rf"(?m)^{key} =.*\n", "", Path(SHIPPED_PATH).read_text())
+    text = re.sub(r'"\.\./', f'"{Path(SHIPPED_PATH).parents[1]}/', text)
+    config.write_text(text.replace(head, f"{head}{line}\n"))
     try:
-        with kube.runtime_class("guestless", cri_session.REMOTE_HANDLER):
-            pod = manifest("no-guest", container(SLEEP), runtimeClassName="guestless")
-            with created(kube, pod) as name:
-                yield name
+        with kube.runtime_class("configured", cri_session.REMOTE_HANDLER, **overhead):
+            yield
     finally:
         config.unlink()
+
+
+@contextlib.contextmanager
+def without_guest(kube: Cluster) -> Iterator[str]:
+    pod = manifest("no-guest", container(SLEEP), runtimeClassName="configured")
+    with configured(kube, 'kernel = "/opt/pyshim/no-such-kernel"'), created(kube, pod) as name:
+        yield name
 
 
 @contextlib.contextmanager
@@ -105,12 +113,38 @@ def resized(memory: str, cpu: str = "100m") -> Callable[[Cluster], contextlib.Ab
     def scene(kube: Cluster) -> Iterator[str]:
         with created(kube, limited("resized", "100m", "64Mi")) as name:
             kube.phase(name, "Running")
-            both = {"cpu": cpu, "memory": memory}
-            patch = {"spec": {"containers": [{"name": "main", "resources": {"limits": both, "requests": both}}]}}
-            kube.call("PATCH", f"/api/v1/namespaces/default/pods/{name}/resize", patch, _MERGE)
+            resize(kube, name, cpu, memory)
             yield name
 
     return scene
+
+
+def resize(kube: Cluster, pod: str, cpu: str, memory: str) -> None:
+    both = {"cpu": cpu, "memory": memory}
+    patch = {"spec": {"containers": [{"name": "main", "resources": {"limits": both, "requests": both}}]}}
+    kube.call("PATCH", f"/api/v1/namespaces/default/pods/{pod}/resize", patch, _MERGE)
+
+
+@contextlib.contextmanager
+def shrunk(kube: Cluster, runtime_class: str = "pykata") -> Iterator[str]:
+    """A pod that had much memory and gave it back in its VM; then its limit is lowered to what it may need."""
+    pod = limited("shrunk", "100m", "512Mi")
+    had = "dd if=/dev/zero of=/dev/null bs=400M count=1 2>&1; echo done; exec sleep 100000"
+    pod["spec"]["containers"][0]["command"] = ["sh", "-c", had]
+    pod["spec"]["runtimeClassName"] = runtime_class
+    with created(kube, pod) as name:
+        kube.phase(name, "Running")
+        eventually(lambda: "done" in kube.log(name), what=lambda: f"the memory was used: {kube.log(name)}")
+        # The kubelet compares the limit with its latest figure, which is several seconds old.
+        before = figure_time(kube, name)
+        eventually(lambda: figure_time(kube, name) > before, what="the kubelet has a newer figure")
+        resize(kube, name, "100m", "256Mi")
+        yield name
+
+
+def figure_time(kube: Cluster, pod: str) -> str:
+    """When the kubelet's figure of the pod's memory was taken."""
+    return str(next(each["memory"]["time"] for each in kube.stats()["pods"] if each["podRef"]["name"] == pod))
 
 
 Scene = Callable[[Cluster], contextlib.AbstractContextManager[str]]
@@ -135,6 +169,7 @@ SCENES: dict[str, Scene] = {
     "Pod sandbox changed": with_a_lost_vm,
     "keeps its size": resized("2Gi"),
     "enough capacity": resized("16Ti"),
+    "below current usage": shrunk,
 }
 """By a part of the text of one row."""
 
@@ -152,6 +187,15 @@ def test_a_row_of_the_page_is_what_kubernetes_says(kube: Cluster, row: Row) -> N
             what=lambda: f"{row}; events {kube.events(pod)}, status {kube.pod(pod)['status']}",
             within_s=120,
             every_s=0.3,
+        )
+
+
+def test_a_limit_can_be_lowered_once_the_guest_has_given_its_free_memory_back(kube: Cluster) -> None:
+    overhead = {"memory": "320Mi", "cpu": "250m"}
+    with configured(kube, "reclaim_guest_freed_memory = true", **overhead), shrunk(kube, "configured") as pod:
+        eventually(
+            lambda: kube.pod(pod)["status"]["containerStatuses"][0]["resources"]["limits"]["memory"] == "256Mi",
+            what=lambda: f"the limit is lowered: {kube.pod(pod)['status']}",
         )
 
 
