@@ -312,6 +312,7 @@ async def removed_under_us() -> object:
         (ROOT / "kata_overhead/runner").mkdir()
         for pid in read("/kata_overhead/s1/cgroup.procs").split():
             (ROOT / "kata_overhead/runner/cgroup.procs").write_text(pid)
+        (ROOT / "kata_overhead/s1/vmm").rmdir()
         (ROOT / "kata_overhead/s1").rmdir()
         await cgroups.fit([{"cpu": {"cpus": "0"}}], cgroups._record)
     (ROOT / "runner/cgroup.procs").write_text(str(os.getpid()))
@@ -346,7 +347,8 @@ def main() -> int:
     (ROOT / "pods/pod1").mkdir(parents=True)
     disk = min(Path("/sys/class/block").iterdir())
     major, minor = (disk / "dev").read_text().split(":")
-    os.mknod("/disk", stat.S_IFBLK | 0o600, os.makedev(int(major), int(minor)))
+    with contextlib.suppress(PermissionError):  # the test says so
+        os.mknod("/disk", stat.S_IFBLK | 0o600, os.makedev(int(major), int(minor)))
     try:
         print(json.dumps(asyncio.run(scenes())))
     except Exception:
