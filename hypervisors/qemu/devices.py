@@ -14,6 +14,7 @@ from pyshim.model.cpusets import cpuset_text
 from pyshim.model.host_facts import Accelerator
 from pyshim.model.units import MIB
 from pyshim.model.vm import (
+    FIRST_BRIDGE_SLOT,
     AgentChannel,
     CpuConfig,
     ExtensionDisk,
@@ -34,7 +35,6 @@ RAM_ID = "ram0"
 IMAGE_NODE = "image0"
 INITDATA_NODE = "initdata"
 ROOT_BUS = "pcie.0"
-FIRST_BRIDGE_SLOT = 2
 _BRIDGE_PORT_CHASSIS = 16
 """Of the first bridge's root port; other ports have the chassis 0 to 2. Kata's number."""
 SERIAL_PORTS = 2

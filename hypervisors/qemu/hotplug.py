@@ -28,6 +28,7 @@ from pyshim.model.errors import (
 )
 from pyshim.model.host_facts import Accelerator
 from pyshim.model.vm import (
+    FIRST_BRIDGE_SLOT,
     BlockDevice,
     Capabilities,
     Device,
@@ -83,7 +84,7 @@ class BridgeSlots:
                 "DeviceAddr": {str(slot): device_id for slot, device_id in taken.items()},
                 "Type": "pci",
                 "ID": devices.bridge_id(index),
-                "Addr": devices.FIRST_BRIDGE_SLOT + index,
+                "Addr": FIRST_BRIDGE_SLOT + index,
             }
             for index, taken in enumerate(self._taken)
         ]

@@ -237,6 +237,10 @@ class EmulatedDevice(msgspec.Struct, frozen=True, kw_only=True):
 PciDevice = VfioDevice | EmulatedDevice
 
 
+FIRST_BRIDGE_SLOT = 2
+"""Of the bridges for hotplug, on the root bus."""
+
+
 class PciPort(msgspec.Struct, frozen=True, kw_only=True):
     """A PCIe port that takes one device, at slot 0 behind it."""
 

@@ -60,12 +60,7 @@ class LinuxHost:
     @within_s(READ_S, "read '{path}'")
     async def read_bytes(self, path: str, max_bytes: int) -> bytes:
         """The file's content. Raises NotFound when missing, InvalidArgument when larger or no regular file."""
-        try:
-            return await asyncio.to_thread(_read_bytes, path, max_bytes)
-        except (FileNotFoundError, NotADirectoryError):
-            raise NotFound(f"read {path!r}: no such file") from None
-        except OSError as error:
-            raise FailedPrecondition(f"read {path!r}: {error.strerror}") from error
+        return await _reading(path, _read_bytes, path, max_bytes)
 
     @within_s(READ_S, "look at '{path}'")
     async def source_facts(self, path: str, vhost_user_store: str) -> "SourceFacts":
@@ -218,12 +213,11 @@ class LinuxHost:
 
 
 async def _reading(what: str, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    try:
-        return await asyncio.to_thread(function, *args, **kwargs)
-    except FileNotFoundError:
-        raise NotFound(f"read {what!r}: no such file") from None
-    except OSError as error:
-        raise FailedPrecondition(f"read {what!r}: {error.strerror}") from error
+    with os_errors(f"read {what!r}"):
+        try:
+            return await asyncio.to_thread(function, *args, **kwargs)
+        except (FileNotFoundError, NotADirectoryError):
+            raise NotFound(f"read {what!r}: no such file") from None
 
 
 def _read_bytes(path: str, max_bytes: int) -> bytes:

@@ -15,11 +15,10 @@ from collections.abc import Sequence
 import msgspec
 
 from pyshim.model.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
-from pyshim.model.vm import PciDevice, PciLayout, PciPort, PlacedDevice, PortKind
+from pyshim.model.vm import FIRST_BRIDGE_SLOT, PciDevice, PciLayout, PciPort, PlacedDevice, PortKind
 
 MAX_PORTS = 16
 """Of each kind; Kata's limit."""
-FIRST_BRIDGE_SLOT = 2
 BRIDGE_SLOTS = 30
 """Of one PCI bridge: 1 to 30."""
 _END_OF_ROOT_BUS = 0x1F
