@@ -128,7 +128,7 @@ def _cgroups_of(sandbox_id: str, root: str, pids: Set[int]) -> list[LedgerEntry]
     """Cgroups with the names that Kata, CRI-O and systemd give a sandbox's, and those named by its id.
 
     Another runtime's container may have the same id. So one named by the id counts where every process in it is one of
-    `pids`, the sandbox's programs.
+    `pids`, the sandbox's programs, or a child of one: virtiofsd serves from a child in a pid namespace of its own.
     """
     names = {f"kata_{sandbox_id}", f"crio-{sandbox_id}", f"kata_crio-{sandbox_id}"}
     names |= {f"{owner}-{sandbox_id}.scope" for owner in ("cri-containerd", "crio", "kata-overhead")}
@@ -145,7 +145,8 @@ def _cgroups_of(sandbox_id: str, root: str, pids: Set[int]) -> list[LedgerEntry]
 
 
 def _holds_only(cgroup: str, pids: Set[int]) -> bool:
-    return all(set(members(directory)) <= pids for directory, _, _ in os.walk(cgroup))
+    found = {pid for directory, _, _ in os.walk(cgroup) for pid in members(directory)}
+    return all(processes.parent(pid) in pids for pid in found - pids)
 
 
 _PARENTS = frozenset({"kata_overhead", "kata_sandboxed_pod"})
