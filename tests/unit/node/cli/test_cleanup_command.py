@@ -16,7 +16,7 @@ import pytest
 from msgspec.structs import replace
 
 from pyshim.cleanup import lost_vms
-from pyshim.cleanup.conventions import VMM_WORD, Places
+from pyshim.cleanup.conventions import VMM_WORD, Places, conventional_ledger
 from pyshim.cleanup.orphans import candidates
 from pyshim.host.processes import identity as processes
 from pyshim.model.ids import SandboxId
@@ -300,6 +300,29 @@ def test_cgroups_are_found_by_their_names_unless_others_run_in_them(node: Node) 
     assert node.cleanup("dead") == cleanup.CLEAN
 
     assert [(node.root / "cgroup" / path).exists() for path in (*ours, *others)] == [False] * 6 + [True] * 3
+
+
+def test_a_child_of_virtiofsd_does_not_make_its_sandboxs_cgroup_anothers(node: Node) -> None:
+    program = node.root / "virtiofsd"
+    shutil.copy("/bin/sh", program)
+    words = [program, "-c", "sleep 600 & echo $!; wait", f"{node.places.shared_root}/dead/shared"]
+    serving = subprocess.Popen(words, stdout=subprocess.PIPE, start_new_session=True)
+    try:
+        assert serving.stdout is not None
+        child = int(serving.stdout.readline())
+        until_it_shows(child, "600")
+        for name, pids in (("dead", (serving.pid, child)), ("other/dead", (serving.pid, child, os.getpid()))):
+            cgroup = node.root / "cgroup" / name
+            cgroup.mkdir(parents=True)
+            (cgroup / "cgroup.procs").write_text("".join(f"{pid}\n" for pid in pids))
+
+        found = conventional_ledger("dead", node.places, thorough=True)
+
+        assert [each.key for each in found if each.kind is ResourceKind.CGROUP] == [f"{node.root}/cgroup/dead"]
+    finally:
+        os.killpg(serving.pid, signal.SIGKILL)
+        serving.wait()
+        serving.stdout.close()
 
 
 @pytest.mark.parametrize("words", [[], ["x", "--all"]])
