@@ -239,7 +239,8 @@ def field(default_factory):
 
 async def the_hosts_side(guest: Guest, alone: str, beside: str) -> None:
     """Binding and its undo, groups whole and partly bound: vfio-pci has `alone`, `beside` is in a group with disks."""
-    names = ("pyshim/__init__.py", "pyshim/host/__init__.py", "pyshim/resources/devices/host/vfio.py")
+    names = ("pyshim/__init__.py", "pyshim/resources/devices/host/vfio.py")
+    names += tuple(f"pyshim/host/{name}.py" for name in ("__init__", "os_errors"))
     names += tuple(f"pyshim/model/{name}.py" for name in ("__init__", "devices", "errors"))
     files = {name: (GUEST.parents[1] / name).read_text() for name in names}
     files["msgspec.py"] = NOUNS_IN_THE_GUEST
