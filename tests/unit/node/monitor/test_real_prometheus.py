@@ -6,6 +6,7 @@ import os
 import shutil
 import socket
 import subprocess
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 
 from guest.agent.calls import metrics as guest
 from tests.unit.monitor.test_names import DASHBOARD
-from tests.unit.node.monitor.test_node_monitor import Node, node
+from tests.unit.node.monitor.test_node_monitor import Node
 
 pytestmark = [
     pytest.mark.slow,
@@ -59,8 +60,6 @@ def started(directory: Path, port: int) -> subprocess.Popen[bytes]:
 
 
 def test_prometheus_scrapes_and_the_dashboard_has_something_to_draw(tmp_path: Path) -> None:
-    root = tmp_path / "sbs"
-    root.mkdir()
 
     async def scenario(one: Node) -> None:
         for number in range(SANDBOXES):
@@ -92,4 +91,10 @@ def test_prometheus_scrapes_and_the_dashboard_has_something_to_draw(tmp_path: Pa
             process.terminate()
             await asyncio.to_thread(process.wait)
 
-    node(root, scenario)
+    async def body() -> None:
+        async with asyncio.timeout(110), AsyncExitStack() as end:
+            one = Node(tmp_path, end)
+            await one.open()
+            await scenario(one)
+
+    asyncio.run(body())
