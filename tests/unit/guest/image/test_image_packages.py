@@ -142,7 +142,7 @@ def test_kernels_of_another_form_are_refused(image: bytes, text: str) -> None:
     ("errors", "runs"),
     [
         (["run apt-get: exit status 100: E: Could not get lock /var/lib/apt/lists/lock"] * 3, 4),
-        (["run apt-get: exit status 100: Could not resolve 'deb.debian.org'"], 1),
+        (["run apt-get: exit status 100: Could not resolve 'mirror.test'"], 1),
     ],
     ids=["another-apt", "no-network"],
 )
