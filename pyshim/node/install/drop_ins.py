@@ -106,8 +106,6 @@ class Containerd(msgspec.Struct, frozen=True, kw_only=True):
 class Addition(msgspec.Struct, frozen=True, kw_only=True):
     """The addition to containerd's configuration."""
 
-    sandboxer: str = "podsandbox"
-    """`shim`: its pods are made by containerd's Sandbox API, without a pause container."""
     drop_in: str | None = None
     """The text of a file of our own."""
     drop_in_path: str = ""
