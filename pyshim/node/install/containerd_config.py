@@ -50,15 +50,8 @@ def merged(path: str, *, root: str = "") -> tuple[dict[str, Any], int]:
     version = first.get("version", 1)
     if not isinstance(version, int) or isinstance(version, bool):
         raise FailedPrecondition(f"read '{path}': version is no number")
-    imports = first.get("imports", [])
-    if not isinstance(imports, list):
-        raise FailedPrecondition(f"read '{path}': imports is no list")
-    files = [path]
-    for pattern in imports:
-        whole = os.path.join(os.path.dirname(path), str(pattern))
-        files += [found.removeprefix(root) for found in sorted(glob.glob(f"{root}{whole}"))]
     document: dict[str, Any] = {}
-    for file in files[:_MAX_FILES]:
+    for file in [path, *_imported(first, path, root)][:_MAX_FILES]:
         _add(document, first if file == path else read_document(file, root), replaces_plugins=version < 3)
     return document, version
 
@@ -66,15 +59,19 @@ def merged(path: str, *, root: str = "") -> tuple[dict[str, Any], int]:
 def replacing_import(path: str) -> str:
     """The imported file by which containerd 1.x forgets the CRI plugin's settings in `path`; empty without one."""
     try:
-        document = read_document(path, "")
-        files = sorted(
-            file
-            for pattern in document.get("imports", ())
-            for file in glob.glob(os.path.join(os.path.dirname(path), str(pattern)))
-        )
+        files = sorted(_imported(read_document(path, ""), path, ""))
         return next((file for file in files if table_at(read_document(file, ""), "plugins", _CRI_1)), "")
     except (OSError, FailedPrecondition):
         return ""
+
+
+def _imported(document: Mapping[str, Any], path: str, root: str) -> list[str]:
+    """The files below `root` that the configuration `path` imports. Raises FailedPrecondition."""
+    imports = document.get("imports", [])
+    if not isinstance(imports, list):
+        raise FailedPrecondition(f"read '{path}': imports is no list")
+    wholes = (os.path.join(os.path.dirname(path), str(pattern)) for pattern in imports)
+    return [found.removeprefix(root) for whole in wholes for found in sorted(glob.glob(f"{root}{whole}"))]
 
 
 def runtimes_in(document: Mapping[str, Any]) -> dict[str, Any]:
