@@ -1,6 +1,5 @@
 """The node's container runtime: which it is, version, configuration, restart; and which processes use a release."""
 
-import fcntl
 import os
 import re
 import shutil
@@ -12,6 +11,7 @@ from contextlib import contextmanager, suppress
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from pyshim.host.locks import lock_within, open_directory
 from pyshim.host.processes.identity import arguments, find_by_argument
 from pyshim.model.errors import FailedPrecondition, NotFound, Unavailable
 from pyshim.node.install.containerd_config import replacing_import, runtimes_in
@@ -244,14 +244,10 @@ def end(pid: int, number: int) -> None:
 @contextmanager
 def lock(root: str) -> Iterator[None]:
     """No other installation changes this node meanwhile. Raises FailedPrecondition when one does."""
-    fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with open_directory(root) as directory:
+        if not lock_within(directory, 0):
+            raise FailedPrecondition("change the installation: another 'pyshim' does so now")
         yield
-    except BlockingIOError as error:
-        raise FailedPrecondition("change the installation: another 'pyshim' does so now") from error
-    finally:
-        os.close(fd)
 
 
 def _run(command: list[str]) -> str:
