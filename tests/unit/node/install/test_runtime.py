@@ -171,3 +171,11 @@ def test_an_import_that_replaces_the_cri_table_is_named_as_the_cause(tmp_path: P
 
     with pytest.raises(FailedPrecondition, match=f"it has no runtime pykata: '{config}' imports '{imported}'"):
         runtime.require_handlers({}, frozenset(), frozenset({"pykata"}), str(config))
+
+
+def test_imports_that_are_no_list_are_no_cause_of_a_missing_handler(tmp_path: Path) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text("version = 2\nimports = 3\n")
+
+    with pytest.raises(FailedPrecondition, match=r"it has no runtime pykata$"):
+        runtime.require_handlers({}, frozenset(), frozenset({"pykata"}), str(config))
