@@ -5,18 +5,16 @@ Tests of the chart take it from here or from PATH, and are skipped without it.
 
 from __future__ import annotations
 
-import fcntl
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-from integration.framework.releases import run_go
+from integration.framework.releases import go_build, run_go
 
 VERSION = "v3.19.0"
 CHART = Path(__file__).resolve().parents[2] / "configs" / "helm" / "pyshim"
-_CACHE = Path(__file__).resolve().parents[2] / ".build" / "cache" / "helm"
-_BUILT = _CACHE / VERSION / "helm"
+_BUILT = Path(__file__).resolve().parents[2] / ".build" / "cache" / "helm" / VERSION / "helm"
 
 
 def find() -> str | None:
@@ -26,21 +24,12 @@ def find() -> str | None:
 
 def build() -> None:
     """The program is there. Raises OSError saying what failed."""
-    _CACHE.mkdir(parents=True, exist_ok=True)
-    with (_CACHE / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if _BUILT.exists():
+    with go_build(_BUILT.parent, f"helm {VERSION}", "some minutes") as work:
+        if work is None:
             return
-        work = _CACHE / f".{VERSION}"
-        shutil.rmtree(work, ignore_errors=True)
-        work.mkdir()
-        print(f"==> building helm {VERSION} (some minutes, once)", flush=True)
         run_go(work, "mod", "init", "pyshim.test/helm")
         run_go(work, "get", f"helm.sh/helm/v3/cmd/helm@{VERSION}")
         run_go(work, "build", "-trimpath", "-ldflags", "-s -w", "-o", "bin/", "helm.sh/helm/v3/cmd/helm")
-        _BUILT.parent.mkdir(exist_ok=True)
-        (work / "bin" / "helm").rename(_BUILT)
-        shutil.rmtree(work)
 
 
 def template(program: str, *words: str) -> str:
