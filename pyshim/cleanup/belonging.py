@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import NamedTuple
 
-from pyshim.cleanup.conventions import EMPTY_DIR_DISK, PROBE_NAME, Places
+from pyshim.cleanup.conventions import EMPTY_DIR_DISK, PROBE_NAME, Places, cgroup_names
 from pyshim.host.processes import identity as processes
 from pyshim.model.errors import FailedPrecondition, InvalidArgument
 from pyshim.model.ledger import LedgerEntry, ResourceKind
@@ -142,7 +142,7 @@ def _problem_of_cgroup(entry: LedgerEntry, sandbox: _Sandbox) -> str:
         hierarchies = tuple(each.mount_point for each in mounted(sandbox.proc_root))
         if not all(_is_below(top, hierarchies) for top in tops):
             return "it is not a cgroup"
-    names = {sandbox.id, f"kata_{sandbox.id}", f"crio-{sandbox.id}", f"kata_crio-{sandbox.id}"}
+    names = (sandbox.id, *cgroup_names(sandbox.id))
     for element in entry.key.split("/"):
         if element in names or element.endswith(f"-{sandbox.id}.scope"):
             return ""

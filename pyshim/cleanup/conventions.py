@@ -124,14 +124,19 @@ def _users_of(sandbox_id: str, places: Places) -> tuple[int, ...]:
     return (first, first + 1) if first else ()
 
 
+def cgroup_names(sandbox_id: str) -> tuple[str, ...]:
+    """The names that Kata and CRI-O give a sandbox's cgroup, whatever is above it."""
+    return tuple(f"{prefix}{sandbox_id}" for prefix in ("kata_", "crio-", "kata_crio-"))
+
+
 def _cgroups_of(sandbox_id: str, root: str, pids: Set[int]) -> list[LedgerEntry]:
     """Cgroups with the names that Kata, CRI-O and systemd give a sandbox's, and those named by its id.
 
     Another runtime's container may have the same id. So one named by the id counts where every process in it is one of
     `pids`, the sandbox's programs, or a child of one: virtiofsd serves from a child in a pid namespace of its own.
     """
-    names = {f"kata_{sandbox_id}", f"crio-{sandbox_id}", f"kata_crio-{sandbox_id}"}
-    names |= {f"{owner}-{sandbox_id}.scope" for owner in ("cri-containerd", "crio", "kata-overhead")}
+    scopes = (f"{owner}-{sandbox_id}.scope" for owner in ("cri-containerd", "crio", "kata-overhead"))
+    names = {*cgroup_names(sandbox_id), *scopes}
     found = []
     for directory, below, _ in os.walk(root, followlinks=False):
         for name in below:
