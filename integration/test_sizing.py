@@ -51,6 +51,15 @@ def sizing_of(runtime: Runtime, name: str) -> dict[str, Any]:
             id="overhead",
         ),
         pytest.param("default_memory = 700", "overhead", "1", 0, 2, 700, id="overhead-one-dimension"),
+        pytest.param(
+            "overhead_vcpus = 0.2\noverhead_memory = 32\nrequested_vcpus = 1.5\nrequested_memory = 700",
+            "overhead",
+            "0.8",
+            300,
+            2,
+            732,
+            id="requests-beyond-limits",
+        ),
     ],
 )
 def test_the_guest_has_what_the_record_says(

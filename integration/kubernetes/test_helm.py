@@ -271,7 +271,7 @@ def test_the_api_server_calls_the_webhook_of_the_chart(kube: Cluster, images: No
     until(kube, lambda: is_ready(kube) and webhook_has(kube, 2), "node and webhook are ready")
     until(kube, lambda: "hostNetwork" in refusal(kube, denied), "the webhook is called")
     made = kube.call("POST", f"{_PODS}?dryRun=All", sized)["metadata"]["annotations"]
-    assert int(made["io.katacontainers.config.hypervisor.default_memory"]) >= 700
+    assert int(made["io.katacontainers.config.hypervisor.requested_memory"]) == 700
 
     certificate = certificate_of(kube)
     release.run("upgrade", image.FIRST, *words, "--set=webhook.replicas=1", "--set=webhook.options={--node-cpus,64}")

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.vm
 PYSHIM = (str(PROJECT / "bin" / "pyshim"), "webhook")
 SHIPPED = PROJECT / "configs" / "configuration-qemu.toml"
 PODS = "/api/v1/namespaces/default/pods"
-MEMORY = "io.katacontainers.config.hypervisor.default_memory"
+MEMORY = "io.katacontainers.config.hypervisor.requested_memory"
 
 
 @pytest.fixture(scope="module")
@@ -85,8 +85,7 @@ def test_a_pod_without_limits_gets_a_vm_for_its_requests(kube: Cluster, webhook:
 
     written = pod["metadata"]["annotations"]
     assert tried["metadata"]["annotations"] == written
-    # The kernel keeps a part for itself before it counts.
-    assert int(written[MEMORY]) * 0.85 < memory_kib / 1024 <= int(written[MEMORY])
+    assert int(written[MEMORY]) == 700
     assert memory_kib / 1024 >= 700
 
 
@@ -105,6 +104,26 @@ def test_what_does_not_fit_is_a_warning(kube: Cluster, webhook: None) -> None:
     kube.call("POST", f"{PODS}?dryRun=All", manifest("unequal", container("true", resources=unequal)))
 
     assert any("pyshim" in each and "memory" in each for each in kube.warnings), kube.warnings
+
+
+@pytest.mark.parametrize("kind", ["Deployment", "CronJob"])
+def test_a_template_is_warned_about_and_taken(kube: Cluster, webhook: None, kind: str) -> None:
+    unequal = {"requests": {"cpu": "500m", "memory": "64Mi"}, "limits": {"cpu": "500m", "memory": "1Gi"}}
+    labels = {"app": "unequal"}
+    pod = manifest("unequal", container("true", resources=unequal), restartPolicy="Always")["spec"]
+    spec: dict[str, Any] = {
+        "selector": {"matchLabels": labels},
+        "template": {"metadata": {"labels": labels}, "spec": pod},
+    }
+    group = "apps"
+    if kind == "CronJob":
+        group, pod["restartPolicy"] = "batch", "Never"
+        spec = {"schedule": "0 0 1 1 *", "jobTemplate": {"spec": {"template": {"spec": pod}}}}
+
+    made = {"apiVersion": f"{group}/v1", "kind": kind, "metadata": {"name": "unequal"}, "spec": spec}
+    kube.call("POST", f"/apis/{group}/v1/namespaces/default/{kind.lower()}s?dryRun=All", made)
+
+    assert any("requests below limits: memory" in each for each in kube.warnings), kube.warnings
 
 
 def test_what_no_node_could_start_is_denied(kube: Cluster, webhook: None) -> None:

@@ -124,6 +124,22 @@ SIZE: tuple[Key, ...] = (
         32,
         "Sizing policy `overhead`: memory added to that of a pod that limits its memory.",
     ),
+    _H.used(
+        "requested_vcpus",
+        VCPUS,
+        Fraction(0),
+        "CPUs a pod asks for, where its runtime passes on less. The admission webhook writes it as an annotation.",
+        own=True,
+        ann=True,
+    ),
+    _H.used(
+        "requested_memory",
+        memory(0),
+        0,
+        "Memory a pod asks for, where its runtime passes on less. The admission webhook writes it as an annotation.",
+        own=True,
+        ann=True,
+    ),
     _H.used("memory_slots", whole(0, 256), 10, "Slots for memory modules added later.", ann=True),
     _H.never(
         "memory_offset",

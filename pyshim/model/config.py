@@ -48,6 +48,9 @@ class HypervisorConfig(msgspec.Struct, frozen=True, kw_only=True):
     overhead_vcpus: Fraction
     """Sizing policy `overhead`: what the VM itself needs beside a workload that states its CPUs."""
     overhead_memory_mib: int
+    requested_vcpus: Fraction
+    """What a pod asks for, where its runtime passes on less; our own key, mostly an annotation."""
+    requested_memory_mib: int
     memory_slots: int
     enable_virtio_mem: bool
     enable_mem_prealloc: bool

@@ -191,7 +191,8 @@ class _Side(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def counted(self) -> Fraction:
-        return self.limit or self.request
+        """Limits without requests are requests, so that these are less only where a container has no limit."""
+        return max(self.limit, self.request)
 
 
 def _sides(pod: PodSizing, record: SizingRecord, host_side_mib: int) -> tuple[_Side, _Side]:
@@ -204,7 +205,7 @@ def _sides(pod: PodSizing, record: SizingRecord, host_side_mib: int) -> tuple[_S
     # Rounding up to whole vCPUs takes nothing from the node: the quota of the pod's cgroup holds all of them together.
     cpus = min(record.vcpus.exact, Fraction(record.vcpus.granted))
     # The kubelet raises a quota below 10 milliCPU to that; the pod's cgroup gets the raised one, too.
-    cpus -= max(Fraction(0), record.vcpus.requested - of(limits, CPU))
+    cpus -= max(Fraction(0), record.vcpus.requested - max(of(limits, CPU), of(requests, CPU)))
     ram_mib = record.memory_mib.granted
     return (
         _Side(
@@ -252,14 +253,14 @@ def _findings(pod: PodSizing, record: SizingRecord, host: HostFacts, host_side_m
             f"the VM has {record.memory_mib.granted}"
         )
         yield Mismatch(kind=Disagreement.VOLUMES_ABOVE_VM, text=text)
-    yield from _incomplete(pod, sides)
+    yield from _incomplete(pod, sides, record)
 
 
 def _accounting(side: _Side) -> Iterator[Mismatch]:
     seen = side.counted + side.overhead
     if side.vm > seen:
         kind = Disagreement.BASE_NOT_COVERED if side.limit else Disagreement.DEFAULTS_NOT_RESERVED
-        words = "limits" if side.limit else "requests"
+        words = "limits" if side.limit and side.limit >= side.request else "requests"
         text = (
             f"{side.vm_text}; {words} + overhead are {decimal(side.counted)} + {decimal(side.overhead)} "
             f"= {decimal(seen)} {side.unit}: {decimal(side.vm - seen)} are not accounted for"
@@ -273,10 +274,11 @@ def _accounting(side: _Side) -> Iterator[Mismatch]:
         yield Mismatch(kind=Disagreement.REQUESTS_BELOW_LIMITS, text=text)
 
 
-def _incomplete(pod: PodSizing, sides: tuple[_Side, _Side]) -> Iterator[Mismatch]:
-    for side, name in zip(sides, (CPU, MEMORY), strict=True):
+def _incomplete(pod: PodSizing, sides: tuple[_Side, _Side], record: SizingRecord) -> Iterator[Mismatch]:
+    for side, name, dimension in zip(sides, (CPU, MEMORY), (record.vcpus, record.memory_mib), strict=True):
         without = pod.unlimited(name)
-        if side.limit and without:
+        by_requests = side.limit < side.request <= dimension.requested
+        if side.limit and without and not by_requests:
             text = f"{side.name}: no limit for {', '.join(without)}; the VM is sized by the limits of the others"
             yield Mismatch(kind=Disagreement.CONTAINER_WITHOUT_LIMIT, text=text)
     pages = {name: amount for name, amount in pod.effective_limits().items() if name.startswith(HUGEPAGES) and amount}

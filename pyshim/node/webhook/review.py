@@ -1,26 +1,32 @@
 """An AdmissionReview of a pod to its answer: one pure function of the request's bytes and the configured classes.
 
 Mutating, it writes annotations and never denies. Validating, it sees the pod as all webhooks have left it: it warns,
-and denies what the shim would refuse each time. Source: Kubernetes, admission.k8s.io/v1.
+and denies what no node would ever start. An object that holds a template of pods is warned about as its pods would be,
+and never denied. Source: Kubernetes, admission.k8s.io/v1.
 """
 
 import base64
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
+from fractions import Fraction
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
+from pyshim.config.annotations import HYPERVISOR_PREFIX
 from pyshim.config.sources import Source
 from pyshim.model.config import Config
 from pyshim.model.errors import InvalidArgument, ShimError
 from pyshim.model.host_facts import HostFacts, unbounded
-from pyshim.node.kubernetes.agreement import Disagreement, explain_pod
-from pyshim.node.kubernetes.manifest import PodManifest, annotations_in, pod_sizing
+from pyshim.model.sizing import SizingRecord, decimal
+from pyshim.model.units import MIB
+from pyshim.node.kubernetes.agreement import Disagreement, class_fixed, explain_pod, policy_in_force
+from pyshim.node.kubernetes.manifest import PodManifest, annotations_in, pod_sizing, pods_in
 from pyshim.node.kubernetes.pod_config import pod_config
-from pyshim.node.kubernetes.pod_size import PodSizing
-from pyshim.node.webhook.base import base_annotations
+from pyshim.node.kubernetes.pod_size import CPU, MEMORY, PodSizing
 from pyshim.resources.sizing.plan.capacity import check_vcpus, host_side_mib
 
 API_VERSION, KIND = "admission.k8s.io/v1", "AdmissionReview"
@@ -29,6 +35,14 @@ MARK = "pyshim.io/written-by-webhook"
 value; all others are the pod's own."""
 MAX_WARNING_CHARS = 256
 """Longer ones are cut by the API server."""
+TEMPLATES = {
+    "apps": frozenset({"Deployment", "StatefulSet", "DaemonSet", "ReplicaSet"}),
+    "batch": frozenset({"Job", "CronJob"}),
+}
+"""Kinds that hold a template of pods, by their API group; of version v1."""
+PODS_DENIED = "pods denied"
+"""The subject of a template's warning about what denies each of its pods."""
+_REQUESTED_VCPUS, _REQUESTED_MEMORY = f"{HYPERVISOR_PREFIX}requested_vcpus", f"{HYPERVISOR_PREFIX}requested_memory"
 _UNPROCESSABLE = 422
 
 
@@ -39,7 +53,7 @@ class Action(StrEnum):
 
 class Outcome(StrEnum):
     IGNORED = "ignored"
-    """Not the creation of a pod of a configured class."""
+    """Neither the creation of a pod of a configured class nor a new template of such pods."""
     PASSED = "passed"
     PATCHED = "patched"
     DENIED = "denied"
@@ -78,19 +92,18 @@ class _Pod(msgspec.Struct, frozen=True, kw_only=True):
     has_metadata: bool
     has_annotations: bool
 
-    def sizing(self) -> PodSizing:
-        return pod_sizing(self.manifest, KIND, None)
-
 
 def answer(body: bytes, classes: Mapping[str, PodClass], action: Action) -> Answer:
     """The answer to the review in `body`. Raises InvalidArgument when `body` holds no AdmissionReview."""
     request = _request(body)
     uid = request["uid"]
     try:
+        if _is_template(request):
+            return _answer_to_template(request, classes)
         pod = _created_pod(request)
         chosen = classes.get(pod.manifest.runtime_class) if pod else None
         if pod is None or chosen is None:
-            return Answer(document=_response(uid, {"allowed": True}), outcome=Outcome.IGNORED)
+            return _ignored(uid)
         return _patched(uid, pod, chosen) if action is Action.MUTATE else _judged(uid, pod, chosen)
     except ShimError as error:
         if action is Action.MUTATE:
@@ -125,11 +138,22 @@ def _shown(value: object) -> str:
     return repr(value)[:100]
 
 
+def _named(request: Mapping[str, Any]) -> tuple[object, object, object]:
+    """Group, version and kind of the object."""
+    kind = request.get("kind")
+    return (kind.get("group") or "", kind.get("version"), kind.get("kind")) if isinstance(kind, dict) else ("", "", "")
+
+
+def _is_template(request: Mapping[str, Any]) -> bool:
+    """The request makes or changes an object that holds a template of pods."""
+    group, version, kind = _named(request)
+    changes = request.get("operation") in ("CREATE", "UPDATE") and not request.get("subResource")
+    return changes and version == "v1" and isinstance(group, str) and kind in TEMPLATES.get(group, ())
+
+
 def _created_pod(request: Mapping[str, Any]) -> _Pod | None:
     """The pod, if the request creates one; None for a request about an existing pod."""
-    kind = request.get("kind")
-    named = (kind.get("group") or "", kind.get("version"), kind.get("kind")) if isinstance(kind, dict) else ()
-    if named != ("", "v1", "Pod") or request.get("operation") != "CREATE" or request.get("subResource"):
+    if _named(request) != ("", "v1", "Pod") or request.get("operation") != "CREATE" or request.get("subResource"):
         return None
     pod = _mapping(request.get("object"), "request.object")
     metadata = _mapping(pod.get("metadata"), "metadata")
@@ -158,7 +182,7 @@ def _mapping(value: object, where: str) -> Mapping[str, Any]:
 
 
 def _patched(uid: str, pod: _Pod, chosen: PodClass) -> Answer:
-    wanted = _annotated(pod, chosen)
+    wanted = _annotated(pod.manifest, chosen)
     patch = _patch(pod, wanted)
     if not patch:
         return Answer(document=_response(uid, {"allowed": True}), outcome=Outcome.PASSED)
@@ -167,17 +191,29 @@ def _patched(uid: str, pod: _Pod, chosen: PodClass) -> Answer:
     return Answer(document=_response(uid, response), outcome=Outcome.PATCHED)
 
 
-def _annotated(pod: _Pod, chosen: PodClass) -> dict[str, str]:
+def _annotated(manifest: PodManifest, chosen: PodClass) -> dict[str, str]:
     """The annotations the pod should have. Those that an earlier call wrote are dropped first."""
-    written = _written(pod.manifest.annotations)
-    own = {name: text for name, text in pod.manifest.annotations.items() if name != MARK and written.get(name) != text}
-    config = chosen.config(own)
-    added = {}
-    for name, text in base_annotations(pod.sizing(), config, host_side_mib=chosen.beside_mib(config)).items():
-        is_pods_own = name.rpartition(".")[2] in config.annotated
-        if not is_pods_own and _is_enabled(chosen, {**own, name: text}):
-            added[name] = text
+    written = _written(manifest.annotations)
+    own = {name: text for name, text in manifest.annotations.items() if name != MARK and written.get(name) != text}
+    chosen.config(own)
+    added = {
+        name: text
+        for name, text in _requested(pod_sizing(manifest, KIND, None)).items()
+        if name not in own and _is_enabled(chosen, {**own, name: text})
+    }
     return {**own, **added, MARK: json.dumps(added, sort_keys=True)} if added else own
+
+
+def _requested(pod: PodSizing) -> dict[str, str]:
+    """The annotations that state the pod's requests, of what its limits come to less: a shim learns limits only."""
+    requests, limits = pod.effective_requests(), pod.effective_limits()
+    unseen = {name: amount for name, amount in requests.items() if amount > limits.get(name, Fraction(0))}
+    found = {}
+    if CPU in unseen:
+        found[_REQUESTED_VCPUS] = decimal(Fraction(math.ceil(unseen[CPU] * 1000), 1000))
+    if MEMORY in unseen:
+        found[_REQUESTED_MEMORY] = str(math.ceil(unseen[MEMORY] / MIB))
+    return found
 
 
 def _is_enabled(chosen: PodClass, annotations: Mapping[str, str]) -> bool:
@@ -217,36 +253,101 @@ def _patch(pod: _Pod, wanted: Mapping[str, str]) -> list[dict[str, Any]]:
     return operations
 
 
+class _Judgement(msgspec.Struct, frozen=True, kw_only=True):
+    record: SizingRecord
+    kinds: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+
 def _judged(uid: str, pod: _Pod, chosen: PodClass) -> Answer:
-    """Raises ShimError for a pod that the shim refuses on every node."""
-    config = chosen.config(pod.manifest.annotations)
-    sizing = pod.sizing()
-    _check_network(pod, config)
+    """Raises ShimError for a pod that no node would start."""
+    found = _judgement(pod.manifest, chosen, None)
+    size = f"{found.record.vcpus.granted} vCPU, {found.record.memory_mib.granted} MiB"
+    return _warned(uid, found.kinds, found.warnings, {"auditAnnotations": {"vm-size": size}})
+
+
+def _answer_to_template(request: Mapping[str, Any], classes: Mapping[str, PodClass]) -> Answer:
+    """Warnings about the pods that are to be made of it, or what denies each of them.
+
+    A template that has not changed, or whose owner has been judged, has none.
+    """
+    uid = request["uid"]
+    try:
+        document = _mapping(request.get("object"), "request.object")
+        if _mapping(document.get("metadata"), "metadata").get("ownerReferences"):
+            return _ignored(uid)
+        manifest = _template_in(document)
+        chosen = classes.get(manifest.runtime_class)
+        old = request.get("oldObject")
+        if chosen is None or (old and _template_in(_mapping(old, "request.oldObject")) == manifest):
+            return _ignored(uid)
+        found = _judgement(replace(manifest, annotations=_annotated(manifest, chosen)), chosen, _class_overhead(chosen))
+    except ShimError as error:
+        return _warned(uid, (PODS_DENIED,), (_warning(PODS_DENIED, str(error)),), {})
+    return _warned(uid, found.kinds, found.warnings, {})
+
+
+def _template_in(document: Mapping[str, Any]) -> PodManifest:
+    (manifest,) = pods_in([document], KIND)
+    return replace(manifest, copies=1)
+
+
+def _class_overhead(chosen: PodClass) -> dict[str, Fraction]:
+    """The overhead that fits the class: a pod gets its class's from the API server, a template has none."""
+    config = chosen.config({})
+    fitting = class_fixed(config, policy_in_force(config), chosen.beside_mib(config))
+    return {CPU: fitting.cpus, MEMORY: fitting.memory_mib * MIB}
+
+
+def _judgement(manifest: PodManifest, chosen: PodClass, overhead: Mapping[str, Fraction] | None) -> _Judgement:
+    """Raises ShimError for a pod that no node would start, or that has what the operator denies."""
+    config = chosen.config(manifest.annotations)
+    sizing = pod_sizing(manifest, KIND, overhead)
+    _check_network(manifest, config)
     node = unbounded(chosen.node) if config.is_remote else chosen.node
     check_vcpus(config, node)
     explanation = explain_pod(sizing, config, node, host_side_mib=chosen.beside_mib(config))
     (view,) = [view for view in explanation.views if view.record.policy == explanation.in_force]
+    _check_room(manifest, sizing, node)
     if refused := [found for found in view.findings if found.kind in chosen.denied]:
-        raise InvalidArgument(f"admit {pod.manifest.title}: {refused[0].kind.value}: {refused[0].text}")
-    response: dict[str, Any] = {
-        "allowed": True,
-        "auditAnnotations": {"vm-size": f"{view.record.vcpus.granted} vCPU, {view.record.memory_mib.granted} MiB"},
-    }
-    warnings = [_cut(f"pyshim: {found.kind.value}: {found.text}") for found in view.findings]
-    if warnings:
-        response["warnings"] = warnings
-    return Answer(
-        document=_response(uid, response),
-        outcome=Outcome.PASSED,
+        raise InvalidArgument(f"admit {manifest.title}: {refused[0].kind.value}: {refused[0].text}")
+    return _Judgement(
+        record=view.record,
         kinds=tuple(found.kind.value for found in view.findings),
+        warnings=tuple(_warning(found.kind.value, found.text) for found in view.findings),
     )
 
 
-def _check_network(pod: _Pod, config: Config) -> None:
-    if pod.manifest.spec.get("hostNetwork") is True and (config.is_remote or not config.runtime.allow_host_network):
-        raise InvalidArgument(
-            f"admit {pod.manifest.title}: hostNetwork is true, and a VM cannot have the host's network"
-        )
+def _check_room(manifest: PodManifest, pod: PodSizing, node: HostFacts) -> None:
+    """Raises InvalidArgument for a pod that the scheduler places on no node, as far as the largest one is known."""
+    reserved = pod.reserved()
+    for name, has, unit, unit_name in ((CPU, node.cpu_count, 1, "CPUs"), (MEMORY, node.memory_mib, MIB, "MiB")):
+        wanted = reserved.get(name, Fraction(0)) / unit
+        if has and wanted > has:
+            raise InvalidArgument(
+                f"admit {manifest.title}: requests + overhead are {decimal(wanted)} {unit_name}, "
+                f"the largest node has {has}"
+            )
+
+
+def _check_network(manifest: PodManifest, config: Config) -> None:
+    if manifest.spec.get("hostNetwork") is True and (config.is_remote or not config.runtime.allow_host_network):
+        raise InvalidArgument(f"admit {manifest.title}: hostNetwork is true, and a VM cannot have the host's network")
+
+
+def _ignored(uid: str) -> Answer:
+    return Answer(document=_response(uid, {"allowed": True}), outcome=Outcome.IGNORED)
+
+
+def _warned(uid: str, kinds: tuple[str, ...], warnings: Iterable[str], more: Mapping[str, Any]) -> Answer:
+    response: dict[str, Any] = {"allowed": True, **more}
+    if kinds:
+        response["warnings"] = list(warnings)
+    return Answer(document=_response(uid, response), outcome=Outcome.PASSED, kinds=kinds)
+
+
+def _warning(kind: str, text: str) -> str:
+    return _cut(f"pyshim: {kind}: {text}")
 
 
 def _denied(uid: str, message: str) -> Answer:

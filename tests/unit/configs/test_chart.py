@@ -408,8 +408,12 @@ def test_a_webhook_on_a_host_is_called_as_the_charts(program: str) -> None:
     on_a_host = list(yaml.safe_load_all((CONFIGS / "kubernetes/webhook-on-a-host.yaml").read_text()))
 
     for each in on_a_host:
-        (of_chart,), (of_host,) = of(objects, each["kind"], "pyshim-webhook")["webhooks"], each["webhooks"]
-        path = of_chart.pop("clientConfig")["service"]["path"]
-        assert of_host.pop("clientConfig") == {"url": f"https://HOST:8443{path}", "caBundle": "CA_BUNDLE"}
+        of_chart, of_host = (
+            {hook["name"]: hook for hook in made["webhooks"]}
+            for made in (of(objects, each["kind"], "pyshim-webhook"), each)
+        )
+        for name, hook in of_chart.items():
+            path = hook.pop("clientConfig")["service"]["path"]
+            assert of_host[name].pop("clientConfig") == {"url": f"https://HOST:8443{path}", "caBundle": "CA_BUNDLE"}
         assert of_chart == of_host
     assert len(on_a_host) == 2

@@ -8,6 +8,7 @@ reserved for another.
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
+from operator import itemgetter
 from typing import Any
 
 import msgspec
@@ -18,7 +19,7 @@ from pyshim.model.errors import FailedPrecondition
 from pyshim.model.host_facts import HostFacts
 from pyshim.model.sizing import SizingRecord, decimal, dimension
 from pyshim.model.units import MIB
-from pyshim.resources.sizing.plan.static import DYNAMIC, LEAST_VCPUS, memory_limit, vcpus_limit
+from pyshim.resources.sizing.plan.static import DYNAMIC, LEAST_VCPUS, memory_limit, stated, vcpus_limit
 from pyshim.resources.sizing.plan.workload import (
     NO_CPU_LIMIT,
     NO_MEMORY_LIMIT,
@@ -159,6 +160,13 @@ def _target(vm: VmSize, demands: Sequence[Demand], config: Config, host: HostFac
     hypervisor = config.hypervisor
     asked_vcpus, vcpus_source = total_vcpus(demands)
     asked_bytes = total_memory_bytes(demands)
+    memory_source = "limits of the containers" if asked_bytes else NO_MEMORY_LIMIT
+    if demands:  # a pod whose containers have ended needs nothing
+        own = stated(config)
+        asked_vcpus, vcpus_source = max((asked_vcpus, vcpus_source), (own.vcpus, own.vcpus_source), key=itemgetter(0))
+        asked_bytes, memory_source = max(
+            (asked_bytes, memory_source), (own.memory_bytes, own.memory_source), key=itemgetter(0)
+        )
     most_vcpus = _tighter(vcpus_limit(hypervisor, host), vm.max_vcpus)
     most_mib = _tighter(memory_limit(hypervisor, host), vm.max_memory_mib)
     vcpus = dimension(
@@ -175,7 +183,7 @@ def _target(vm: VmSize, demands: Sequence[Demand], config: Config, host: HostFac
         base=Fraction(hypervisor.default_memory_mib - vm.boot_memory_mib),
         base_source="default_memory",
         requested=Fraction(asked_bytes, MIB),
-        requested_source="limits of the containers" if asked_bytes else NO_MEMORY_LIMIT,
+        requested_source=memory_source,
         unit=vm.block_mib,
         least=(0, "what the VM booted with"),
         most=(max(0, most_mib[0] - vm.boot_memory_mib), most_mib[1]),

@@ -38,7 +38,36 @@ class Headroom(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def static_size(config: Config, host: HostFacts, request: Workload) -> SizingRecord:
-    """The size of a VM that is never resized, by `sizing_policy`."""
+    """The size of a VM that is never resized, by `sizing_policy`: for `request`, or for `requested_*` if that is more.
+
+    Each dimension by itself. `requested_*` makes no VM smaller.
+    """
+    found = _size(config, host, request)
+    own = stated(config)
+    by_own = _size(config, host, own)
+    return replace(
+        found,
+        vcpus=max(found.vcpus, by_own.vcpus, key=_exact) if own.vcpus else found.vcpus,
+        memory_mib=max(found.memory_mib, by_own.memory_mib, key=_exact) if own.memory_bytes else found.memory_mib,
+    )
+
+
+def stated(config: Config) -> Workload:
+    """The request that the configuration states: `requested_*`, which the admission webhook writes for a pod."""
+    hypervisor = config.hypervisor
+    return Workload(
+        vcpus=hypervisor.requested_vcpus,
+        vcpus_source="requested_vcpus" if hypervisor.requested_vcpus else NO_CPU_LIMIT,
+        memory_bytes=hypervisor.requested_memory_mib * MIB,
+        memory_source="requested_memory" if hypervisor.requested_memory_mib else NO_MEMORY_LIMIT,
+    )
+
+
+def _exact(decided: Dimension) -> Fraction:
+    return decided.exact
+
+
+def _size(config: Config, host: HostFacts, request: Workload) -> SizingRecord:
     by_overhead = config.runtime.sizing_policy == OVERHEAD
     hypervisor = config.hypervisor
     cpu_overhead = by_overhead and request.vcpus > 0
@@ -69,7 +98,7 @@ def static_size(config: Config, host: HostFacts, request: Workload) -> SizingRec
 def boot_size(config: Config, host: HostFacts) -> SizingRecord:
     """The size a VM boots with when it is resized later: the defaults, whatever the policy."""
     nothing = Workload(vcpus=Fraction(0), vcpus_source=NO_CPU_LIMIT, memory_bytes=0, memory_source=NO_MEMORY_LIMIT)
-    sized = static_size(config, host, nothing)
+    sized = _size(config, host, nothing)
     return SizingRecord(policy=DYNAMIC, vcpus=sized.vcpus, memory_mib=sized.memory_mib, warnings=())
 
 

@@ -14,7 +14,7 @@ from pyshim.node.webhook.review import Action, Answer, PodClass, answer
 from tests.fakes.facts import host_facts
 
 HOST_SIDE = 110
-ENABLED = ["default_vcpus", "default_memory"]
+ENABLED = ["default_vcpus", "default_memory", "requested_vcpus", "requested_memory"]
 HYPERVISOR = "io.katacontainers.config.hypervisor."
 
 
@@ -95,7 +95,7 @@ def annotations_of(found: dict[str, Any]) -> dict[str, str]:
 
 
 def sizes(found: dict[str, Any]) -> dict[str, str]:
-    """default_vcpus and default_memory, by their short names."""
+    """The annotations that set a size, by their short names."""
     return {
         name.removeprefix(HYPERVISOR): text
         for name, text in annotations_of(found).items()

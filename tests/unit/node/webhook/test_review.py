@@ -16,12 +16,11 @@ from pyshim.model.kind import ContainerKind
 from pyshim.node.kubernetes.agreement import Disagreement
 from pyshim.node.kubernetes.manifest import PodManifest, pod_sizing
 from pyshim.node.kubernetes.pod_size import CPU, MEMORY, PodSizing
-from pyshim.node.webhook.review import MARK, MAX_WARNING_CHARS, Action, Outcome, PodClass, answer
+from pyshim.node.webhook.review import MARK, MAX_WARNING_CHARS, TEMPLATES, Action, Outcome, PodClass, answer
 from pyshim.resources.sizing.plan.static import static_size
 from pyshim.resources.sizing.plan.workload import workload
 from tests.unit.node.webhook import kubernetes_oracle as oracle
 from tests.unit.node.webhook.reviews import (
-    HOST_SIDE,
     HYPERVISOR,
     annotations_of,
     answered,
@@ -64,38 +63,48 @@ def denial(found: dict[str, Any], chosen: PodClass | None = None) -> str:
 
 
 @pytest.mark.parametrize(
-    ("containers", "by_overhead", "by_sum"),
+    ("containers", "written", "size"),
     [
-        pytest.param([LIMITED], {}, {}, id="limits-reach-the-shim"),
-        pytest.param([{}], {}, {}, id="nothing-asked"),
+        pytest.param([LIMITED], {}, "2 vCPU, 1136 MiB", id="limits-reach-the-shim"),
+        pytest.param([{}], {}, "1 vCPU, 512 MiB", id="nothing-asked"),
         pytest.param(
             [REQUESTS],
-            {"default_vcpus": "3.25", "default_memory": str(4096 + 112)},
-            {"default_vcpus": "3.25", "default_memory": str(4096 + 320 - HOST_SIDE)},
+            {"requested_vcpus": "3", "requested_memory": "4096"},
+            "4 vCPU, 4208 MiB",
             id="requests-without-limits",
         ),
-        pytest.param([{"requests": {"cpu": "100m", "memory": "64Mi"}}], {}, {}, id="less-than-the-default"),
         pytest.param(
-            [LIMITED, REQUESTS],
-            {},
-            {"default_vcpus": "3.25", "default_memory": str(4096 + 320 - HOST_SIDE)},
+            [{"requests": {"cpu": "100m", "memory": "64Mi"}}],
+            {"requested_vcpus": "0.1", "requested_memory": "64"},
+            "1 vCPU, 512 MiB",
+            id="never-less-than-a-pod-that-asks-for-nothing",
+        ),
+        pytest.param(
+            [{"limits": {"cpu": "2", "memory": "4Gi"}}, {"requests": {"cpu": "2", "memory": "4Gi"}}],
+            {"requested_vcpus": "4", "requested_memory": "8192"},
+            "5 vCPU, 8304 MiB",
             id="one-with-limits-one-without",
         ),
         pytest.param(
             [{"requests": {"cpu": "3", "memory": "4Gi"}, "limits": {"cpu": "4"}}],
-            {"default_memory": str(4096 + 112)},
-            {"default_memory": str(4096 + 320 - HOST_SIDE)},
+            {"requested_memory": "4096"},
+            "5 vCPU, 4208 MiB",
             id="each-resource-by-itself",
+        ),
+        pytest.param(
+            [{"requests": {"cpu": "0.1001", "memory": "4097Ki"}}],
+            {"requested_vcpus": "0.101", "requested_memory": "5"},
+            "1 vCPU, 512 MiB",
+            id="rounded-up",
         ),
     ],
 )
-def test_annotations_stand_only_for_what_the_limits_do_not_say(
-    containers: list[dict[str, Any]], by_overhead: dict[str, str], by_sum: dict[str, str]
-) -> None:
-    found = pod(*containers)
+def test_a_vm_has_what_its_pod_requests(containers: list[dict[str, Any]], written: dict[str, str], size: str) -> None:
+    after = mutated(pod(*containers))
 
-    assert sizes(mutated(found)) == by_overhead
-    assert sizes(mutated(found, pod_class(runtime=SUM))) == by_sum
+    assert sizes(after) == written
+    assert vm_size(after, pod_class()) == size
+    assert answered(after, Action.VALIDATE).document["response"]["auditAnnotations"]["vm-size"] == size
 
 
 def test_a_pod_without_requests_needs_no_patch() -> None:
@@ -124,7 +133,6 @@ def check_against_the_oracle(seed: int, *, whole_answer: bool) -> None:
     model = oracle.random_pod(random)
     found = oracle.as_object(model, random)
     chosen = pod_class(runtime={"sizing_policy": random.choice(("sum", "overhead"))})
-    by_sum = chosen.source.document["runtime"]["sizing_policy"] == "sum"
 
     sizing = sizing_of(found)
     unit = {CPU: 1000, MEMORY: 1}
@@ -136,19 +144,12 @@ def check_against_the_oracle(seed: int, *, whole_answer: bool) -> None:
 
     after = mutated(found, chosen)
     written = sizes(after)
-    for name, key, step, default, overhead, beside in (
-        (CPU, "default_vcpus", 1, 1000, 250, 0),
-        (MEMORY, "default_memory", oracle.MI, 512, 112, HOST_SIDE),
-    ):
-        unseen = oracle.request(model, name) - oracle.limit(model, name)
-        reserved = max(0, model.overhead.get(name, 0) - beside * step)
-        base = min(default if by_sum else overhead, reserved // step) * step
-        wanted = max((unseen + base) // step, -(-unseen // step))
-        needed = unseen > 0 and wanted > default and (by_sum or not oracle.limit(model, name))
+    for name, key, step in ((CPU, "requested_vcpus", Fraction(1, 1000)), (MEMORY, "requested_memory", oracle.MI)):
+        needed = oracle.request(model, name) > oracle.limit(model, name)
         assert (key in written) is needed, seed
         if needed:
-            given = Fraction(written[key]) * (1000 if name == CPU else 1)
-            assert given == wanted, seed
+            asked = oracle.request(model, name)
+            assert Fraction(written[key]) == (asked * step if name == CPU else -(-asked // step)), seed
     if whole_answer:
         assert mutated(after, chosen) == after, seed
         judged = answered(after, Action.VALIDATE, chosen).document["response"]
@@ -178,7 +179,7 @@ def test_a_sidecar_of_another_webhook_is_counted_in_the_next_call() -> None:
     injected = copy.deepcopy(once)
     injected["spec"]["containers"].append({"name": "proxy", "resources": {"requests": {"memory": "1Gi"}}})
 
-    assert sizes(mutated(injected))["default_memory"] == str(5120 + 112)
+    assert sizes(mutated(injected))["requested_memory"] == "5120"
 
 
 def test_annotations_no_longer_needed_are_taken_back() -> None:
@@ -190,32 +191,32 @@ def test_annotations_no_longer_needed_are_taken_back() -> None:
 
 
 def test_what_the_pods_owner_wrote_stays() -> None:
-    found = pod(REQUESTS, annotations={f"{HYPERVISOR}default_memory": "6000"})
+    found = pod(REQUESTS, annotations={f"{HYPERVISOR}requested_memory": "6000"})
 
     once = mutated(found)
 
-    assert sizes(once) == {"default_vcpus": "3.25", "default_memory": "6000"}
+    assert sizes(once) == {"requested_vcpus": "3", "requested_memory": "6000"}
     assert sizes(mutated(once)) == sizes(once)
 
 
 def test_what_the_owner_changed_after_the_first_call_is_the_owners() -> None:
     once = mutated(pod(REQUESTS))
-    annotations_of(once)[f"{HYPERVISOR}default_memory"] = "6000"
+    annotations_of(once)[f"{HYPERVISOR}requested_memory"] = "6000"
 
-    assert sizes(mutated(once))["default_memory"] == "6000"
+    assert sizes(mutated(once))["requested_memory"] == "6000"
 
 
 @pytest.mark.parametrize("mark", ["", "[]", "{", '{"a": 1}', "[" * 100_000])
 def test_an_unreadable_mark_counts_as_empty(mark: str) -> None:
-    assert sizes(mutated(pod(REQUESTS, annotations={MARK: mark})))["default_vcpus"] == "3.25"
+    assert sizes(mutated(pod(REQUESTS, annotations={MARK: mark})))["requested_vcpus"] == "3"
 
 
 def test_an_annotation_that_the_file_does_not_enable_is_not_written() -> None:
-    chosen = pod_class(enable_annotations=["default_memory"])
+    chosen = pod_class(enable_annotations=["requested_memory"])
 
     after = mutated(pod(REQUESTS), chosen)
 
-    assert sizes(after) == {"default_memory": str(4096 + 112)}
+    assert sizes(after) == {"requested_memory": "4096"}
     assert any("VM below requests: CPU: the pod requests 3 CPUs" in text for text in warnings(after, chosen))
 
 
@@ -232,14 +233,14 @@ def test_an_annotation_that_the_file_does_not_enable_is_not_written() -> None:
 def test_the_patch_applies_whatever_is_there(metadata: dict[str, Any] | None) -> None:
     found = {**pod(REQUESTS), "metadata": metadata}
 
-    assert sizes(mutated(found)) == {"default_vcpus": "3.25", "default_memory": str(4096 + 112)}
+    assert sizes(mutated(found)) == {"requested_vcpus": "3", "requested_memory": "4096"}
 
 
 def test_a_patch_to_a_pod_without_metadata_makes_it() -> None:
     found = pod(REQUESTS)
     del found["metadata"]
 
-    assert sizes(mutated(found))["default_vcpus"] == "3.25"
+    assert sizes(mutated(found))["requested_vcpus"] == "3"
 
 
 @pytest.mark.parametrize("action", Action)
@@ -280,10 +281,11 @@ def test_each_inconsistency_is_a_warning(found: dict[str, Any], kinds: list[str]
     assert list(answered(found, Action.VALIDATE).kinds) == kinds
 
 
-def test_a_pod_larger_than_the_largest_node_is_a_warning() -> None:
+def test_limits_above_the_largest_node_are_a_warning() -> None:
     chosen = pod_class(node={"cpu_count": 2, "memory_mib": 4096})
+    found = pod({"requests": {"cpu": "1"}, "limits": {"cpu": "2", "memory": "1Gi"}})
 
-    assert "more than the node" in warnings(pod({"limits": {"cpu": "2", "memory": "1Gi"}}), chosen)[0]
+    assert any("more than the node" in text for text in warnings(found, chosen))
 
 
 def test_what_the_webhook_wrote_is_nothing_to_warn_about() -> None:
@@ -344,6 +346,20 @@ def test_what_can_never_start_is_denied_by_the_validating_call_only(found: Any, 
     assert "patch" not in answered(found, Action.MUTATE).document["response"]
 
 
+@pytest.mark.parametrize(
+    ("asked", "text"),
+    [
+        ({"cpu": "2", "memory": "1Gi"}, "requests + overhead are 2.25 CPUs, the largest node has 2"),
+        ({"cpu": "1", "memory": "4Gi"}, "requests + overhead are 4416 MiB, the largest node has 4096"),
+    ],
+)
+def test_a_pod_that_no_node_can_hold_is_denied(asked: dict[str, str], text: str) -> None:
+    small = pod_class(node={"cpu_count": 2, "memory_mib": 4096})
+
+    assert text in denial(pod({"requests": asked}), small)
+    assert warnings(mutated(pod({"requests": asked}))) == []
+
+
 def test_a_base_above_every_nodes_cpus_is_denied() -> None:
     found = pod(LIMITED, annotations={f"{HYPERVISOR}default_vcpus": "64"})
 
@@ -365,6 +381,84 @@ def test_a_quantity_may_be_a_number() -> None:
     assert sizes(mutated(pod({"requests": {"cpu": 3, "memory": 4294967296}}))) == sizes(mutated(pod(REQUESTS)))
 
 
+# ---- templates of pods
+
+
+def template(kind: str, *containers: dict[str, Any], metadata: dict[str, Any] | None = None) -> dict[str, Any]:
+    """An object of this kind, as `kubectl apply` sends it: its pods get their overhead later."""
+    made = pod(*containers)
+    del made["spec"]["overhead"]
+    inner = {"metadata": {"labels": {"app": "web"}}, "spec": made["spec"]}
+    spec = {"template": inner, "replicas": 3} if kind != "CronJob" else {"jobTemplate": {"spec": {"template": inner}}}
+    return {"kind": kind, "metadata": {"name": "web", "namespace": "shop", **(metadata or {})}, "spec": spec}
+
+
+def of_kind(kind: str) -> dict[str, Any]:
+    group = "batch" if kind in ("Job", "CronJob") else "apps"
+    return {"kind": {"group": group, "version": "v1", "kind": kind}}
+
+
+def template_warnings(kind: str, found: object, chosen: PodClass | None = None, **request: Any) -> list[str]:
+    response = answered(found, Action.VALIDATE, chosen, **of_kind(kind), **request).document["response"]
+    assert response["allowed"] is True, response
+    given: list[str] = response.get("warnings", [])
+    return given
+
+
+BELOW = {"requests": {"cpu": "500m", "memory": "512Mi"}, **LIMITED}
+ALL_KINDS = [kind for kinds in TEMPLATES.values() for kind in sorted(kinds)]
+
+
+@pytest.mark.parametrize("kind", ALL_KINDS)
+def test_a_template_is_warned_about_as_its_pods_would_be(kind: str) -> None:
+    given = template_warnings(kind, template(kind, BELOW))
+
+    assert [text.split(": ")[1] for text in given] == ["requests below limits"] * 2
+    # What the webhook writes on the pods later, and the class's overhead, are taken into account.
+    assert template_warnings(kind, template(kind, REQUESTS)) == []
+    assert template_warnings(kind, template(kind, LIMITED)) == []
+
+
+def test_what_denies_each_pod_is_a_warning_at_their_template() -> None:
+    small = pod_class(node={"cpu_count": 2, "memory_mib": 4096})
+    strict = replace(pod_class(), denied=frozenset({Disagreement.REQUESTS_BELOW_LIMITS}))
+
+    for given in (
+        template_warnings("Deployment", template("Deployment", REQUESTS), small),
+        template_warnings("Deployment", template("Deployment", BELOW), strict),
+        template_warnings("Deployment", template("Deployment", {"limits": {"cpu": "many"}})),
+        template_warnings("Deployment", {"kind": "Deployment", "spec": {"template": {"spec": 1}}}),
+    ):
+        assert [text.split(": ")[1] for text in given] == ["pods denied"]
+
+
+@pytest.mark.parametrize(
+    ("found", "request_"),
+    [
+        pytest.param(template("Deployment", BELOW, metadata={"ownerReferences": [{"uid": "u"}]}), {}, id="owned"),
+        pytest.param(
+            template("Deployment", BELOW),
+            {"operation": "UPDATE", "oldObject": {**template("Deployment", BELOW), "status": {}}},
+            id="unchanged",
+        ),
+        pytest.param(template("Deployment", BELOW), {"subResource": "scale", "operation": "UPDATE"}, id="scaled"),
+        pytest.param(template("Deployment", BELOW), {"operation": "DELETE"}, id="deleted"),
+    ],
+)
+def test_a_template_is_judged_once(found: dict[str, Any], request_: dict[str, Any]) -> None:
+    given = answered(found, Action.VALIDATE, **of_kind("Deployment"), **request_)
+
+    assert given.outcome is Outcome.IGNORED
+
+
+def test_a_changed_template_is_judged_again() -> None:
+    given = template_warnings(
+        "Deployment", template("Deployment", BELOW), operation="UPDATE", oldObject=template("Deployment", LIMITED)
+    )
+
+    assert len(given) == 2
+
+
 # ---- what is not the webhook's
 
 
@@ -376,7 +470,7 @@ def test_a_quantity_may_be_a_number() -> None:
         pytest.param(pod(REQUESTS, runtimeClassName="runc"), {}, id="another-class"),
         pytest.param(pod(REQUESTS), {"operation": "UPDATE"}, id="update"),
         pytest.param(pod(REQUESTS), {"subResource": "resize"}, id="sub-resource"),
-        pytest.param(pod(REQUESTS), {"kind": {"group": "apps", "version": "v1", "kind": "Deployment"}}, id="no-pod"),
+        pytest.param(pod(REQUESTS), {"kind": {"group": "", "version": "v1", "kind": "Service"}}, id="no-pod"),
         pytest.param(pod(REQUESTS), {"kind": None}, id="no-kind"),
         pytest.param(None, {"operation": "DELETE"}, id="delete"),
     ],

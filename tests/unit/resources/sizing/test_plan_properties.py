@@ -232,3 +232,20 @@ def test_memory_steps_lead_from_where_the_vm_is_to_what_it_is_granted(
     if not virtio_mem:
         assert len(changes) <= slots
         assert all(0 < change <= 48 * size for change, size in zip(changes, sizes, strict=False))
+
+
+@given(sizings(), vcpu_numbers, st.integers(0, 1 << 20))
+def test_requested_figures_stand_in_for_smaller_limits_and_shrink_nothing(
+    sizing: tuple[Config, Workload], vcpus: Fraction, mib: int
+) -> None:
+    config, asked = sizing
+    asked = replace(asked, hugepage_bytes=0)
+    stating = replace(config.hypervisor, requested_vcpus=vcpus, requested_memory_mib=mib)
+
+    alone = size(config, asked)
+    as_limits = size(config, replace(asked, vcpus=vcpus, memory_bytes=mib * MIB))
+    both = size(replace(config, hypervisor=stating), asked)
+
+    assert both.vcpus.exact == (max(alone.vcpus.exact, as_limits.vcpus.exact) if vcpus else alone.vcpus.exact)
+    memory = max(alone.memory_mib.exact, as_limits.memory_mib.exact) if mib else alone.memory_mib.exact
+    assert both.memory_mib.exact == memory

@@ -93,6 +93,23 @@ def test_memory_grows_by_whole_blocks(demands: list[Demand], mib: int, steps: tu
 
 
 @pytest.mark.parametrize(
+    ("demands", "vcpus", "mib"),
+    [
+        pytest.param([], 1, 2048, id="no-containers"),
+        pytest.param([asks()], 4, 3072, id="no-limits"),
+        pytest.param([asks("2", mib=512), asks()], 4, 3072, id="smaller-limits"),
+        pytest.param([asks("4", mib=2048)], 5, 4096, id="larger-limits"),
+    ],
+)
+def test_requested_figures_count_as_long_as_there_are_containers(demands: list[Demand], vcpus: int, mib: int) -> None:
+    keys = {"requested_vcpus": Fraction(3), "requested_memory": 1024}
+
+    plan = resize_plan(VM, demands, config(**keys), host())
+
+    assert (plan.vcpus, plan.record.memory_mib.granted) == (vcpus, mib)
+
+
+@pytest.mark.parametrize(
     ("keys", "vm", "demands", "vcpus", "mib", "warning"),
     [
         pytest.param({}, {}, [asks("9")], 8, 2048, "10 vCPUs wanted, 8 given: limited by the host's CPUs", id="host"),
