@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from .framework.cri import Pod
 from .framework.pod_overhead import pss_mib
 from .framework.runtime import Runtime
+from .framework.waiting import eventually
 
 PROJECT = Path(__file__).resolve().parents[1]
 
@@ -38,6 +40,7 @@ def test_list_shows_the_pod_with_name_size_use_and_health(pod: Pod) -> None:
     metadata = pod.config.metadata
     assert found["pod"] == f"{metadata.namespace}/{metadata.name}"
     assert found["health"] == "ok"
+    assert 0 <= found["agent_age_s"] < 30
     assert found["containers"] == 2
     assert found["vm"]["vcpus"] >= 1
     assert found["used"]["memory_mib"] > 50
@@ -51,6 +54,23 @@ def test_top_and_list_show_people_the_same_pod(pod: Pod) -> None:
         assert (done.returncode, done.stderr) == (0, "")
         (line,) = [line for line in done.stdout.splitlines() if line.startswith(pod.id)]
         assert line.endswith("ok")
+
+
+@pytest.mark.parametrize("stopped", ["shim", "vmm"])
+def test_a_stopped_process_is_named_until_it_continues(pod: Pod, stopped: str) -> None:
+    runtime = Runtime.chosen()
+    (process,) = runtime.shims(pod.id) if stopped == "shim" else runtime.vmms(pod.id)
+
+    def health() -> str:
+        (found,) = [each for each in printed("list") if each["id"] == pod.id]
+        return str(found["health"])
+
+    os.kill(process.pid, signal.SIGSTOP)
+    try:
+        eventually(lambda: "is stopped" in health(), what=health)
+    finally:
+        os.kill(process.pid, signal.SIGCONT)
+    eventually(lambda: health() == "ok", what=health)
 
 
 def test_podfixed_counts_what_the_pod_takes_beside_guest_ram(pod: Pod) -> None:

@@ -38,7 +38,7 @@ from pyshim.host.writers import code_paths, writable_by_others
 from pyshim.model.capacity import CapacityFacts, CapacityQuestion
 from pyshim.model.config import Config
 from pyshim.model.devices import DeviceQuestion, PodDevices
-from pyshim.model.durations import Durations
+from pyshim.model.durations import AgentCalls, Durations
 from pyshim.model.errors import FailedPrecondition, NotFound
 from pyshim.model.events import RemoteVmLost
 from pyshim.model.host_facts import HostFacts
@@ -138,7 +138,7 @@ class _Daemon:
         self._children = Children()
         self._facts: HostFacts | None = None
         self._calls = Durations()
-        self._agent_calls = Durations()
+        self._agent_calls = AgentCalls(time.monotonic)
         self._open_calls: Callable[[], Iterable[str]] = tuple
         self._exporter: SpanExporter | None = None
         self._threads = ThreadPoolExecutor()
@@ -353,7 +353,7 @@ def _random_uuid() -> str:
         return file.read().strip()
 
 
-def agent_connector(config: Config, faults: Faults | None, calls: Durations) -> Connector:
+def agent_connector(config: Config, faults: Faults | None, calls: AgentCalls) -> Connector:
     """Who reaches the agents of sandboxes with this configuration."""
     return Connector(
         request_timeout_s=config.agent.request_timeout_s,

@@ -5,6 +5,7 @@ Replies are checked here and in `translate.py`. A reply that does not fit its ca
 
 import asyncio
 import logging
+import time
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from typing import Any, Protocol, TypeVar
@@ -15,7 +16,7 @@ from protos.agent import agent_pb2 as pb
 from protos.agent import health_pb2
 from pyshim.agent import translate
 from pyshim.model.copies import CopiedPiece
-from pyshim.model.durations import Durations
+from pyshim.model.durations import AgentCalls
 from pyshim.model.errors import (
     AgentGone,
     AlreadyExists,
@@ -127,14 +128,14 @@ class AgentClient:
         *,
         request_timeout_s: float,
         set_up_timeout_s: float | None = None,
-        durations: Durations | None = None,
+        durations: AgentCalls | None = None,
     ) -> None:
         """`set_up_timeout_s` bounds the calls that set up the sandbox; without it, `request_timeout_s` does.
 
         `durations` counts the calls under Kata's names, those of their requests: `grpc.CheckRequest`.
         """
         self._wire = wire
-        self._durations = durations or Durations()
+        self._durations = durations or AgentCalls(time.monotonic)
         self._timeout_s = request_timeout_s
         self._set_up_timeout_s = request_timeout_s if set_up_timeout_s is None else set_up_timeout_s
         self._features: frozenset[str] | None = None
@@ -458,7 +459,10 @@ class AgentClient:
             except CallTimedOut as exc:
                 raise DeadlineExceeded(f"{action}: no reply within {limit_s:g} s") from exc
             except TtrpcError as exc:
+                self._durations.answered()
                 raise _ERRORS.get(int(exc.code), Internal)(f"{action}: {guest_text(exc.message)}") from exc
+            else:
+                self._durations.answered()
             finally:
                 took_s = asyncio.get_running_loop().time() - started
                 self._durations.took(request.DESCRIPTOR.full_name, took_s)

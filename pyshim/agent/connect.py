@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pyshim.agent.client import AgentClient, Wire
 from pyshim.concurrency.deadlines import MARGIN_S, within_s
 from pyshim.model.agent_address import AgentAddress, HvsockAddress, SerialAddress, UnixAddress, VsockAddress
-from pyshim.model.durations import Durations
+from pyshim.model.durations import AgentCalls
 from pyshim.model.errors import AgentGone, DeadlineExceeded, ShimError, Unavailable
 from pyshim.ttrpc.client import Client, connected_unix_socket
 
@@ -35,7 +35,7 @@ class Connector:
         *,
         request_timeout_s: float,
         set_up_timeout_s: float | None = None,
-        durations: Durations | None = None,
+        durations: AgentCalls | None = None,
         wrap: "Callable[[Client], Wire] | None" = None,
     ) -> None:
         """`wrap` puts what a test wants around each connection. For the others see `AgentClient`."""

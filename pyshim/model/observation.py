@@ -14,6 +14,19 @@ MAX_MONITOR_BODY_BYTES = 2 << 20
 """Bytes of a request's body: a policy or a table of iptables rules, which has to fit into one ttrpc message."""
 
 
+FRESH_S = 30.0
+"""Seconds for which an agent's answer says that it is well."""
+
+
+class Health(msgspec.Struct, frozen=True, kw_only=True):
+    """The shim's answer at `/health`."""
+
+    agent_age_s: float | None
+    """Since the agent last answered; None when it never did."""
+    problem: str
+    """Why it did not answer now; empty when it did, or was not asked again."""
+
+
 class SizeFigures(msgspec.Struct, frozen=True, kw_only=True):
     """One dimension of a VM: vCPUs, or MiB of memory."""
 

@@ -343,6 +343,9 @@ class MonitorRpc(Protocol):
     async def guest_metrics(self) -> str:
         """Prometheus' text format, as the guest says it: not to be trusted, but bounded in time and size."""
 
+    async def check_agent(self) -> None:
+        """The guest's agent has answered a health check."""
+
     async def iptables(self, *, ipv6: bool) -> bytes: ...
     async def set_iptables(self, data: bytes, *, ipv6: bool) -> None: ...
     async def set_policy(self, policy: str) -> None: ...

@@ -17,8 +17,9 @@ from urllib.parse import parse_qs, urlsplit
 import msgspec
 
 from pyshim.model.decoding import decoded
-from pyshim.model.durations import Durations
+from pyshim.model.durations import AgentCalls, Durations
 from pyshim.model.errors import InvalidArgument, NotFound, ShimError
+from pyshim.model.observation import FRESH_S, Health
 from pyshim.model.seams import MonitorRpc
 from pyshim.model.volumes import VolumeStats
 from pyshim.monitor.exposition import CONTENT_TYPE, text_of
@@ -41,7 +42,7 @@ class ShimAnswers:
         pod: MonitorRpc,
         *,
         calls: Durations,
-        agent_calls: Durations,
+        agent_calls: AgentCalls,
         debug: Mapping[str, Callable[[], str]] = MappingProxyType({}),
     ) -> None:
         """`calls` are containerd's to the shim, `agent_calls` the shim's to the agent; `debug` are texts about the shim
@@ -53,6 +54,7 @@ class ShimAnswers:
             "/metrics": {"GET": self._metrics},
             "/agent-url": {"GET": self._agent_url},
             "/pod": {"GET": self._pod_name},
+            "/health": {"GET": self._health},
             "/direct-volume/stats": {"GET": self._volume_stats},
             "/direct-volume/resize": {"POST": self._resize_volume},
             "/iptables": {"GET": self._iptables, "PUT": self._set_iptables},
@@ -95,7 +97,7 @@ class ShimAnswers:
         except ShimError as error:
             guest, problem = "", str(error)
         families = shim_families(
-            calls=self._calls.all(), agent_calls=self._agent_calls.all(), pod=self._pod.observe(), pid=os.getpid()
+            calls=self._calls.all(), agent_calls=self._agent_calls, pod=self._pod.observe(), pid=os.getpid()
         )
         text = text_of([*families, guest_family(not problem)])
         if problem:
@@ -107,6 +109,17 @@ class ShimAnswers:
 
     async def _pod_name(self, _: Request) -> Reply:
         return Reply(HTTPStatus.OK, msgspec.json.encode(self._pod.name()), "application/json")
+
+    async def _health(self, _: Request) -> Reply:
+        """The agent is asked where its last answer is not new: whoever looks again and again wakes few guests."""
+        age_s, problem = self._agent_calls.age_s(), ""
+        if age_s is None or age_s > FRESH_S:
+            try:
+                await self._pod.check_agent()
+            except ShimError as error:
+                problem = str(error)
+        health = Health(agent_age_s=self._agent_calls.age_s(), problem=problem)
+        return Reply(HTTPStatus.OK, msgspec.json.encode(health), "application/json")
 
     async def _volume_stats(self, request: Request) -> Reply:
         paths = parse_qs(urlsplit(request.target).query).get("path", [])

@@ -6,9 +6,11 @@ bytes and times in clock ticks.
 
 import os
 import re
+import socket
+import struct
 from collections.abc import Mapping
 
-from pyshim.host.processes.stat import stat_fields
+from pyshim.host.processes.stat import is_stopped, stat_fields
 from pyshim.monitor.exposition import Family, Sample, gauge, gauges
 
 _STATUS_ITEMS = (
@@ -72,6 +74,18 @@ def own_families(prefix: str, proc_root: str = "/proc") -> list[Family]:
         gauge(f"{name}_virtual_memory_bytes", "Virtual memory in bytes.", int(stat[20])),
         gauge(f"{name}_start_time_seconds", "When the process started, in seconds since the epoch.", started_s),
     ]
+
+
+def listener_is_stopped(path: str) -> bool:
+    """The process that listens at the socket is stopped; False for one that this process does not see."""
+    with socket.socket(socket.AF_UNIX) as client:
+        client.setblocking(False)
+        try:
+            client.connect(path)
+            pid, _uid, _gid = struct.unpack("3i", client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        except OSError:  # it has more callers than it takes, for instance
+            return False
+    return is_stopped(pid)
 
 
 def netdev_family(pid: int, name: str, proc_root: str = "/proc") -> Family:

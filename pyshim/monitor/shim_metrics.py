@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping
 
-from pyshim.model.durations import BOUNDS_MS, Duration
+from pyshim.host.processes.stat import is_stopped
+from pyshim.model.durations import BOUNDS_MS, AgentCalls, Duration
 from pyshim.model.observation import Observation, SizeFigures
 from pyshim.model.trace import Span
 from pyshim.model.units import MIB
@@ -13,7 +14,7 @@ from pyshim.monitor.processes import netdev_family, own_families, process_famili
 def shim_families(
     *,
     calls: Mapping[str, Duration],
-    agent_calls: Mapping[str, Duration],
+    agent_calls: AgentCalls,
     pod: Observation,
     pid: int,
     proc_root: str = "/proc",
@@ -24,7 +25,14 @@ def shim_families(
         *process_families(pid, "kata_shim", "the shim", proc_root),
         *own_families("kata_shim", proc_root),
         durations_family(
-            "kata_shim_agent_rpc_durations_histogram_milliseconds", "Time of calls to the agent.", agent_calls
+            "kata_shim_agent_rpc_durations_histogram_milliseconds", "Time of calls to the agent.", agent_calls.all()
+        ),
+        *_answers(agent_calls),
+        gauges(
+            "pyshim_process_stopped",
+            "1 when the process is stopped, by SIGSTOP or a debugger.",
+            "process",
+            {name: int(is_stopped(pid, proc_root)) for name, pid in _helpers(pod).items()},
         ),
     ]
     if pod.vmm_pid:
@@ -33,6 +41,26 @@ def shim_families(
     if pod.virtiofsd_pid:
         found += process_families(pod.virtiofsd_pid, "kata_virtiofsd", "virtiofsd", proc_root)
     return found + _own(pod)
+
+
+def _answers(calls: AgentCalls) -> list[Family]:
+    found = [
+        gauges(
+            "pyshim_agent_answer_seconds",
+            "Time that the agent's latest answers to health checks and scrapes took.",
+            "quantile",
+            {f"{each / 100:g}": seconds for each, seconds in calls.percentiles().items()},
+        )
+    ]
+    age_s = calls.age_s()
+    if age_s is not None:
+        found.append(gauge("pyshim_agent_answer_age_seconds", "Time since the agent's last answer.", age_s))
+    return found
+
+
+def _helpers(pod: Observation) -> dict[str, int]:
+    pids = {"vmm": pod.vmm_pid, "virtiofsd": pod.virtiofsd_pid}
+    return {name: pid for name, pid in pids.items() if pid}
 
 
 def _own(pod: Observation) -> list[Family]:

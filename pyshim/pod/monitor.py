@@ -10,6 +10,9 @@ from pyshim.model.volumes import VolumeStats
 from pyshim.pod.container import Container
 from pyshim.pod.sandbox import BOOTED, Sandbox
 
+CHECK_S = 1.0
+"""Seconds for an agent that an operator asks about; one that is slower is as good as silent for a list."""
+
 
 class PodMonitor:
     """Answers for `sandbox` and the pod's `containers` of the moment."""
@@ -70,6 +73,9 @@ class PodMonitor:
 
     async def guest_metrics(self) -> str:
         return await self._sandbox.agent.metrics()
+
+    async def check_agent(self) -> None:
+        await self._sandbox.agent.check(CHECK_S)
 
     async def iptables(self, *, ipv6: bool) -> bytes:
         return await self._sandbox.agent.iptables(ipv6=ipv6)

@@ -8,14 +8,13 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from pyshim.host.processes.stat import stat_fields
+from pyshim.host.processes.stat import STOPPED, stat_fields
 from pyshim.model.errors import DeadlineExceeded, InvalidArgument
 
 _STOP_WAIT_S = 0.5
 """Seconds for a process to stop; one in uninterruptible I/O does not."""
 _STOP_PAUSE_S = 0.001
 """Seconds between two looks at it."""
-_STOPPED = (b"T", b"t")
 _DEAD = (b"Z", b"X", b"x")
 
 
@@ -170,7 +169,7 @@ def _runs(pid: int) -> bool:
     """Some thread of it is neither stopped nor dead."""
     try:
         for thread in os.listdir(f"/proc/{pid}/task"):
-            if stat_fields(f"{pid}/task/{thread}")[0] not in (*_STOPPED, *_DEAD):
+            if stat_fields(f"{pid}/task/{thread}")[0] not in (*STOPPED, *_DEAD):
                 return True
     except (FileNotFoundError, ProcessLookupError):
         pass  # it, or a thread of it, has ended

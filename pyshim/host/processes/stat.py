@@ -3,6 +3,9 @@
 Source: proc_pid_stat(5).
 """
 
+STOPPED = (b"T", b"t")
+"""States of a process that does nothing until it is continued."""
+
 
 def stat_fields(task: int | str, proc_root: str = "/proc") -> list[bytes]:
     """The fields from the state on, which proc_pid_stat(5) counts as the third. Raises OSError.
@@ -16,3 +19,11 @@ def stat_fields(task: int | str, proc_root: str = "/proc") -> list[bytes]:
 def start_ticks_of(task: int | str) -> int:
     """When it started, in clock ticks since boot; with the pid it names one process. Raises OSError."""
     return int(stat_fields(task)[19])
+
+
+def is_stopped(pid: int, proc_root: str = "/proc") -> bool:
+    """The process was stopped, by SIGSTOP or a debugger."""
+    try:
+        return stat_fields(pid, proc_root)[0] in STOPPED
+    except (OSError, IndexError):
+        return False

@@ -6,6 +6,7 @@ import time
 import click
 
 from pyshim.model.errors import NotFound
+from pyshim.node.cli.health import with_health
 from pyshim.node.cli.output import examples, json_option, print_json, print_table
 from pyshim.node.cli.sandbox import sandbox_id, state_dir_option
 from pyshim.node.cli.sandboxes import HEADINGS, NUMBERS, SandboxRow, UsageMeter, document, row, sandboxes
@@ -22,8 +23,8 @@ def command(prefix: str, state_dir: str, as_json: bool) -> int:
     """List the sandboxes of this node, or those that SANDBOX names: all whose ids begin so, or a pod's.
 
     ASKED is what their containers ask for, VM what the virtual machine has, both CPUs and memory. CPU, in percent of
-    one CPU, and MEMORY are what shim, VMM and file server use now. HEALTH comes from states and processes: no shim and
-    no guest is asked.
+    one CPU, and MEMORY are what shim, VMM and file server use now. HEALTH comes from states and processes, then from
+    the guest's agent, which its shim asks; AGENT is the age of its last answer.
     """
     found = _named(prefix, state_dir)
     meter = UsageMeter()
@@ -31,6 +32,7 @@ def command(prefix: str, state_dir: str, as_json: bool) -> int:
         meter.look(found)
         time.sleep(SAMPLE_S)
     usage = meter.look(found)
+    found = with_health(found, state_dir)
     now_ns = time.time_ns()
     if as_json:
         print_json([document(each, usage[each.id], now_ns=now_ns) for each in found])

@@ -1,4 +1,4 @@
-"""All sandboxes of this node, read from their states, and what their processes use now. No shim is asked."""
+"""All sandboxes of this node, read from their states, and what their processes use now."""
 
 import errno
 import os
@@ -10,6 +10,7 @@ import psutil
 from msgspec import Struct
 
 from pyshim.host.processes.identity import ProcessRef, is_alive, our_pid_namespace
+from pyshim.host.processes.stat import is_stopped
 from pyshim.model.caller import pod_of
 from pyshim.model.errors import NotFound, ShimError
 from pyshim.model.ledger import ResourceKind
@@ -21,6 +22,8 @@ from pyshim.state.errors import NotOurState
 from pyshim.state.schema import SandboxState
 from pyshim.state.store import StateStore
 
+RUNS = "runs"
+"""The health of a sandbox whose processes run: neither shim nor guest was asked."""
 STOPPED = "stopped"
 """The health of a sandbox that has ended and is not removed yet."""
 
@@ -43,7 +46,9 @@ class SandboxRow(Struct, frozen=True, kw_only=True):
     origin: str = ""
     """How its guest came to run; empty: not known."""
     health: str
-    """`ok`, or what is wrong, or why nothing can be said."""
+    """RUNS, or what is wrong, or why nothing can be said; `ok` once the guest's agent has answered."""
+    agent_age_s: float | None = None
+    """Since the agent's last answer; None when nobody was asked, or it never answered."""
     processes: tuple[ProcessRef, ...] = ()
     """Shim, VMM, file server: those that live."""
 
@@ -120,13 +125,15 @@ def _health(snapshot: SandboxSnapshot | None, known: Mapping[str, ProcessRef], l
         return f"failed: {snapshot.failure}"
     if "shim" not in living:
         return "its shim is gone (hint: pyshim cleanup)"
+    if stopped := [name for name, process in living.items() if is_stopped(process.pid)]:
+        return f"{', '.join(stopped)} is stopped (SIGSTOP or a debugger)"
     if snapshot is None or snapshot.status is SandboxStatus.CREATING:
         return "starting"
     if snapshot.status is SandboxStatus.STOPPED:
         return STOPPED
     if gone := [name for name in known if name not in living]:
         return f"{', '.join(gone)} is gone"
-    return "ok"
+    return RUNS
 
 
 def _pod_name(snapshot: SandboxSnapshot) -> str:
@@ -211,8 +218,8 @@ def _is_guest_ram(mapping: Any, vm_mib: int) -> bool:
     return mapping.path in ("", "[anon]") and vm_mib > 0 and mapping.size == vm_mib << 20
 
 
-HEADINGS = ("ID", "POD", "AGE", "CONTAINERS", "ASKED", "VM", "START", "CPU", "MEMORY", "HEALTH")
-NUMBERS = ("AGE", "CONTAINERS", "ASKED", "VM", "CPU", "MEMORY")
+HEADINGS = ("ID", "POD", "AGE", "CONTAINERS", "ASKED", "VM", "START", "CPU", "MEMORY", "AGENT", "HEALTH")
+NUMBERS = ("AGE", "CONTAINERS", "ASKED", "VM", "CPU", "MEMORY", "AGENT")
 _SHORT_ID = 13
 """Characters of an id on a terminal, as ctr's peers show it: the beginning is enough for every verb."""
 
@@ -228,6 +235,7 @@ def row(sandbox: SandboxRow, usage: Usage, *, now_ns: int, whole_ids: bool) -> t
         "clone" if sandbox.origin.startswith("cloned") else "boot" if sandbox.origin else "-",
         f"{usage.cpu_percent:.1f}%" if sandbox.processes else "-",
         f"{usage.memory_mib}Mi" if sandbox.processes else "-",
+        "-" if sandbox.agent_age_s is None else age_text(int(sandbox.agent_age_s)),
         sandbox.health,
     )
 
@@ -243,6 +251,7 @@ def document(sandbox: SandboxRow, usage: Usage, *, now_ns: int) -> dict[str, obj
         "vm": {"vcpus": sandbox.vcpus, "memory_mib": sandbox.memory_mib},
         "origin": sandbox.origin,
         "used": {"cpu_percent": usage.cpu_percent, "memory_mib": usage.memory_mib},
+        "agent_age_s": sandbox.agent_age_s,
         "health": sandbox.health,
     }
 

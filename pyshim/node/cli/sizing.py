@@ -15,7 +15,7 @@ from pyshim.model.host_facts import unbounded
 from pyshim.model.sizing import SizingRecord
 from pyshim.node.cli.output import examples, json_option, print_json
 from pyshim.node.cli.sandbox import sandbox_argument, sandbox_id, state_dir_option
-from pyshim.node.cli.sandboxes import host_side_mib_of, sandboxes
+from pyshim.node.cli.sandboxes import RUNS, host_side_mib_of, sandboxes
 from pyshim.node.cli.sizing_text import (
     HostSide,
     explanation_json,
@@ -197,7 +197,7 @@ def _measured(config: Config, state_dir: str) -> HostSide | None:
     """The most that a sandbox on this node takes, of those with a VM here, or of remote ones, as `config` says."""
     found = []
     for sandbox in sandboxes(state_dir):
-        if sandbox.health != "ok" or (len(sandbox.processes) == 1) != config.is_remote:
+        if sandbox.health != RUNS or (len(sandbox.processes) == 1) != config.is_remote:
             continue
         try:
             found.append(host_side_mib_of(sandbox))

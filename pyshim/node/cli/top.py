@@ -6,6 +6,7 @@ import time
 
 import click
 
+from pyshim.node.cli.health import with_health
 from pyshim.node.cli.output import examples, print_table, table
 from pyshim.node.cli.sandbox import state_dir_option
 from pyshim.node.cli.sandboxes import HEADINGS, NUMBERS, SandboxRow, Usage, UsageMeter, document, row, sandboxes
@@ -34,7 +35,7 @@ def command(interval: float, count: int | None, state_dir: str, as_json: bool) -
         while count is None or looks < count:
             time.sleep(interval)
             looks += 1
-            found = sandboxes(state_dir)
+            found = with_health(sandboxes(state_dir), state_dir)
             usage = meter.look(found)
             now_ns = time.time_ns()
             if as_json:

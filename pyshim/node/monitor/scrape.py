@@ -12,7 +12,7 @@ from pyshim.model.caller import PodName
 from pyshim.model.durations import Durations
 from pyshim.monitor.exposition import Family, Sample, gauge, text_of
 from pyshim.monitor.guest_text import TextFamily, judged
-from pyshim.monitor.processes import own_families
+from pyshim.monitor.processes import listener_is_stopped, own_families
 from pyshim.monitor.shim_metrics import durations_family
 from pyshim.node.monitor.merge import Merge, Source
 
@@ -39,6 +39,7 @@ class _Scraped(NamedTuple):
     families: Mapping[str, TextFamily]
     took_s: float
     is_up: bool
+    is_stopped: bool = False
 
 
 class Scrapes:
@@ -96,6 +97,12 @@ class Scrapes:
                 tuple(Sample(labels[sandbox_id], int(one.is_up)) for sandbox_id, one in found.items()),
             ),
             Family(
+                "pyshim_monitor_shim_stopped",
+                "gauge",
+                "1 when the shim did not answer because it is stopped, by SIGSTOP or a debugger.",
+                tuple(Sample(labels[sandbox_id], int(one.is_stopped)) for sandbox_id, one in found.items()),
+            ),
+            Family(
                 "pyshim_monitor_shim_scrape_seconds",
                 "gauge",
                 "Time of the shim's answer.",
@@ -109,7 +116,9 @@ class Scrapes:
         try:
             text = await asked(path, "/metrics")
         except Unanswered as error:
-            return None if error.is_gone else _Scraped({}, time.monotonic() - begin_s, False)
+            if error.is_gone:
+                return None
+            return _Scraped({}, time.monotonic() - begin_s, False, listener_is_stopped(path))
         took_s = time.monotonic() - begin_s
         answer = await asyncio.to_thread(judged, text, PREFIXES, composed=True, most=MAX_SAMPLES)
         return _Scraped(answer.families, took_s, True)

@@ -1,13 +1,14 @@
 """A pod behind a monitor socket, for tests that ask it."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import MappingProxyType
 
 from pyshim.model.caller import PodName
-from pyshim.model.durations import Durations
+from pyshim.model.durations import AgentCalls, Durations
 from pyshim.model.errors import NotFound, ShimError
 from pyshim.model.observation import Observation, SizeFigures
 from pyshim.model.trace import Span
@@ -28,6 +29,7 @@ class FakePod:
         self.resized: list[tuple[str, int]] = []
         self.tables: dict[bool, bytes] = {}
         self.policy = ""
+        self.checks = 0
 
     def observe(self) -> Observation:
         vmm, virtiofsd = self.pids
@@ -60,6 +62,11 @@ class FakePod:
             raise self.guest
         return self.guest
 
+    async def check_agent(self) -> None:
+        self.checks += 1
+        if isinstance(self.guest, ShimError):
+            raise self.guest
+
     async def iptables(self, *, ipv6: bool) -> bytes:
         return self.tables.get(ipv6, b"")
 
@@ -85,7 +92,7 @@ async def served(
 ) -> AsyncIterator[tuple[str, FakePod]]:
     """The path of a monitor socket, and the pod behind it."""
     pod, path = FakePod(), str(directory / "shim-monitor.sock")
-    calls, agent_calls = Durations(), Durations()
+    calls, agent_calls = Durations(), AgentCalls(time.monotonic)
     calls.took("create", 0.003)
     agent_calls.took("grpc.CheckRequest", 5.0)
     answers = ShimAnswers(pod, calls=calls, agent_calls=agent_calls, debug=debug)

@@ -2,14 +2,21 @@
 
 import asyncio
 import os
+import signal
+import subprocess
+import time
 
+import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from pyshim.model.durations import BOUNDS_MS, Durations
+from pyshim.model.durations import BOUNDS_MS, AgentCalls, Durations
 from pyshim.model.errors import DeadlineExceeded, ResourceExhausted, ShimError
+from pyshim.model.observation import Health
+from pyshim.monitor.answers import ShimAnswers
 from pyshim.monitor.processes import process_families
 from pyshim.monitor.shim_metrics import durations_family
+from pyshim.monitor.socket import Request
 from tests.unit.monitor.monitored import FakePod, got
 
 ITEMS = {
@@ -122,3 +129,50 @@ async def test_many_scrapes_at_a_time_are_answered(path: str) -> None:
     texts = await asyncio.gather(*(got(path, "/metrics") for _ in range(8)))
 
     assert all("pyshim_containers 2" in text for text in texts)
+
+
+async def test_the_agent_is_asked_where_its_last_answer_is_not_new() -> None:
+    now_s, pod = [100.0], FakePod()
+    calls = AgentCalls(clock=lambda: now_s[0])
+    answers = ShimAnswers(pod, calls=Durations(), agent_calls=calls)
+
+    async def health() -> Health:
+        reply = await answers.answer(Request(method="GET", target="/health", body=b""))
+        return msgspec.json.decode(reply.body, type=Health)
+
+    pod.guest = DeadlineExceeded("check agent: no reply within 1 s")
+    assert await health() == Health(agent_age_s=None, problem="check agent: no reply within 1 s")
+    calls.answered()
+    now_s[0] += 20
+    assert await health() == Health(agent_age_s=20, problem="")
+    assert pod.checks == 1
+    now_s[0] += 20
+    assert await health() == Health(agent_age_s=40, problem="check agent: no reply within 1 s")
+
+
+def test_a_slow_agent_is_seen_in_the_percentiles() -> None:
+    calls = AgentCalls(time.monotonic)
+    assert calls.percentiles() == {}
+    for number in range(1, 101):
+        calls.took("grpc.CheckRequest", number / 100)
+        calls.took("grpc.CreateContainerRequest", 30)
+
+    assert calls.percentiles() == {50: 0.5, 90: 0.9, 99: 0.99}
+
+
+async def test_a_stopped_helper_is_a_metric(sleeper: "subprocess.Popen[bytes]") -> None:
+    pod = FakePod()
+    pod.pids = (sleeper.pid, os.getpid())
+    sleeper.send_signal(signal.SIGSTOP)
+    try:
+        await asyncio.to_thread(os.waitid, os.P_PID, sleeper.pid, os.WSTOPPED)
+        reply = await ShimAnswers(pod, calls=Durations(), agent_calls=AgentCalls(time.monotonic)).answer(
+            Request(method="GET", target="/metrics", body=b"")
+        )
+    finally:
+        sleeper.send_signal(signal.SIGCONT)
+
+    assert scraped(reply.body.decode())["pyshim_process_stopped"] == {
+        (("process", "vmm"),): 1.0,
+        (("process", "virtiofsd"),): 0.0,
+    }

@@ -6,13 +6,14 @@ import os
 import re
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
 from guest.agent.calls import metrics as guest
 from pyshim.model.caller import PodName
-from pyshim.model.durations import Durations
+from pyshim.model.durations import AgentCalls
 from pyshim.monitor.answers import ShimAnswers
 from pyshim.monitor.guest_text import judged
 from pyshim.monitor.socket import MonitorSocket
@@ -32,10 +33,11 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> str:
 
     async def body() -> str:
         path = str(tmp_path_factory.mktemp("s1") / "shim-monitor.sock")
-        pod, calls = FakePod(), Durations()
+        pod, calls = FakePod(), AgentCalls(time.monotonic)
         pod.guest = guest.text()
         pod.pids = (os.getpid(), os.getpid())
         calls.took("grpc.CheckRequest", 0.001)
+        calls.answered()
         monitor = MonitorSocket(path, ShimAnswers(pod, calls=calls, agent_calls=calls).answer)
         await monitor.open()
         try:

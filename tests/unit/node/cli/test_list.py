@@ -1,10 +1,16 @@
-"""`pyshim list` and `pyshim top`: from states and processes, without asking anybody."""
+"""`pyshim list` and `pyshim top`: from states and processes, and from the shims that answer."""
 
+import contextlib
 import json
 import os
+import signal
+import socket
+import socketserver
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -16,8 +22,10 @@ from pyshim.host.processes.identity import ProcessRef, start_ticks
 from pyshim.model.errors import ShimError
 from pyshim.model.ids import SandboxId
 from pyshim.model.ledger import LedgerEntry, ResourceKind
+from pyshim.model.observation import MONITOR_SOCKET
 from pyshim.model.sizing import SizingRecord, dimension
 from pyshim.model.snapshot import SandboxStatus
+from pyshim.node.cli import health
 from pyshim.node.cli import sandboxes as module
 from pyshim.node.cli.command import run
 from pyshim.node.cli.sandbox import sandbox_id
@@ -28,6 +36,7 @@ from tests.unit.state import states
 
 GONE = ProcessRef(2**22 + 1, 7)
 """No kernel gives such a pid."""
+ANSWER = b'{"agent_age_s": 3.5, "problem": ""}'
 POD = {"io.kubernetes.cri.sandbox-name": "web-0", "io.kubernetes.cri.sandbox-namespace": "shop"}
 
 
@@ -73,6 +82,29 @@ def save(root: Path, sandbox_id: str, shim: ProcessRef, vmm: ProcessRef, **chang
     return state
 
 
+@contextlib.contextmanager
+def shim(
+    root: Path, sandbox_id: str, reply: bytes = b'{"agent_age_s": 3.5, "problem": ""}', status: int = 200
+) -> Iterator[None]:
+    """The sandbox's monitor socket is there and has this answer to everything."""
+
+    class Answer(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            while self.rfile.readline().strip():
+                pass
+            head = f"HTTP/1.1 {status} X\r\nContent-Length: {len(reply)}\r\nConnection: close\r\n\r\n"
+            self.wfile.write(head.encode() + reply)
+
+    with socketserver.ThreadingUnixStreamServer(str(root / sandbox_id / MONITOR_SOCKET), Answer) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield
+        finally:
+            server.shutdown()
+            thread.join(60)
+
+
 def listed(root: Path, capsys: pytest.CaptureFixture[str], *words: str) -> list[dict[str, Any]]:
     assert run(["list", "--state-dir", str(root), "--json", *words]) == 0
     found: list[dict[str, Any]] = json.loads(capsys.readouterr().out)
@@ -84,7 +116,8 @@ def test_a_running_pod_has_its_name_age_sizes_and_use(
 ) -> None:
     save(tmp_path, "ab12", ref(sleeper), ref(sleeper))
 
-    (found,) = listed(tmp_path, capsys)
+    with shim(tmp_path, "ab12"):
+        (found,) = listed(tmp_path, capsys)
 
     assert found["age_s"] >= 90
     assert found["used"]["cpu_percent"] >= 0
@@ -95,6 +128,7 @@ def test_a_running_pod_has_its_name_age_sizes_and_use(
         "requested": {"vcpus": 0.5, "memory_mib": 512.0},
         "vm": {"vcpus": 2, "memory_mib": 768},
         "origin": "cloned from 0123",
+        "agent_age_s": 3.5,
         "health": "ok",
     }
 
@@ -102,22 +136,23 @@ def test_a_running_pod_has_its_name_age_sizes_and_use(
 def test_people_get_a_table(
     tmp_path: Path, sleeper: "subprocess.Popen[bytes]", capsys: pytest.CaptureFixture[str]
 ) -> None:
-    save(tmp_path, "ab12" + "0" * 60, ref(sleeper), ref(sleeper))
+    save(tmp_path, "ab12" + "0" * 20, ref(sleeper), ref(sleeper))
 
-    assert run(["list", "--state-dir", str(tmp_path)]) == 0
+    with shim(tmp_path, "ab12" + "0" * 20):
+        assert run(["list", "--state-dir", str(tmp_path)]) == 0
 
     heading, line = capsys.readouterr().out.splitlines()
     assert heading.split() == list(module.HEADINGS)
-    assert line.startswith("ab12" + "0" * 60 + "  shop/web-0 ")
+    assert line.startswith("ab12" + "0" * 20 + "  shop/web-0 ")
     assert "0.5 / 512Mi" in line
     assert "2 / 768Mi  clone" in line
-    assert line.endswith("ok")
+    assert line.endswith("   3s  ok")
 
 
 @pytest.mark.parametrize(
     ("shim_lives", "vmm_lives", "changes", "health"),
     [
-        (True, True, {}, "ok"),
+        (True, True, {}, "its shim does not answer"),
         (True, False, {}, "qemu is gone"),
         (False, True, {}, "its shim is gone (hint: pyshim cleanup)"),
         (True, True, {"failure": "qemu exited 1"}, "failed: qemu exited 1"),
@@ -143,6 +178,72 @@ def test_health_is_what_states_and_processes_say(
     assert found["health"].startswith(health)
 
 
+@pytest.mark.parametrize(
+    ("reply", "status", "health", "age_s"),
+    [
+        (b'{"agent_age_s": 0.1, "problem": ""}', 200, "ok", 0.1),
+        (b'{"agent_age_s": 90, "problem": "check agent: no reply within 1 s"}', 200, "check agent: no reply", 90),
+        (b'{"agent_age_s": null, "problem": "no agent"}', 200, "no agent", None),
+        (b"no such path", 404, "runs", None),
+        (b"{", 200, "its shim answers nonsense", None),
+    ],
+)
+def test_it_is_ok_when_the_guests_agent_has_answered(
+    tmp_path: Path,
+    sleeper: "subprocess.Popen[bytes]",
+    capsys: pytest.CaptureFixture[str],
+    reply: bytes,
+    status: int,
+    health: str,
+    age_s: float | None,
+) -> None:
+    save(tmp_path, "ab12", ref(sleeper), ref(sleeper))
+
+    with shim(tmp_path, "ab12", reply, status):
+        (found,) = listed(tmp_path, capsys)
+
+    assert (found["health"].startswith(health), found["agent_age_s"]) == (True, age_s)
+
+
+@pytest.mark.parametrize("stopped", ["shim", "qemu"])
+def test_a_stopped_process_is_named_and_nothing_is_asked(
+    tmp_path: Path, sleeper: "subprocess.Popen[bytes]", capsys: pytest.CaptureFixture[str], stopped: str
+) -> None:
+    with subprocess.Popen(["sleep", "1000"]) as other:
+        sleeper.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, sleeper.pid, os.WSTOPPED)
+        shim_, vmm = (sleeper, other) if stopped == "shim" else (other, sleeper)
+        save(tmp_path, "ab12", ref(shim_), ref(vmm))
+        with shim(tmp_path, "ab12"):
+            (found,) = listed(tmp_path, capsys)
+        other.kill()
+    sleeper.send_signal(signal.SIGCONT)
+
+    assert found["health"] == f"{stopped} is stopped (SIGSTOP or a debugger)"
+    assert found["agent_age_s"] is None
+
+
+def test_shims_that_hang_hold_the_list_up_once(
+    tmp_path: Path,
+    sleeper: "subprocess.Popen[bytes]",
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(health, "ASK_S", 0.2)
+    with contextlib.ExitStack() as silent:
+        for number in range(20):
+            save(tmp_path, f"s{number}", ref(sleeper), ref(sleeper))
+            listener = silent.enter_context(socket.socket(socket.AF_UNIX))
+            listener.bind(str(tmp_path / f"s{number}" / MONITOR_SOCKET))
+            listener.listen()
+        began_s = time.monotonic()
+        found = listed(tmp_path, capsys)
+        took_s = time.monotonic() - began_s
+
+    assert {each["health"] for each in found} == {"its shim does not answer"}
+    assert took_s < 20 * 0.2
+
+
 def test_states_that_are_not_ours_or_damaged_are_named_and_hide_no_others(
     tmp_path: Path, sleeper: "subprocess.Popen[bytes]", capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -152,7 +253,8 @@ def test_states_that_are_not_ours_or_damaged_are_named_and_hide_no_others(
         (tmp_path / name / "persist.json").write_text(text)
     (tmp_path / "d4").mkdir()  # it begins or ends just now
 
-    found = listed(tmp_path, capsys)
+    with shim(tmp_path, "c3"):
+        found = listed(tmp_path, capsys)
 
     assert [each["id"] for each in found] == ["a1", "b2", "c3"]
     assert found[0]["health"].startswith("state damaged: ")
@@ -274,7 +376,7 @@ def test_a_terminal_gets_short_ids() -> None:
         SandboxRow(id="a" * 64, health="stopped"), module.Usage(cpu_percent=0, memory_mib=0), now_ns=0, whole_ids=False
     )
 
-    assert shown == ("a" * 13, "-", "-", "0", "-", "-", "-", "-", "-", "stopped")
+    assert shown == ("a" * 13, "-", "-", "0", "-", "-", "-", "-", "-", "-", "stopped")
 
 
 def test_top_looks_again_and_gives_programs_a_line_for_each_look(

@@ -3,7 +3,11 @@
 import asyncio
 import gzip
 import os
+import signal
 import socket
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from http import HTTPStatus
@@ -13,7 +17,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from pyshim.model.durations import Durations
+from pyshim.model.durations import AgentCalls, Durations
 from pyshim.model.errors import FailedPrecondition
 from pyshim.monitor.answers import ShimAnswers
 from pyshim.monitor.socket import MonitorSocket, MonitorSockets, Reply, Request
@@ -47,7 +51,7 @@ class Node:
     async def sandbox(self, name: str) -> FakePod:
         pod = FakePod()
         (self.root / name).mkdir()
-        calls, agent_calls = Durations(), Durations()
+        calls, agent_calls = Durations(), AgentCalls(time.monotonic)
         calls.took("create", 0.003)
         agent_calls.took("grpc.CheckRequest", 0.001)
         answers = ShimAnswers(pod, calls=calls, agent_calls=agent_calls)
@@ -129,6 +133,33 @@ async def test_sandboxes_come_and_go(one: Node) -> None:
 )
 async def test_bad_requests_have_their_status(method: str, target: str, status: int, one: Node) -> None:
     assert (await one.get(target, method))[0] == status
+
+
+_LISTENS = """
+import socket, sys, time
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(sys.argv[1])
+listener.listen()
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+async def test_a_stopped_shim_is_said_to_be_stopped(monkeypatch: pytest.MonkeyPatch, one: Node) -> None:
+    monkeypatch.setattr(scrape, "SHIM_S", 0.2)
+    await one.sandbox("good")
+    (one.root / "stopped").mkdir()
+    words = [sys.executable, "-I", "-S", "-c", _LISTENS, str(one.root / "stopped" / "shim-monitor.sock")]
+    with subprocess.Popen(words, stdout=subprocess.PIPE) as shim:
+        assert shim.stdout is not None
+        assert shim.stdout.readline() == b"ready\n"
+        shim.send_signal(signal.SIGSTOP)
+        await asyncio.to_thread(os.waitid, os.P_PID, shim.pid, os.WSTOPPED)
+        found = scraped((await one.get("/metrics"))[1])
+        shim.kill()
+
+    said = {dict(labels)["sandbox_id"]: value for labels, value in found["pyshim_monitor_shim_stopped"].items()}
+    assert said == {"good": 0, "stopped": 1}
 
 
 async def test_a_shim_that_does_not_answer_costs_its_deadline_and_no_other(

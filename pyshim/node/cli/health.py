@@ -1,0 +1,37 @@
+"""The health of sandboxes, asked of their shims, which ask the guests' agents."""
+
+import asyncio
+from collections.abc import Sequence
+
+import msgspec
+from msgspec.structs import replace
+
+from pyshim.model.observation import Health
+from pyshim.node.cli.monitor_client import monitor_socket
+from pyshim.node.cli.sandboxes import RUNS, SandboxRow
+from pyshim.node.monitor.scrape import Unanswered, asked
+
+ASK_S = 2.0
+"""Seconds for a shim's answer; it gives the agent one."""
+
+
+def with_health(found: Sequence[SandboxRow], state_dir: str) -> list[SandboxRow]:
+    """Those that run were asked, all at the same time: one that hangs holds up the others for ASK_S at most."""
+
+    async def ask() -> list[SandboxRow]:
+        return list(await asyncio.gather(*(_with_health(each, state_dir) for each in found)))
+
+    return asyncio.run(ask())
+
+
+async def _with_health(sandbox: SandboxRow, state_dir: str) -> SandboxRow:
+    if sandbox.health != RUNS:
+        return sandbox
+    try:
+        answer = msgspec.json.decode(await asked(monitor_socket(state_dir, sandbox.id), "/health", ASK_S), type=Health)
+    except Unanswered as error:
+        # A shim of an older release has no such path.
+        return sandbox if error.is_refused else replace(sandbox, health="its shim does not answer")
+    except msgspec.DecodeError:
+        return replace(sandbox, health="its shim answers nonsense")
+    return replace(sandbox, health=answer.problem or "ok", agent_age_s=answer.agent_age_s)
