@@ -168,9 +168,11 @@ class Sandbox:
     async def _start(self, monitor: MonitorRpc, hooks: ContainerHooks) -> Agent:
         await self._run_hooks(hooks)  # outside the sandbox's cgroups: what a hook leaves behind is not of the sandbox
         self._undo_last.push(self.cgroups.leave)
-        # The kernel takes its time to move a process. The share needs none; whatever does is started after the move.
-        await together(step("enter cgroups", self.cgroups.enter()), make_share(self._services))
-        await together(self.network.connect(), self._start_virtiofsd())
+        # The kernel takes 10 to 20 ms to move a process. What serves the guest is started after the move; the share has
+        # no process, and those that connect the network have ended when it is connected.
+        entered = step("enter cgroups", self.cgroups.enter())
+        await together(entered, make_share(self._services), self.network.connect())
+        await self._start_virtiofsd()
         if not await self._continue_from_template():
             await self._boot()
         await self._open_monitor(monitor)  # the guest boots meanwhile
