@@ -20,7 +20,10 @@ SOURCES = (HERE, HERE.parent / "pyshim" / "ttrpc")
 """The second is a library of its own: it has its messages beside it."""
 GENERATED = ("*_pb2.py", "*_pb2.pyi", "*_pb2_grpc.py")
 # All other services travel over ttrpc, whose client and server need no generated stubs.
-OVER_GRPC = ("protos/cri/v1.proto", "protos/kubelet/podresources_v1.proto")
+OVER_GRPC = (
+    "protos/cri/v1.proto",
+    *(f"protos/kubelet/{name}_v1.proto" for name in ("dra", "pluginregistration", "podresources")),
+)
 
 
 def proto_files(source: Path) -> tuple[str, ...]:

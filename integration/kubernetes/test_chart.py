@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from integration.framework.waiting import eventually
-from pyshim.node.install.in_cluster.api import Access
+from pyshim.node.kubernetes.api import Access
 from tests.fakes.api_server import FakeApiServer
 from tests.unit.configs.test_chart import SETS
 from tests.unit.node.install import test_node_agent as played

@@ -1,4 +1,4 @@
-"""The kubelet's PodResources service, over gRPC on a Unix socket.
+"""The kubelet's services and those it calls, over gRPC on Unix sockets: PodResources, plugin registration, DRA.
 
-Its `_pb2_grpc` module imports grpc, so import it only where the service is called. Read first: `podresources_v1.proto`.
+The `_pb2_grpc` modules import grpc, so import them only where a service is called or served.
 """

@@ -237,6 +237,14 @@ RUNTIME: tuple[Key, ...] = (
         "",
         "Socket of the kubelet's PodResources service, which lists the devices of a pod. Empty: it is not asked.",
     ),
+    _R.used(
+        "instance_types",
+        PATH,
+        "",
+        "The table that `pyshim dra run` offers devices by: a remote VM's type is chosen from it by the devices that "
+        "the pod was given (docs/DRA.md). Empty: the remote hypervisor chooses.",
+        own=True,
+    ),
     _R.later("kubelet_root_dir", PATH, "/var/lib/kubelet", "Where the kubelet keeps volumes."),
     _R.used(
         "create_container_timeout",

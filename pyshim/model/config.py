@@ -187,6 +187,8 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
     vfio_device_kinds: tuple[str, ...]
     """`VENDOR:CLASS=KIND` and `HOST-KIND=KIND`; our own key."""
     pod_resource_api_sock: str
+    instance_types: str
+    """Path of the table of instance types; empty without one. Our own key."""
     create_container_timeout_s: float
     confine_shim: bool
     """Our own key."""

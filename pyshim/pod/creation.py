@@ -19,6 +19,7 @@ from pyshim.pod.plan.placed import placed, placement_need, with_guest_nodes
 from pyshim.pod.plan.sandbox import sandbox_plan
 from pyshim.resources.devices.live import log_found
 from pyshim.resources.devices.plan.devices import sandbox_question
+from pyshim.resources.devices.plan.instances import MAX_BYTES, InstanceTable, read_instances
 from pyshim.resources.sizing.plan.capacity import capacity_question
 from pyshim.resources.volumes.live import volume_facts
 
@@ -33,6 +34,7 @@ async def plan_sandbox(env: Environment, request: SandboxRequest, config: Config
     facts = await step("probe host", env.host_facts())
     devices = await step("find devices", env.find_devices(sandbox_question(request.kind, spec, config)))
     log_found(devices, request.sandbox_id)
+    instances = await _instances(env.host, config)
     plan = sandbox_plan(
         sandbox_id=request.sandbox_id,
         kind=request.kind,
@@ -43,11 +45,20 @@ async def plan_sandbox(env: Environment, request: SandboxRequest, config: Config
         capacity=await env.capacity(capacity_question(config, spec.cgroups_path)),
         sources=await volume_facts(env.host, spec, config),
         devices=devices,
+        instances=instances,
         dns=await _dns(env.host, spec),
     )
     if not config.is_remote:
         plan = await _with_guest_nodes(env, await _with_placement(env, plan, spec))
     return plan, facts
+
+
+async def _instances(host: Host, config: Config) -> InstanceTable | None:
+    """The table that a remote VM's type is chosen from. Raises InvalidArgument naming the entry, NotFound."""
+    path = config.runtime.instance_types
+    if not config.is_remote or not path:
+        return None
+    return read_instances(await host.read_bytes(path, MAX_BYTES + 1), path)
 
 
 async def _with_placement(env: Environment, plan: SandboxPlan, spec: OciSpec) -> SandboxPlan:

@@ -1,4 +1,4 @@
-"""A Kubernetes API server over TLS, with nodes and runtime classes, as far as a node's agent asks."""
+"""A Kubernetes API server over TLS, as far as programs of a node ask: nodes, runtime classes, offers and claims."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 from aiohttp import web
 
-from pyshim.node.install.in_cluster.api import Access
+from pyshim.node.kubernetes.api import Access
 from tests.fakes.self_signed import self_signed
 
 TOKEN = "of-the-service-account"
@@ -25,6 +25,13 @@ class FakeApiServer:
     def __init__(self) -> None:
         self.nodes: dict[str, dict[str, Any]] = {}
         self.classes: dict[str, dict[str, Any]] = {}
+        self.slices: dict[str, dict[str, Any]] = {}
+        self.claims: dict[str, dict[str, Any]] = {}
+        """By `namespace/name`."""
+        self.dropped_fields: tuple[str, ...] = ()
+        """Of a slice's spec, as a server without a feature's gate does."""
+        self.before_create: Callable[[], None] = lambda: None
+        """Somebody else who is quicker."""
         self.patches: list[dict[str, Any]] = []
         self.faults: list[int] = []
         self.before_patch: Callable[[dict[str, Any]], None] = lambda _patch: None
@@ -58,6 +65,11 @@ class FakeApiServer:
         app.router.add_route("GET", "/api/v1/nodes/{name}", self._get)
         app.router.add_route("PATCH", "/api/v1/nodes/{name}", self._patch)
         app.router.add_route("GET", "/apis/node.k8s.io/v1/runtimeclasses/{name}", self._class)
+        resource = "/apis/resource.k8s.io/v1"
+        app.router.add_route("GET", f"{resource}/resourceslices", self._list_slices)
+        app.router.add_route("POST", f"{resource}/resourceslices", self._create_slice)
+        app.router.add_route("DELETE", f"{resource}/resourceslices/{{name}}", self._delete_slice)
+        app.router.add_route("GET", f"{resource}/namespaces/{{namespace}}/resourceclaims/{{name}}", self._claim)
         runner = web.AppRunner(app, access_log=None)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls)
@@ -102,6 +114,36 @@ class FakeApiServer:
         self.nodes[name] = _merged(self.nodes[name], patch)
         self.touch(name)
         return web.json_response(self.nodes[name])
+
+    async def _list_slices(self, request: web.Request) -> web.Response:
+        driver = request.query["fieldSelector"].removeprefix("spec.driver=")
+        found = [each for each in self.slices.values() if each["spec"]["driver"] == driver]
+        return self._refused(request) or web.json_response({"kind": "ResourceSliceList", "items": found})
+
+    async def _create_slice(self, request: web.Request) -> web.Response:
+        if (refused := self._refused(request)) is not None:
+            return refused
+        assert request.content_type == "application/json"
+        created = await request.json()
+        self.before_create()
+        name = created["metadata"]["name"]
+        if name in self.slices:
+            return _status(409, "AlreadyExists")
+        for field in self.dropped_fields:
+            created["spec"].pop(field, None)
+        self.slices[name] = created
+        return web.json_response(created, status=201)
+
+    async def _delete_slice(self, request: web.Request) -> web.Response:
+        if (refused := self._refused(request)) is not None:
+            return refused
+        answer = _found(self.slices, request.match_info["name"])
+        self.slices.pop(request.match_info["name"], None)
+        return answer
+
+    async def _claim(self, request: web.Request) -> web.Response:
+        name = f"{request.match_info['namespace']}/{request.match_info['name']}"
+        return self._refused(request) or _found(self.claims, name)
 
 
 def _found(objects: dict[str, dict[str, Any]], name: str) -> web.Response:

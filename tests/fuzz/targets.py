@@ -53,6 +53,7 @@ from pyshim.monitor.answers import resize_request
 from pyshim.monitor.guest_text import GUEST_PREFIXES, judged, judged_text
 from pyshim.node.cli import check_host
 from pyshim.node.cli.debug_console import MarkedOutput
+from pyshim.node.dra.slices import slice_specs
 from pyshim.node.install.drop_ins import HANDLERS, Containerd, containerd_addition
 from pyshim.node.install.in_cluster.plan import words_of, words_patch
 from pyshim.node.install.runtime import CONTAINERD, CRIO, ContainerRuntime
@@ -70,6 +71,7 @@ from pyshim.pod.plan.guest_spec import guest_spec
 from pyshim.pod.plan.verity import root_device
 from pyshim.resources.confidential.plan import initdata
 from pyshim.resources.devices.host import kubelet
+from pyshim.resources.devices.plan.instances import read_instances
 from pyshim.resources.machine import machine_of
 from pyshim.resources.network.plan.direct import direct_network
 from pyshim.resources.volumes.host.sources import parse_mount_info
@@ -337,6 +339,13 @@ def _direct_network(data: bytes) -> None:
         direct_network(data, "/file", sandbox_id="s", queues=1)
 
 
+def _instance_types(data: bytes) -> None:
+    """A table that is taken can be offered."""
+    with suppress(InvalidArgument):
+        specs = slice_specs(read_instances(data, "/file"))
+        assert all(len(each.get("devices", ())) <= 64 for each in specs)
+
+
 def _image_volume(data: bytes) -> None:
     """The volume that a snapshotter hands over instead of a root, before base64."""
     option = f"io.katacontainers.volume={base64.b64encode(data).decode()}"
@@ -573,6 +582,7 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
     "direct-network": _direct_network,
     "direct-volume": _direct_volume,
     "image-volume": _image_volume,
+    "instance-types": _instance_types,
     "initdata": _initdata,
     "ledger": _ledger,
     "machine-description": _machine_description,

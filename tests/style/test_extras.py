@@ -18,6 +18,8 @@ OF_EXTRAS = {
     "pyshim.resources.devices.host.kubelet": "devices",
     "protos.kubelet.podresources_v1_pb2_grpc": "devices",
     "protos.cri.v1_pb2_grpc": "node",
+    "protos.kubelet.dra_v1_pb2_grpc": "node",
+    "protos.kubelet.pluginregistration_v1_pb2_grpc": "node",
     "pyshim.tracing.child": "tracing",
     "pyshim.tracing.request": "tracing",
 }

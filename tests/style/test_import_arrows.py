@@ -54,7 +54,8 @@ ARROWS: dict[str, tuple[str, ...]] = {
         *("pyshim.concurrency", "pyshim.model"),
     ),
     "pyshim.node.nri": ("pyshim.state", "pyshim.host", "pyshim.concurrency", "pyshim.model", "pyshim.ttrpc", "protos"),
-    "pyshim.node.install": ("pyshim.host", "pyshim.start", "pyshim.model", "protos"),
+    "pyshim.node.dra": ("pyshim.node.kubernetes", "pyshim.resources", "pyshim.host", "pyshim.model", "protos"),
+    "pyshim.node.install": (*("pyshim.node.kubernetes", "pyshim.host", "pyshim.start", "pyshim.model", "protos"),),
     "pyshim.tracing": ("pyshim.host", "pyshim.model"),
     "pyshim.node.cli": (
         *("pyshim.node", "pyshim.start", "pyshim.cleanup", "pyshim.config", "pyshim.pod", "pyshim.resources"),
@@ -98,6 +99,7 @@ _PROTOBUF_EDGES = (
     *("pyshim/task/", "pyshim/agent/", "pyshim/resources/devices/host/kubelet.py", "hypervisors/remote/service.py"),
     "pyshim/node/install/cri.py",
     "pyshim/tracing/request.py",
+    "pyshim/node/dra/plugin.py",
     "pyshim/node/nri/translate.py",
     "pyshim/ttrpc/messages.py",
     "pyshim/ttrpc/envelope_pb2.py",
@@ -107,6 +109,7 @@ _PROTOBUF_EDGES = (
 _PURE_NAMES = ("plan",)
 _PURE = (
     "pyshim.model",
+    "pyshim.node.dra.slices",
     "pyshim.node.nri.assignments",
     "pyshim.node.nri.policies",
     "hypervisors.qemu.cmdline",

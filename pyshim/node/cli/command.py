@@ -37,6 +37,7 @@ SUBCOMMANDS = {
     "policy": ("pyshim.node.cli.policy", "replace the policy of a sandbox's guest"),
     "direct-volume": ("pyshim.node.cli.direct_volume", "record, measure and resize volumes handed over as disks"),
     "cdi": ("pyshim.node.cli.cdi", "list and resolve the devices of this node's CDI specs"),
+    "dra": ("pyshim.node.cli.dra", "offer the devices of remote VMs to the scheduler (DRA driver)"),
     "factory": ("pyshim.node.cli.factory", "make and remove the templates that VMs continue from"),
     "initdata": ("pyshim.node.cli.initdata", "encode and digest the initdata document of a confidential guest"),
     "cgroups": ("pyshim.node.cli.cgroups", "show a sandbox's host cgroups: who is in them, limits, usage"),

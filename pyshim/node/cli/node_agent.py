@@ -1,28 +1,10 @@
 """`pyshim node-agent run|wait-removed`: what the pods of the Helm chart do."""
 
-import asyncio
-import os
-import signal
-from collections.abc import Coroutine
-from typing import Any
-
 import click
 
-from pyshim import log
+from pyshim.node.cli.api_access import access_of, until_sigterm, with_api
 from pyshim.node.cli.handler_words import FORM, handlers_of
 from pyshim.node.cli.output import examples
-
-_api_options = (
-    click.option("--server", metavar="URL", help="The API server; default: that of the pod's cluster."),
-    click.option("--token", metavar="FILE", help="With --server."),
-    click.option("--authority", metavar="FILE", help="With --server."),
-)
-
-
-def _with_api(command: Any) -> Any:
-    for option in _api_options:
-        command = option(command)
-    return command
 
 
 @click.group(epilog=examples("pyshim node-agent run --payload /opt/pyshim-image/payload --handler pykata"))
@@ -47,7 +29,7 @@ def command() -> None:
 @click.option("--kind", default="", metavar="NAME", help="As of `pyshim install`; default: what the node has.")
 @click.option("--sandboxer", default="", metavar="NAME", help="As of `pyshim install`.")
 @click.option("--python", default="/usr/bin/python3", show_default=True, metavar="PATH", help="On the node.")
-@_with_api
+@with_api
 def run(
     node: str,
     payload: str,
@@ -69,13 +51,13 @@ def run(
     A privileged pod in the host's pid namespace: commands run in the mount namespace of process 1.
     """
     from pyshim.node.install.in_cluster.agent import NodeAgent, NodeAgentConfig, Pauses
-    from pyshim.node.install.in_cluster.api import Api
     from pyshim.node.install.in_cluster.host import NodeHost
     from pyshim.node.install.in_cluster.payload import read_payload
+    from pyshim.node.kubernetes.api import Api
 
     handlers_of(words)
     read_payload(payload)
-    access = _access(server, token, authority)
+    access = access_of(server, token, authority)
     config = NodeAgentConfig(
         node=node,
         payload=payload,
@@ -94,47 +76,21 @@ def run(
         async with Api(access) as api:
             await NodeAgent(config, api=api, host=NodeHost(), pauses=Pauses()).run()
 
-    return _until_sigterm(work())
+    return until_sigterm(work())
 
 
 @command.command()
 @click.option("--timeout", type=click.FloatRange(min=1), default=270.0, show_default=True, metavar="SECONDS")
-@_with_api
+@with_api
 def wait_removed(timeout: float, server: str | None, token: str | None, authority: str | None) -> int:
     """Wait until no node of the cluster has pyshim; name those that have."""
     from pyshim.node.install.in_cluster import agent
-    from pyshim.node.install.in_cluster.api import Api
+    from pyshim.node.kubernetes.api import Api
 
-    access = _access(server, token, authority)
+    access = access_of(server, token, authority)
 
     async def work() -> None:
         async with Api(access) as api:
             await agent.wait_removed(api, timeout_s=timeout)
 
-    return _until_sigterm(work())
-
-
-def _access(server: str | None, token: str | None, authority: str | None) -> Any:
-    from pyshim.node.install.in_cluster.api import Access, in_cluster
-
-    if server is None:
-        return in_cluster(os.environ)
-    if token is None or authority is None:
-        raise click.UsageError("--server needs --token and --authority")
-    return Access(server=server, token=token, authority=authority)
-
-
-def _until_sigterm(work: Coroutine[Any, Any, None]) -> int:
-    log.set_up(debug=False)
-
-    async def main() -> int:
-        task = asyncio.ensure_future(work)
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-        try:
-            await task
-        except asyncio.CancelledError:
-            if not task.cancelled():
-                raise
-        return 0
-
-    return asyncio.run(main())
+    return until_sigterm(work())

@@ -41,6 +41,7 @@ from pyshim.resources.cgroups.plan.cgroups import cgroup_plan
 from pyshim.resources.confidential.plan.guard import cpu_model, guard_of
 from pyshim.resources.confidential.plan.initdata import decode
 from pyshim.resources.devices.plan.devices import PASSING_TIMEOUT_S, check_kind_table, device_layout, memory_nodes
+from pyshim.resources.devices.plan.instances import InstanceTable, choose_type
 from pyshim.resources.sizing.plan import (
     Headroom,
     boot_size,
@@ -86,9 +87,11 @@ def sandbox_plan(
     capacity: CapacityFacts,
     sources: Mapping[str, SourceFacts],
     devices: PodDevices = _NO_DEVICES,
+    instances: InstanceTable | None = None,
     dns: tuple[str, ...] = (),
 ) -> SandboxPlan:
-    """The plan of the sandbox that `spec` opens; `sources` has the facts of its mounts, `dns` its resolv.conf's lines.
+    """The plan of the sandbox that `spec` opens; `sources` has the facts of its mounts, `dns` its resolv.conf's lines,
+    `instances` the types of a remote VM.
 
     Raises InvalidArgument or FailedPrecondition naming key and file.
     """
@@ -98,6 +101,8 @@ def sandbox_plan(
     initdata = _initdata(config)
     guard = None if remote else guard_of(config, host, initdata)
     sizing = _sized(kind, spec, config, host, capacity)
+    if instances is not None:
+        config = _of_instance(config, instances, devices, sizing)
     vm_dir = f"{VM_ROOT}/{sandbox_id}"
     if not remote:
         _check_network(kind, spec, config)
@@ -146,6 +151,23 @@ def sandbox_plan(
         devices=devices,
         sysctls=pod_sysctls(spec),
         agent_timeout_s=_agent_timeout_s(config, vm.cpu.accelerator),
+    )
+
+
+def _of_instance(config: Config, table: InstanceTable, devices: PodDevices, sizing: SizingRecord) -> Config:
+    """`config` with the type that the pod's devices and its size need, and with the names of the table's devices."""
+    machine_type = choose_type(
+        table,
+        (device.request for device in devices.devices),
+        vcpus=sizing.vcpus.granted,
+        memory_mib=sizing.memory_mib.granted,
+        asked=config.hypervisor.machine_type,
+    )
+    kinds = (*table.kind_rows(), *config.runtime.vfio_device_kinds)
+    return replace(
+        config,
+        hypervisor=replace(config.hypervisor, machine_type=machine_type),
+        runtime=replace(config.runtime, vfio_device_kinds=kinds),
     )
 
 

@@ -35,7 +35,8 @@ def test_generated_modules_are_current(capsys: pytest.CaptureFixture[str]) -> No
 def test_grpc_stubs_exist_exactly_for_what_is_called_over_grpc() -> None:
     stubs = {path.relative_to(SOURCE).as_posix() for path in SOURCE.rglob("*_pb2_grpc.py")}
 
-    assert stubs == {"cri/v1_pb2_grpc.py", "kubelet/podresources_v1_pb2_grpc.py"}
+    kubelet = {f"kubelet/{name}_v1_pb2_grpc.py" for name in ("dra", "pluginregistration", "podresources")}
+    assert stubs == {"cri/v1_pb2_grpc.py", *kubelet}
 
 
 def test_all_message_modules_import_in_one_process() -> None:

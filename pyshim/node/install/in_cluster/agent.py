@@ -20,11 +20,11 @@ import msgspec
 from msgspec.structs import replace
 
 from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, NotFound, ShimError, Unavailable
-from pyshim.node.install.in_cluster.api import Api, Conflict
 from pyshim.node.install.in_cluster.host import NodeHost
 from pyshim.node.install.in_cluster.payload import PYSHIM, install, remove_copies
 from pyshim.node.install.in_cluster.plan import MESSAGE, STATE, NodeWords, State, untainted_patch, words_of, words_patch
 from pyshim.node.install.plan import config_path_of, handler_name
+from pyshim.node.kubernetes.api import Api, Conflict
 
 log = logging.getLogger(__name__)
 

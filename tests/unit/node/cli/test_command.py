@@ -18,7 +18,7 @@ WITHOUT_JSON = {
     # These become something, or print what is a format of its own.
     *("install", "uninstall", "verify"),
     *("cleanup", "launcher install", "config reference", "monitor", "metrics"),
-    *("webhook serve", "nri run", "node-agent run", "node-agent wait-removed"),
+    *("webhook serve", "nri run", "dra run", "dra slices", "dra withdraw", "node-agent run", "node-agent wait-removed"),
     *("initdata encode", "direct-volume add", "direct-volume remove", "direct-volume resize"),
     *("iptables set", "policy set", "exec", "factory init", "factory destroy"),
 }

@@ -20,7 +20,6 @@ import pytest
 from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, NotFound, ShimError, Unavailable
 from pyshim.node.cli.command import run
 from pyshim.node.install.in_cluster.agent import NodeAgent, NodeAgentConfig, Pauses, wait_removed
-from pyshim.node.install.in_cluster.api import Access, Api, in_cluster
 from pyshim.node.install.in_cluster.host import NodeHost
 from pyshim.node.install.in_cluster.payload import read_payload
 from pyshim.node.install.in_cluster.plan import (
@@ -33,6 +32,7 @@ from pyshim.node.install.in_cluster.plan import (
     words_of,
     words_patch,
 )
+from pyshim.node.kubernetes.api import Access, Api, in_cluster
 from tests.fakes.api_server import FakeApiServer
 from tests.fakes.self_signed import self_signed
 

@@ -9,6 +9,7 @@ from integration.remote.edits import edit_container
 from pyshim.model.devices import DeviceQuestion, DeviceRequest, FoundDevice, PodDevices
 from pyshim.model.errors import FailedPrecondition, ShimError, Unimplemented
 from tests.unit.pod.conftest import Stack
+from tests.unit.resources.devices.test_instances import TABLE
 
 SANDBOX = {
     "io.kubernetes.cri.container-type": "sandbox",
@@ -149,3 +150,45 @@ async def test_the_adaptors_edit_gives_all_gpus_only_where_nothing_says_whose_th
 
     assert list(agent_saw(stack, "a1").values()) == seen_by_a
     assert list(agent_saw(stack, "n1").values()) == [name for name in seen_by_a if name.endswith("all")]
+
+
+async def test_devices_of_a_claim_choose_the_instance_type(stack: Stack) -> None:
+    """The type has all that the pod was given; a type that the pod asks for and that lacks it is refused by name."""
+    prepare(
+        stack,
+        request("pyshim.io/h100=h100-4", "a", origin="claim ns/one"),
+        request("pyshim.io/h100=h100-0", "b", origin="claim ns/two"),
+    )
+    stack.host.files["/etc/pyshim/instances.toml"] = TABLE.encode()
+    stack.document["runtime"]["instance_types"] = "/etc/pyshim/instances.toml"
+    stack.document["hypervisor"]["remote"]["machine_type"] = "p5.4xlarge"
+    with pytest.raises(FailedPrecondition, match=r"for 2 h100: machine_type 'p5\.4xlarge' has not"):
+        await stack.run("c1", ["sleep"], annotations=SANDBOX, linux=NETWORK)
+    del stack.document["hypervisor"]["remote"]["machine_type"]
+    await stack.run("c1", ["sleep"], annotations=SANDBOX, linux=NETWORK)
+    await stack.run("a1", ["sleep"], annotations=member("a"))
+    await stack.run("b1", ["sleep"], annotations=member("b"))
+
+    vm = stack.hypervisors[-1].config
+    assert vm is not None
+    assert vm.remote is not None
+    found = vm.remote.annotations
+    words = ("machine_type", "default_gpus", "default_gpu_model")
+    assert [found[f"{HYPERVISOR}{word}"] for word in words] == ["p5.48xlarge", "2", "H100"]
+    assert agent_saw(stack, "a1") == {"cdi.k8s.io/device0": "nvidia.com/gpu=0"}
+    assert agent_saw(stack, "b1") == {"cdi.k8s.io/device0": "nvidia.com/gpu=1"}
+
+
+@pytest.mark.parametrize(
+    ("files", "error"),
+    [
+        ({}, "read '/t.toml'"),
+        ({"/t.toml": b"[[type]"}, "read instance types '/t.toml'"),
+    ],
+)
+async def test_a_table_that_cannot_be_read_refuses_the_pod(stack: Stack, files: dict[str, bytes], error: str) -> None:
+    prepare(stack)
+    stack.host.files.update(files)
+    stack.document["runtime"]["instance_types"] = "/t.toml"
+    with pytest.raises(ShimError, match=error):
+        await stack.run("c1", ["sleep"], annotations=SANDBOX, linux=NETWORK)

@@ -1,4 +1,4 @@
-"""The API server, as far as a node's agent needs it: its own Node, a RuntimeClass, and which nodes are left."""
+"""The API server, as far as programs of a node need it: its Node, a RuntimeClass, offers of devices and claims."""
 
 import ssl
 from collections.abc import Mapping
@@ -10,6 +10,7 @@ from pyshim.model.errors import FailedPrecondition, InvalidArgument, NotFound, S
 
 _REQUEST_S = 30.0
 _MERGE = "application/merge-patch+json"
+_RESOURCE = "/apis/resource.k8s.io/v1"
 _ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 """The kubelet puts a service account's token and the authority of the API server here."""
 
@@ -73,10 +74,29 @@ class Api:
 
     async def nodes_with(self, label: str) -> list[dict[str, Any]]:
         """All nodes that have the label, whatever its value."""
+        return await self._listed(f"/api/v1/nodes?labelSelector={label}")
+
+    async def claim(self, namespace: str, name: str) -> dict[str, Any]:
+        """A ResourceClaim."""
+        return await self._call("GET", f"{_RESOURCE}/namespaces/{namespace}/resourceclaims/{name}")
+
+    async def slices_of(self, driver: str) -> list[dict[str, Any]]:
+        """All ResourceSlices of a driver."""
+        return await self._listed(f"{_RESOURCE}/resourceslices?fieldSelector=spec.driver%3D{driver}")
+
+    async def create_slice(self, resource_slice: Mapping[str, Any]) -> dict[str, Any]:
+        """The object as the API server keeps it. Raises Conflict when one of the name is there."""
+        return await self._call("POST", f"{_RESOURCE}/resourceslices", resource_slice)
+
+    async def delete_slice(self, name: str) -> None:
+        """Raises NotFound."""
+        await self._call("DELETE", f"{_RESOURCE}/resourceslices/{name}")
+
+    async def _listed(self, path: str) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = []
         more = ""
         while True:
-            page = await self._call("GET", f"/api/v1/nodes?labelSelector={label}&limit=200&continue={more}")
+            page = await self._call("GET", f"{path}&limit=200&continue={more}")
             found += page.get("items") or []
             more = (page.get("metadata") or {}).get("continue") or ""
             if not more:
@@ -90,7 +110,7 @@ class Api:
         except (OSError, ValueError) as error:
             raise Unavailable(f"{what}: token '{self._access.token}': {error}") from error
         if body is not None:
-            headers["Content-Type"] = _MERGE
+            headers["Content-Type"] = _MERGE if method == "PATCH" else "application/json"
         try:
             async with self._session.request(
                 method, self._access.server + path, json=body, headers=headers, allow_redirects=False

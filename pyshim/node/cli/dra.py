@@ -1,0 +1,79 @@
+"""`pyshim dra run|slices|withdraw`: devices of remote VMs, offered to the scheduler and prepared on this node."""
+
+from pathlib import Path
+
+import click
+
+from pyshim.node.cli.api_access import access_of, until_sigterm, with_api
+from pyshim.node.cli.output import examples, print_json
+
+_TABLE = Path("/etc/pyshim/instances.toml")
+_table_option = click.option(
+    "--types",
+    type=click.Path(path_type=Path),
+    default=_TABLE,
+    show_default=True,
+    metavar="FILE",
+    help="The instance types and their devices.",
+)
+_directory = click.Path(path_type=Path, file_okay=False)
+
+
+@click.group(epilog=examples("pyshim dra slices --types instances.toml"))
+def command() -> None:
+    """Offer the devices of a cloud's instances to pods with remote VMs (DRA driver)."""
+
+
+@command.command()
+@_table_option
+@click.option("--kubelet-root", type=_directory, default=Path("/var/lib/kubelet"), show_default=True, metavar="DIR")
+@click.option("--cdi", type=_directory, default=Path("/var/run/cdi"), show_default=True, metavar="DIR")
+@with_api
+def run(
+    types: Path, kubelet_root: Path, cdi: Path, server: str | None, token: str | None, authority: str | None
+) -> int:
+    """Offer the devices and prepare claims on this node, until SIGTERM.
+
+    The table is read again when it changes. What was offered and prepared stays when the driver ends.
+    """
+    from pyshim.node.dra.claims import Claims
+    from pyshim.node.dra.offer import keep_offered, read_table
+    from pyshim.node.dra.plugin import Plugin, registered
+    from pyshim.node.dra.slices import DRIVER
+    from pyshim.node.kubernetes.api import Api
+
+    access = access_of(server, token, authority)
+    read_table(types)  # a table that cannot be used ends the first start
+    claims = Claims(specs=cdi, records=kubelet_root / "plugins" / DRIVER / "claims")
+
+    async def work() -> None:
+        async with Api(access) as api, registered(Plugin(api, claims), kubelet_root):
+            await keep_offered(api, types)
+
+    return until_sigterm(work())
+
+
+@command.command()
+@_table_option
+def slices(types: Path) -> None:
+    """Print the ResourceSlices that the table makes, as JSON."""
+    from pyshim.node.dra.offer import read_table
+    from pyshim.node.dra.slices import objects, slice_specs
+
+    print_json(objects(slice_specs(read_table(types)), 1))
+
+
+@command.command()
+@with_api
+def withdraw(server: str | None, token: str | None, authority: str | None) -> int:
+    """Offer no device any more; for the end of the last node's driver."""
+    from pyshim.node.dra.offer import withdraw as withdrawn
+    from pyshim.node.kubernetes.api import Api
+
+    access = access_of(server, token, authority)
+
+    async def work() -> None:
+        async with Api(access) as api:
+            await withdrawn(api)
+
+    return until_sigterm(work())

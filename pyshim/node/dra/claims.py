@@ -1,0 +1,146 @@
+"""Claims prepared on this node: for each, a device spec (CDI) that containerd needs, and a record.
+
+Nothing of the device is on this node, so the spec's only edit is a variable that names the claim: CDI refuses a device
+without edits. The record is what the kubelet was answered; a driver that was restarted gives the same answer.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from pyshim.host.files import replace_file
+from pyshim.model.errors import FailedPrecondition, InvalidArgument
+from pyshim.node.dra.slices import DRIVER, POOL, product_of
+from pyshim.resources.devices.plan.instances import VENDOR
+
+VARIABLE = "PYSHIM_CLAIM"
+_UID = re.compile(r"[a-zA-Z0-9-]{1,64}")
+_DEVICE = re.compile(r"[a-z][a-z0-9-]{0,62}")
+
+
+class Prepared(msgspec.Struct, frozen=True, kw_only=True):
+    """A device of a claim, as the kubelet is told of it."""
+
+    requests: tuple[str, ...]
+    pool: str
+    device: str
+    cdi: str
+
+
+class _Result(msgspec.Struct, frozen=True):
+    request: str
+    driver: str
+    pool: str
+    device: str
+
+
+class _Devices(msgspec.Struct, frozen=True):
+    results: tuple[_Result, ...] = ()
+
+
+class _Allocation(msgspec.Struct, frozen=True):
+    devices: _Devices = _Devices()
+
+
+class _Status(msgspec.Struct, frozen=True):
+    allocation: _Allocation | None = None
+
+
+class _Metadata(msgspec.Struct, frozen=True):
+    namespace: str
+    name: str
+    uid: str
+
+
+class _Claim(msgspec.Struct, frozen=True):
+    """A ResourceClaim, as far as it matters here."""
+
+    metadata: _Metadata
+    status: _Status = _Status()
+
+
+def allocated(document: Mapping[str, Any], uid: str) -> tuple[Prepared, ...]:
+    """The devices of this driver that the claim was given. Raises FailedPrecondition, InvalidArgument naming it."""
+    try:
+        claim = msgspec.convert(document, _Claim)
+    except msgspec.ValidationError as error:
+        raise InvalidArgument(f"prepare claim {uid}: read it: {error}") from error
+    doing = f"prepare claim '{claim.metadata.namespace}/{claim.metadata.name}'"
+    if claim.metadata.uid != uid:
+        raise FailedPrecondition(f"{doing}: another claim has this name by now")
+    if claim.status.allocation is None:
+        raise FailedPrecondition(f"{doing}: it is not allocated")
+    results = [each for each in claim.status.allocation.devices.results if each.driver == DRIVER]
+    if not results:
+        raise FailedPrecondition(f"{doing}: it has no device of {DRIVER}")
+    requests: dict[str, list[str]] = {}
+    for each in results:
+        if each.pool != POOL or not _DEVICE.fullmatch(each.device):
+            raise InvalidArgument(f"{doing}: device {each.device[:100]!r} of pool {each.pool[:100]!r} is unknown")
+        requests.setdefault(each.device, []).append(each.request)
+    return tuple(
+        Prepared(requests=tuple(names), pool=POOL, device=device, cdi=f"{VENDOR}/{product_of(device)}={device}")
+        for device, names in requests.items()
+    )
+
+
+class Claims:
+    """The claims prepared on this node, in two directories: device specs in `specs`, records in `records`."""
+
+    def __init__(self, *, specs: Path, records: Path) -> None:
+        self._specs = specs
+        self._records = records
+
+    def recorded(self, uid: str) -> tuple[Prepared, ...]:
+        """What was prepared for the claim; empty for none. Raises InvalidArgument for a uid that is none."""
+        try:
+            content = self._record(uid).read_bytes()
+            return msgspec.json.decode(content, type=tuple[Prepared, ...])
+        except (FileNotFoundError, msgspec.MsgspecError):
+            return ()  # a damaged record is made anew
+
+    def prepare(self, uid: str, name: str, devices: Sequence[Prepared]) -> None:
+        """The claim's specs and then its record are on disk. Idempotent. Raises FailedPrecondition for a full disk."""
+        record = self._record(uid)
+        try:
+            for product in sorted({product_of(each.device) for each in devices}):
+                spec = _spec(product, name, [each.device for each in devices if product_of(each.device) == product])
+                self._specs.mkdir(parents=True, exist_ok=True)
+                path = self._specs / _file_name(product, uid)
+                replace_file(str(path), msgspec.json.encode(spec), mode=0o644, durable=False)
+            record.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(str(record), msgspec.json.encode(devices), mode=0o600, durable=True)
+        except OSError as error:
+            self.unprepare(uid)
+            raise FailedPrecondition(f"prepare claim {name!r}: {error.strerror}: '{error.filename}'") from error
+
+    def unprepare(self, uid: str) -> None:
+        """Nothing of the claim is left. Idempotent. Raises FailedPrecondition."""
+        record = self._record(uid)
+        try:
+            for path in self._specs.glob(_file_name("*", uid)):
+                path.unlink(missing_ok=True)
+            record.unlink(missing_ok=True)
+        except OSError as error:
+            raise FailedPrecondition(f"remove claim {uid}: {error.strerror}: '{error.filename}'") from error
+
+    def _record(self, uid: str) -> Path:
+        if not _UID.fullmatch(uid):
+            raise InvalidArgument(f"use claim {uid[:100]!r}: not a uid")
+        return self._records / f"{uid}.json"
+
+
+def _file_name(product: str, uid: str) -> str:
+    return f"{VENDOR}-{product}_{uid}.json"
+
+
+def _spec(product: str, claim: str, devices: Sequence[str]) -> dict[str, Any]:
+    edits = {"env": [f"{VARIABLE}={claim}"]}
+    return {
+        "cdiVersion": "0.6.0",
+        "kind": f"{VENDOR}/{product}",
+        "devices": [{"name": device, "containerEdits": edits} for device in devices],
+    }

@@ -1,0 +1,95 @@
+"""The offer at the API server: the pool's slices say what the operator's table says."""
+
+import asyncio
+import contextlib
+import logging
+from pathlib import Path
+
+from pyshim.model.errors import FailedPrecondition, NotFound, ShimError, Unavailable
+from pyshim.node.dra import slices
+from pyshim.node.kubernetes.api import Api, Conflict
+from pyshim.resources.devices.plan.instances import MAX_BYTES, InstanceTable, read_instances
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 5.0
+"""Seconds between two looks at the table's file, and until a failed attempt is made again."""
+_TRIES = 5
+"""Drivers of other nodes may publish the same table at the same time."""
+
+
+def read_table(path: Path) -> InstanceTable:
+    """Raises InvalidArgument naming the entry, FailedPrecondition for a file that cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return read_instances(file.read(MAX_BYTES + 1), str(path))
+    except OSError as error:
+        raise FailedPrecondition(f"read instance types '{path}': {error.strerror}") from error
+
+
+async def publish(api: Api, table: InstanceTable) -> None:
+    """The pool offers what the table says, and no slice of an earlier generation is left.
+
+    Drivers of several nodes may do this at once: the slices of a generation have the same names, and a driver that
+    loses looks again. Raises Unavailable, FailedPrecondition when the API server drops a field.
+    """
+    specs = slices.slice_specs(table)
+    for _ in range(_TRIES):
+        found = await api.slices_of(slices.DRIVER)
+        generation = slices.newest(found)
+        if not slices.offers(found, specs):
+            generation += 1
+            try:
+                await _create(api, specs, generation)
+            except Conflict:
+                continue
+            log.info("devices offered", extra={"generation": generation, "slices": len(specs)})
+        for name in slices.outdated(found, generation):
+            await _delete(api, name)
+        return
+    raise Unavailable(f"offer devices of {slices.DRIVER}: drivers of other nodes offer others, {_TRIES} times")
+
+
+async def _create(api: Api, specs: list[dict[str, object]], generation: int) -> None:
+    for each in slices.objects(specs, generation):
+        kept = await api.create_slice(each)
+        field = slices.lost_field(kept, each)
+        if field:
+            for one in slices.objects(specs, generation):
+                await _delete(api, one["metadata"]["name"])
+            raise FailedPrecondition(
+                f"offer devices of {slices.DRIVER}: the API server drops {field!r} of a slice (hint: a quota needs"
+                " Kubernetes 1.35 with DRAPartitionableDevices)"
+            )
+
+
+async def withdraw(api: Api) -> None:
+    """No device is offered. Claims that are allocated stay so."""
+    for each in await api.slices_of(slices.DRIVER):
+        await _delete(api, each["metadata"]["name"])
+
+
+async def _delete(api: Api, name: str) -> None:
+    with contextlib.suppress(NotFound):  # another node's driver was faster
+        await api.delete_slice(name)
+
+
+async def keep_offered(api: Api, path: Path) -> None:
+    """For ever: the pool offers what the file says, from its first reading and after each of its changes.
+
+    A file that cannot be used is logged, and the last offer stays. An offer that others removed is made again only
+    after a change of the file: nodes whose files differ for a while must not replace each other's.
+    """
+    offered: InstanceTable | None = None
+    said = ""
+    while True:
+        try:
+            table = read_table(path)
+            if table != offered:
+                await publish(api, table)
+                offered, said = table, ""
+        except ShimError as error:
+            if str(error) != said:
+                log.warning("offer unchanged", extra={"error": str(error)})
+            said = str(error)
+        await asyncio.sleep(LOOK_S)
