@@ -10,12 +10,14 @@ from pathlib import Path
 import grpc
 import pytest
 
+from .framework import releases
 from .framework.cri import Container, Cri, Pod, refusal
 from .framework.leaks import HostState, assert_nothing_left
 from .framework.runtime import Runtime
 from .framework.waiting import eventually
 
 pytestmark = pytest.mark.vm
+needs_pause_container = pytest.mark.skipif(releases.sandboxer() == "shim", reason="there is no pause container")
 
 _IGNORES_TERM = "trap '' TERM; echo armed; while :; do sleep 0.1; done"
 
@@ -181,6 +183,7 @@ def test_a_removed_pod_leaves_nothing_on_the_host(cri: Cri) -> None:
     assert_nothing_left(before, (cri.daemon.directories.root,))
 
 
+@needs_pause_container
 def test_the_end_of_the_sandbox_task_ends_its_containers_and_the_vm(cri: Cri, runtime: Runtime) -> None:
     with cri.pod() as pod:
         containers = [pod.start(), pod.start()]
@@ -244,6 +247,7 @@ def test_a_pod_is_recreated_after_its_loss(cri: Cri, runtime: Runtime) -> None:
             second.remove()
 
 
+@needs_pause_container
 def test_the_sandbox_container_brings_nothing_into_the_guest(cri: Cri) -> None:
     """Neither its image nor a mount of it: only a shared pid namespace needs a process to hold it."""
     with cri.pod() as pod, cri.pod(share_processes=True) as sharing:
