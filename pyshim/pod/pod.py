@@ -206,8 +206,9 @@ class Pod:
         await self._abandon_opening()
         for container in self._containers.values():
             container.end_all(EXIT_KILLED)
+        lost = self._sandbox is not None and self._sandbox.failure
         await self._end_sandbox()
-        self._tell_keeper(0)
+        self._tell_keeper(EXIT_SANDBOX_LOST if lost else 0)
 
     async def _abandon_opening(self) -> None:
         if self._is_opening and self._opening is not None:
@@ -564,10 +565,14 @@ class Pod:
     def sandbox_lost(self, reason: str) -> None:
         for container in self._containers.values():
             container.end_all(EXIT_SANDBOX_LOST)
-        self._tell_keeper(EXIT_SANDBOX_LOST)
         if self._sandbox is not None:
             self._save()
-            self._tasks.supervise("stop/lost", self._end_by_itself())
+            self._tasks.supervise("stop/lost", self._end_lost())
+
+    async def _end_lost(self) -> None:
+        """The keeper hears of the end when the VM is gone: nobody stops a sandbox that has ended."""
+        await self._end_by_itself()
+        self._tell_keeper(EXIT_SANDBOX_LOST)
 
     async def _end_by_itself(self, agent_gone: bool = False) -> None:
         await self._trace.of("end sandbox", self._end_sandbox(agent_gone), kept=False)

@@ -13,6 +13,7 @@ from pyshim.model.task import Status
 from pyshim.pod.process import EXIT_KILLED, EXIT_SANDBOX_LOST
 from pyshim.pod.served import ServedSandbox
 from pyshim.resources.network.plan.relay import BUILT_PROGRAM
+from tests.fakes.hypervisor import FakeHypervisor
 from tests.unit.pod.conftest import BUNDLES, Stack, until
 
 POD = SandboxId("p1")
@@ -230,6 +231,32 @@ async def test_a_lost_vm_ends_the_wait_and_its_containers(stack: Stack, api: Ser
         await stack.create("late", ["sleep"], annotations=IN_POD)
     with pytest.raises(FailedPrecondition, match="it has ended"):
         await api.stats(POD)
+
+
+async def test_a_lost_sandbox_has_ended_once_its_vm_has(
+    stack: Stack, api: ServedSandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """containerd never stops a sandbox that has ended, and the VMM may be slow to go."""
+    may_go, stop = asyncio.Event(), FakeHypervisor.stop
+
+    async def slow_stop(hypervisor: FakeHypervisor) -> None:
+        await may_go.wait()
+        await stop(hypervisor)
+
+    monkeypatch.setattr(FakeHypervisor, "stop", slow_stop)
+    await run_pod(stack, api)
+    waiting = asyncio.create_task(api.wait(POD))
+    stack.hypervisors[0].die("qemu exited 1")
+    assert await asyncio.wait([waiting], timeout=0.1) == (set(), {waiting})
+    stopping = asyncio.create_task(api.stop(POD))
+    assert await asyncio.wait([waiting, stopping], timeout=0.1) == (set(), {waiting, stopping})
+    assert api.status(POD, verbose=False).is_ready
+
+    may_go.set()
+
+    await stopping
+    assert (await waiting).status == EXIT_SANDBOX_LOST
+    assert stack.left() == {}
 
 
 async def test_a_stop_ends_the_containers_that_are_left(stack: Stack, api: ServedSandbox) -> None:
