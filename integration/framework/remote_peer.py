@@ -28,6 +28,7 @@ from .runtime import Runtime
 from .waiting import eventually
 
 PROJECT = Path(__file__).resolve().parents[2]
+GUEST = PROJECT / ".build" / "guest"
 GROUND = Path("/run/pyshim-integration")
 DIRECTORY = Path("/run/peerpod")
 MEMORY_MIB = 256
@@ -40,6 +41,7 @@ class RemotePeer:
 
     log: Path
     images: Path
+    guest: Path = GUEST
     _process: subprocess.Popen[bytes] | None = field(default=None)
 
     @property
@@ -50,7 +52,8 @@ class RemotePeer:
         """It answers."""
         DIRECTORY.mkdir(exist_ok=True, mode=0o700)
         self.socket.unlink(missing_ok=True)
-        command = [sys.executable, "-m", "integration.remote", "serve", "--images", str(self.images)]
+        files = ("--images", str(self.images), "--guest", str(self.guest))
+        command = [sys.executable, "-m", "integration.remote", "serve", *files]
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 command, cwd=PROJECT, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
@@ -122,9 +125,12 @@ class RemotePeer:
 
 
 @contextlib.contextmanager
-def remote_peer(log: Path, images: Path) -> Iterator[RemotePeer]:
-    """A peer that is up. At the end it is gone with what it makes once; what is left of VMs stays, to be seen."""
-    peer = RemotePeer(log=log, images=images)
+def remote_peer(log: Path, images: Path, *, guest: Path = GUEST) -> Iterator[RemotePeer]:
+    """A peer that is up; its VMs boot `guest`.
+
+    At the end it is gone with what it makes once; what is left of VMs stays, to be seen.
+    """
+    peer = RemotePeer(log=log, images=images, guest=guest)
     try:
         peer.start()
         yield peer

@@ -28,9 +28,18 @@ def command() -> None:
 @_table_option
 @click.option("--kubelet-root", type=_directory, default=Path("/var/lib/kubelet"), show_default=True, metavar="DIR")
 @click.option("--cdi", type=_directory, default=Path("/var/run/cdi"), show_default=True, metavar="DIR")
+@click.option(
+    "--copy", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write the table in use for shims."
+)
 @with_api
 def run(
-    types: Path, kubelet_root: Path, cdi: Path, server: str | None, token: str | None, authority: str | None
+    types: Path,
+    kubelet_root: Path,
+    cdi: Path,
+    copy: Path | None,
+    server: str | None,
+    token: str | None,
+    authority: str | None,
 ) -> int:
     """Offer the devices and prepare claims on this node, until SIGTERM.
 
@@ -48,7 +57,7 @@ def run(
 
     async def work() -> None:
         async with Api(access) as api, registered(Plugin(api, claims), kubelet_root):
-            await keep_offered(api, types)
+            await keep_offered(api, types, copy)
 
     return until_sigterm(work())
 
@@ -60,7 +69,7 @@ def slices(types: Path) -> None:
     from pyshim.node.dra.offer import read_table
     from pyshim.node.dra.slices import objects, slice_specs
 
-    print_json(objects(slice_specs(read_table(types)), 1))
+    print_json(objects(slice_specs(read_table(types)[1]), 1))
 
 
 @command.command()

@@ -5,6 +5,7 @@ import contextlib
 import logging
 from pathlib import Path
 
+from pyshim.host.files import replace_file
 from pyshim.model.errors import FailedPrecondition, NotFound, ShimError, Unavailable
 from pyshim.node.dra import slices
 from pyshim.node.kubernetes.api import Api, Conflict
@@ -18,13 +19,22 @@ _TRIES = 5
 """Drivers of other nodes may publish the same table at the same time."""
 
 
-def read_table(path: Path) -> InstanceTable:
-    """Raises InvalidArgument naming the entry, FailedPrecondition for a file that cannot be read."""
+def read_table(path: Path) -> tuple[bytes, InstanceTable]:
+    """The file and its table. Raises InvalidArgument naming the entry, FailedPrecondition if it cannot be read."""
     try:
         with path.open("rb") as file:
-            return read_instances(file.read(MAX_BYTES + 1), str(path))
+            content = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise FailedPrecondition(f"read instance types '{path}': {error.strerror}") from error
+    return content, read_instances(content, str(path))
+
+
+def _write_copy(path: Path, content: bytes) -> None:
+    try:
+        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        replace_file(str(path), content, mode=0o644, durable=False)
+    except OSError as error:
+        raise FailedPrecondition(f"write instance types '{path}': {error.strerror}") from error
 
 
 async def publish(api: Api, table: InstanceTable) -> None:
@@ -74,8 +84,10 @@ async def _delete(api: Api, name: str) -> None:
         await api.delete_slice(name)
 
 
-async def keep_offered(api: Api, path: Path) -> None:
+async def keep_offered(api: Api, path: Path, copy: Path | None = None) -> None:
     """For ever: the pool offers what the file says, from its first reading and after each of its changes.
+
+    `copy` is the same table for the node's shims, written before its devices are offered.
 
     A file that cannot be used is logged, and the last offer stays. An offer that others removed is made again only
     after a change of the file: nodes whose files differ for a while must not replace each other's.
@@ -84,8 +96,10 @@ async def keep_offered(api: Api, path: Path) -> None:
     said = ""
     while True:
         try:
-            table = read_table(path)
+            content, table = read_table(path)
             if table != offered:
+                if copy is not None:
+                    _write_copy(copy, content)
                 await publish(api, table)
                 offered, said = table, ""
         except ShimError as error:

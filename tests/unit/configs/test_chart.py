@@ -17,21 +17,25 @@ from integration.kubernetes import helm
 from pyshim import __version__
 from pyshim.model.observation import METRICS_DIRECTORY
 from pyshim.model.placement import SOCKET as PLACEMENT_SOCKET
-from pyshim.node.cli import monitor, node_agent, nri, webhook
+from pyshim.node.cli import dra, monitor, node_agent, nri, webhook
 from pyshim.node.cli.command import run
+from pyshim.node.dra.slices import DRIVER
 from pyshim.node.install.drop_ins import HANDLERS
 from pyshim.node.install.in_cluster.plan import handler_label
+from pyshim.resources.devices.plan.instances import read_instances
 from pyshim.state import store
 
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"
 DOCS = CONFIGS.parent / "docs"
 POLICY = "NetworkPolicy"
+INSTANCES = CONFIGS.parent / "tests" / "fuzz" / "corpus" / "instance-types" / "table.toml"
 VALUES = yaml.safe_load((helm.CHART / "values.yaml").read_text())
 SCHEMA = json.loads((helm.CHART / "values.schema.json").read_text())
 ALL = [
     *(f"--set=classes.{handler.name}.enabled=true" for handler in HANDLERS),
     *("--set=webhook.enabled=true", "--set=monitor.enabled=true", "--set=nri.enabled=true"),
     "--set=image.pullSecrets={one,two}",
+    *("--set=dra.enabled=true", f"--set-file=dra.instances={INSTANCES}"),
     *("--set=monitor.podMonitor.enabled=true", "--set=monitor.rules.enabled=true", "--set=nodeFeatureRules=true"),
     *("--set=monitor.rules.labels.release=prometheus", "--set=labels.team=nodes"),
 ]
@@ -152,6 +156,8 @@ def test_helm_finds_nothing_wrong(program: str, name: str) -> None:
         ("--set=webhook.failurePolicy=fail", "failurePolicy"),
         ("--set=webhook.certificateDays=100000", "certificateDays"),
         ("--set=nri.socket=/nri.sock", "socket"),
+        ("--set=dra.enabled=true", "instances"),
+        ("--set=dra.kubeletRoot=kubelet", "kubeletRoot"),
         ("--set-string=nri.reservedCpus=all", "reservedCpus"),
         ("--set=monitor.port=http", "port"),
         ("--set=monitor.podMonitor.interval=often", "interval"),
@@ -205,6 +211,8 @@ def test_the_programs_take_the_words_that_the_chart_gives_them(program: str, nam
         ("webhook", "serve"): webhook.serve,
         ("nri", "run"): nri.run,
         ("monitor",): monitor.command,
+        ("dra", "run"): dra.run,
+        ("dra", "withdraw"): dra.withdraw,
     }
     found = containers(rendered(program, *SETS[name]))
 
@@ -212,7 +220,7 @@ def test_the_programs_take_the_words_that_the_chart_gives_them(program: str, nam
         (verb,) = (each for each in commands if tuple(container["args"][: len(each)]) == each)
         words = [*container["args"][len(verb) :], *(["--node=n"] if verb == ("node-agent", "run") else [])]
         commands[verb].make_context(shlex.join(verb), words)
-    assert len(found) == 2 + 3 * (name in ("all", "own"))
+    assert len(found) == 2 + 3 * (name in ("all", "own")) + 2 * (name == "all")
 
 
 def test_a_class_goes_to_nodes_whose_test_pod_ran(program: str) -> None:
@@ -340,6 +348,10 @@ def test_accounts_may_do_what_their_pods_do_and_no_more(program: str) -> None:
             },
         ],
         "pyshim-remove": [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["list"]}],
+        "pyshim-dra": [
+            {"apiGroups": ["resource.k8s.io"], "resources": ["resourceclaims"], "verbs": ["get"]},
+            {"apiGroups": ["resource.k8s.io"], "resources": ["resourceslices"], "verbs": ["list", "create", "delete"]},
+        ],
     }
     assert not [each for each in objects if each["kind"] in ("Role", "RoleBinding")]
     privileged = [each["name"] for each in containers(objects) if each["securityContext"].get("privileged")]
@@ -384,6 +396,24 @@ def test_the_plugin_sees_shims_and_the_sockets_that_the_runtime_and_they_use(pro
     assert spec["hostPID"] is True
     own = ["--handler=pykata", "--handler=gpu"]
     assert container["args"][2:] == ["--socket=/run/crio/nri/n.sock", "--reserved=0-1,16", *own]
+
+
+def test_the_dra_driver_offers_the_table_and_leaves_it_to_the_shims(program: str) -> None:
+    objects = rendered(program, *ALL)
+    spec = of(objects, "DaemonSet", "pyshim-dra")["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+
+    assert read_instances(of(objects, "ConfigMap", "pyshim-instances")["data"]["instances.toml"].encode(), "").type
+    shared = {each["name"]: each["hostPath"]["path"] for each in spec["volumes"] if "hostPath" in each}
+    mounted = {each["name"]: each["mountPath"] for each in container["volumeMounts"]}
+    assert shared.items() <= mounted.items()
+    at = "/var/lib/kubelet"
+    assert set(shared.values()) == {
+        *(f"{at}/plugins_registry", f"{at}/plugins/{DRIVER}", "/var/run/cdi", "/run/pyshim/dra"),
+    }
+    assert of(objects, "DeviceClass", DRIVER)["spec"]["selectors"] == [
+        {"cel": {"expression": f'device.driver == "{DRIVER}"'}}
+    ]
 
 
 def test_one_reserved_cpu_is_a_number_to_helm_and_options_are_the_plugins(program: str) -> None:

@@ -136,7 +136,7 @@ async def test_a_broken_table_and_an_absent_server_leave_the_offer_as_it_is(
 
     async with server.serving(tmp_path) as access, Api(access) as api:
         server.faults = [503, 500]
-        keeping = asyncio.ensure_future(keep_offered(api, path))
+        keeping = asyncio.ensure_future(keep_offered(api, path, tmp_path / "run" / "copy.toml"))
         await until(lambda: devices_of(server).keys() == {1})
         assert says("GET /apis/resource.k8s.io/v1/resourceslices: Fault")
         path.write_text("[[type]")
@@ -144,6 +144,7 @@ async def test_a_broken_table_and_an_absent_server_leave_the_offer_as_it_is(
         path.unlink()
         await until(lambda: says("No such file"))
         assert devices_of(server).keys() == {1}
+        assert (tmp_path / "run" / "copy.toml").read_text() == WITHOUT_QUOTA
         path.write_text(WITHOUT_QUOTA.replace("count = 9", "count = 1"))
         await until(lambda: devices_of(server) == {2: ["h100-0"]})
         keeping.cancel()
