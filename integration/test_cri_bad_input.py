@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 from pathlib import Path
@@ -18,11 +17,6 @@ from .framework.runtime import Runtime
 from .framework.waiting import eventually
 
 pytestmark = pytest.mark.vm
-
-
-def _namespace_of(cri: Cri, pod: Pod) -> Path:
-    spec = json.loads(cri.daemon.directories.bundle(pod.id, "k8s.io").joinpath("config.json").read_text())
-    return Path(next(item["path"] for item in spec["linux"]["namespaces"] if item["type"] == "network"))
 
 
 def test_a_container_for_a_sandbox_that_does_not_exist_is_refused(cri: Cri, pod: Pod) -> None:
@@ -57,7 +51,7 @@ def test_a_pod_container_whose_sandbox_no_shim_serves_is_refused_by_name(cri: Cr
 def test_a_pod_whose_network_namespace_has_gone_is_stopped_and_removed(cri: Cri) -> None:
     with cri.pod() as pod:
         pod.start()
-        subprocess.run(["umount", str(_namespace_of(cri, pod))], check=True)
+        subprocess.run(["umount", str(pod.namespace)], check=True)
 
         pod.stop()
         cri.call("RemovePodSandbox", pod_sandbox_id=pod.id)
@@ -66,7 +60,7 @@ def test_a_pod_whose_network_namespace_has_gone_is_stopped_and_removed(cri: Cri)
 def test_a_pod_whose_link_has_gone_is_stopped_and_removed(cri: Cri) -> None:
     with cri.pod() as pod:
         container = pod.start()
-        namespace = _namespace_of(cri, pod)
+        namespace = pod.namespace
         subprocess.run(["nsenter", f"--net={namespace}", "ip", "link", "delete", "eth0"], check=True)
 
         assert container.sh("echo fine") == "fine\n"

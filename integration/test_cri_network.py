@@ -54,11 +54,6 @@ def _wait_until_ready(container: Container) -> None:
     )
 
 
-def _namespace_of(pod: Pod) -> Path:
-    spec = json.loads(pod.cri.daemon.directories.bundle(pod.id, "k8s.io").joinpath("config.json").read_text())
-    return Path(next(item["path"] for item in spec["linux"]["namespaces"] if item["type"] == "network"))
-
-
 @pytest.mark.parametrize("address", _LOOPBACKS)
 def test_a_forwarded_port_is_answered_by_who_listens_in_the_pod(
     shared_pod: Pod, server: Container, address: str
@@ -127,12 +122,12 @@ def test_a_forwarded_port_without_a_listener_is_an_error_and_the_next_one_is_ser
 
 def test_port_forward_changes_nothing_in_the_pods_namespace(shared_pod: Pod, server: Container) -> None:
     """No address, route, rule of routing, qdisc or sysctl."""
-    before = _visible_in(_namespace_of(shared_pod))
+    before = _visible_in(shared_pod.namespace)
     with forward(shared_pod, _LOOPBACKS["::1"]) as connection:
         connection.send(b"hello")
         assert connection.read(5) == b"hello"
 
-        assert _visible_in(_namespace_of(shared_pod)) == before
+        assert _visible_in(shared_pod.namespace) == before
 
 
 def _visible_in(namespace: Path) -> list[str]:
@@ -227,7 +222,7 @@ def test_a_pod_reaches_its_gateway_and_the_host_reaches_the_pod(shared_pod: Pod,
 
 def test_the_guests_addresses_routes_and_link_are_what_cni_gave(shared_pod: Pod, server: Container) -> None:
     """Compared with the namespace as the plugin left it, which the pod's own links still show."""
-    outside = _given_by_cni(_namespace_of(shared_pod))
+    outside = _given_by_cni(shared_pod.namespace)
 
     link = server.sh("ip link show dev eth0").split()
     addresses = server.sh("ip addr show dev eth0")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -162,6 +163,12 @@ class Pod:
     @property
     def is_ready(self) -> bool:
         return bool(self.status.state == pb.SANDBOX_READY)
+
+    @property
+    def namespace(self) -> Path:
+        """The network namespace on the host, from the state that the shim keeps."""
+        state = json.loads(Path("/run/vc/sbs", self.id, "persist.json").read_text())
+        return Path(state["Config"]["NetworkConfig"]["NetworkID"])
 
     @property
     def addresses(self) -> list[str]:
