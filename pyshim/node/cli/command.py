@@ -1,5 +1,6 @@
 """The `pyshim` command: which subcommands there are, and how every one of them ends."""
 
+import difflib
 import errno
 import importlib
 import os
@@ -32,6 +33,7 @@ SUBCOMMANDS = {
     "metrics": ("pyshim.node.cli.metrics", "print the metrics of a sandbox"),
     "sizing": ("pyshim.node.cli.sizing", "explain how large a sandbox's VM is, or would be"),
     "exec": ("pyshim.node.cli.debug_console", "open a shell in the guest of a sandbox, or run a command there"),
+    "cp": ("pyshim.node.cli.copy", "copy a file into the guest of a sandbox, or out of it"),
     "logs": ("pyshim.node.cli.logs", "show the lines of a sandbox's shim and of its guest's console"),
     "iptables": ("pyshim.node.cli.iptables", "read or replace the iptables rules within a sandbox's guest"),
     "policy": ("pyshim.node.cli.policy", "replace the policy of a sandbox's guest"),
@@ -45,6 +47,7 @@ SUBCOMMANDS = {
     "launcher": ("pyshim.node.cli.launcher", "write the shim binary that containerd calls"),
     "trace": ("pyshim.node.cli.trace", "show where the time went until the first output"),
     "webhook": ("pyshim.node.cli.webhook", "check and size pods as Kubernetes creates them (admission webhook)"),
+    "help": ("pyshim.node.cli.help", "show the help of a subcommand"),
 }
 """Each module has a `command`, or one of the subcommand's name, whose callback returns the exit code; a ShimError or
 OSError is shown as one line."""
@@ -71,6 +74,17 @@ class Subcommands(click.Group):
         command.short_help = summary
         command.help = command.help or _sentence(summary)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            near = difflib.get_close_matches(args[0], SUBCOMMANDS, n=1)
+            if not near:
+                raise
+            raise click.UsageError(f"{error.format_message()} Did you mean '{near[0]}'?", ctx) from error
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Subcommands"):

@@ -1,9 +1,11 @@
 """`pyshim exec SANDBOX [CMD]`: a shell in the guest, or one command of it, through the guest's debug console.
 
 The console is a terminal with a shell at each connection to a vsock port (`debug_console_enabled`): it has no way to
-name a command or to tell its end. So a command is typed to the shell between two lines that mark its output.
+name a command or to tell its end. So a command is typed to the shell between two lines that mark its output. Its input
+is typed as lines of base64, whose end is Ctrl-D.
 """
 
+import base64
 import os
 import re
 import select
@@ -11,9 +13,11 @@ import shlex
 import socket
 import sys
 import termios
+import threading
 import tty
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 
 import click
 
@@ -39,26 +43,49 @@ _LOST = 255
 
 @click.command(
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
-    epilog=examples("pyshim exec 1a2b", "pyshim exec 1a2b ps -ef", "pyshim exec 1a2b sh -c 'dmesg | tail'"),
+    epilog=examples(
+        "pyshim exec 1a2b",
+        "pyshim exec 1a2b sh -c 'dmesg | tail'",
+        "tar -c directory | pyshim exec -i 1a2b tar -x -C /tmp",
+    ),
 )
+@click.option("-i", "--stdin", "with_input", is_flag=True, help="CMD gets the input of this command.")
 @click.option("--kata-debug-port", "port", type=click.IntRange(1, 2**32 - 1), default=CONSOLE_PORT, show_default=True)
 @state_dir_option
 @sandbox_argument
 @click.argument("command_words", metavar="[CMD]...", nargs=-1, type=click.UNPROCESSED)
-def command(port: int, state_dir: str, sandbox: str, command_words: tuple[str, ...]) -> int:
+def command(with_input: bool, port: int, state_dir: str, sandbox: str, command_words: tuple[str, ...]) -> int:
     """Open a shell in the guest of a sandbox, or run CMD there.
 
     The shell is the guest's own, outside of all containers, as root. The sandbox must have been started with
     debug_console_enabled, and its agent must be reached over vsock. Options stand before SANDBOX.
 
-    With CMD, its output and its exit code are those of this command; it gets no input.
+    With CMD, its output and its exit code are those of this command; it gets no input without --stdin.
     """
     found = sandbox_id(sandbox, state_dir)
-    line, begin, end = typed(command_words) if command_words else (b"", b"", b"")
+    if not command_words:
+        with connect(found, agent_address(found, state_dir), port) as console:
+            return interact(console)
+    read = (lambda: os.read(sys.stdin.fileno(), _CHUNK_BYTES)) if with_input else None
+    return run_in_guest(found, state_dir, command_words, port=port, write=_write, read=read)
+
+
+def run_in_guest(
+    found: str,
+    state_dir: str,
+    words: tuple[str, ...],
+    *,
+    write: Callable[[bytes], object],
+    read: Callable[[], bytes] | None = None,
+    port: int = CONSOLE_PORT,
+) -> int:
+    """The exit code of the command, whose input `read` returns in pieces, an empty one at the end.
+
+    Raises NotFound, FailedPrecondition and Unavailable as `connect`, InvalidArgument for words that cannot be typed.
+    """
+    line, begin, end = typed(words, with_input=read is not None)
     with connect(found, agent_address(found, state_dir), port) as console:
-        if command_words:
-            return run_command(console, line, begin, end, write=_write)
-        return interact(console)
+        return run_command(console, line, begin, end, write=write, read=read)
 
 
 def agent_address(found: str, state_dir: str) -> str:
@@ -120,17 +147,23 @@ def _shake_hands(console: socket.socket, port: int, doing: str) -> None:
         raise Unavailable(f"{doing}: nothing listens in the guest {_HINT}")
 
 
-def typed(words: tuple[str, ...]) -> tuple[bytes, bytes, bytes]:
+def typed(words: tuple[str, ...], *, with_input: bool = False) -> tuple[bytes, bytes, bytes]:
     """The line to type, and the beginnings of the lines before and after the output.
 
     A terminal echoes what is typed: the marks stand there in two pieces, and whole only in what the shell prints. The
-    shell gets no "exit": a guest may end the console with it, before the last output has left.
+    shell gets no "exit" at its end: a guest may end the console with it, before the last output has left. What a
+    command leaves of its input is `cat`'s: the shell would execute it.
     """
     token = uuid.uuid4().hex
     quoted = shlex.join(words)
     if any(character < " " and character != "\t" for character in quoted):
         raise InvalidArgument("type command: it has a line break or another control character")
-    line = f"printf '\\n%s%s\\n' b {token}; {quoted} </dev/null; printf '\\n%s%s:%d\\n' e {token} $?\n".encode()
+    run = f"printf '\\n%s%s\\n' b {token}; {{}}; printf '\\n%s%s:%d\\n' e {token} $?"
+    if with_input:
+        text = f"stty -echo || exit; {run.format(f'base64 -d | {quoted}')}; exec cat >/dev/null\n"
+    else:
+        text = f"{run.format(f'{quoted} </dev/null')}\n"
+    line = text.encode()
     if len(line) > _MAX_LINE_BYTES:
         raise InvalidArgument(f"type command: {len(line)} bytes with its marks, at most {_MAX_LINE_BYTES}")
     return line, f"b{token}".encode(), f"e{token}:".encode()
@@ -147,7 +180,7 @@ class MarkedOutput:
         self._kept_bytes = len(end) + 16
         """The most of an end mark that may have come: it is not written before the rest shows what it is."""
         self._waiting = b"\n"
-        self._begun = False
+        self.has_begun = False
         self.exit_code: int | None = None
 
     def feed(self, data: bytes) -> bytes:
@@ -155,12 +188,12 @@ class MarkedOutput:
         if self.exit_code is not None:
             return b""
         self._waiting += data
-        if not self._begun:
+        if not self.has_begun:
             found = self._begin.search(self._waiting)
             if found is None:
                 self._waiting = self._waiting[-self._begin_bytes :]
                 return b""
-            self._begun = True
+            self.has_begun = True
             self._waiting = self._waiting[found.end() :]
         if found := self._end.search(self._waiting):
             self.exit_code = int(found[1]) & 0xFF
@@ -179,21 +212,43 @@ def _plain(data: bytes) -> bytes:
 
 
 def run_command(
-    console: socket.socket, line: bytes, begin: bytes, end: bytes, *, write: Callable[[bytes], None]
+    console: socket.socket,
+    line: bytes,
+    begin: bytes,
+    end: bytes,
+    *,
+    write: Callable[[bytes], object],
+    read: Callable[[], bytes] | None = None,
 ) -> int:
     """The exit code of the command that is typed; 255 when the console ends without it."""
     console.settimeout(None)
     output = MarkedOutput(begin, end)
+    sender = None
     try:
         console.sendall(line)
         while output.exit_code is None and (data := console.recv(_CHUNK_BYTES)):
             write(output.feed(data))
+            if output.has_begun and read is not None and sender is None:
+                # In a thread: a command may write much before it reads. Nothing waits for one that waits for input.
+                sender = threading.Thread(target=_type_input, args=(console, read), daemon=True)
+                sender.start()
     except ConnectionError:
         pass
     if output.exit_code is None:
         print("pyshim: run command in guest: the console ended before the command did", file=sys.stderr)
         return _LOST
     return output.exit_code
+
+
+def _type_input(console: socket.socket, read: Callable[[], bytes]) -> None:
+    rest = b""
+    with suppress(OSError):  # the console has ended: its reader says so
+        while data := read():
+            rest += data
+            whole = len(rest) // 3 * 3  # base64 ends at bytes that are no multiple
+            console.sendall(base64.encodebytes(rest[:whole]))
+            rest = rest[whole:]
+        console.sendall(base64.encodebytes(rest) + _END_OF_INPUT)
 
 
 def interact(console: socket.socket) -> int:

@@ -16,7 +16,9 @@ from pyshim.host.os_errors import describe_os_error
 from pyshim.model.errors import FailedPrecondition, NotFound, ShimError
 from pyshim.node.cli.check_host import look
 from pyshim.node.cli.check_verdicts import Level, verdicts
+from pyshim.node.cli.command import PYSHIM
 from pyshim.node.cli.handler_words import FORM, handlers_of
+from pyshim.node.cli.help import manual_page
 from pyshim.node.cli.output import examples, json_option, print_json, print_table
 from pyshim.node.cli.progress import steps
 from pyshim.node.cli.sandbox import state_dir_option
@@ -164,6 +166,7 @@ def install(
             release=sources.release(),
             handlers=handlers,
             configs=sources.configs(),
+            manual=manual_page(PYSHIM),
             containerd=containerd,
             has_crio=runtime.has_crio(disk.root),
         )

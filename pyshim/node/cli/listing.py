@@ -5,7 +5,6 @@ import time
 
 import click
 
-from pyshim.model.errors import NotFound
 from pyshim.node.cli.health import with_health
 from pyshim.node.cli.output import examples, json_option, print_json, print_table
 from pyshim.node.cli.sandbox import sandbox_id, state_dir_option
@@ -44,10 +43,8 @@ def command(prefix: str, state_dir: str, as_json: bool) -> int:
 
 
 def _named(text: str, state_dir: str) -> list[SandboxRow]:
-    """Raises NotFound when `text` names none, InvalidArgument when it cannot be a name."""
+    """Raises NotFound when `text` names none, InvalidArgument when it cannot be a name, or names several."""
     found = sandboxes(state_dir, prefix=text)
     if text and not found:
         found = sandboxes(state_dir, prefix=sandbox_id(text, state_dir))
-        if not found:
-            raise NotFound(f"list sandboxes '{text}': no sandbox that is recorded here begins so")
     return found

@@ -13,7 +13,7 @@ from msgspec import Struct, to_builtins
 from pyshim.host.os_errors import describe_os_error
 from pyshim.model.errors import FailedPrecondition, NotFound
 from pyshim.node.cli.output import examples, json_option, print_json
-from pyshim.node.cli.sandbox import sandbox_argument, sandbox_id, state_dir_option
+from pyshim.node.cli.sandbox import ended_or_recorded, sandbox_argument, state_dir_option
 from pyshim.node.install.runtime import container_runtime
 
 VM_ROOT = "/run/vc/vm"
@@ -61,12 +61,12 @@ def command(
 
     A sandbox that has ended may be named by its whole id: its shim's lines stay in the journal, its console is gone.
     """
-    found = sandbox_id(sandbox, state_dir)
+    found = ended_or_recorded(sandbox, state_dir)
     entries = [] if only == "console" else list(shim_entries(_log_lines(path, unit, found), found, level))
     if only != "shim":
         entries += console_entries(f"{vm_root}/{found}")
     if not entries and not os.path.isdir(f"{state_dir}/{found}"):
-        raise NotFound(f"find lines of sandbox '{found}': none is there, and no sandbox of this id is recorded")
+        raise NotFound(f"find sandbox '{found}': no sandbox that begins so is recorded here, and no line names it")
     if as_json:
         print_json(to_builtins(entries))
         return 0

@@ -1,12 +1,11 @@
 """Requests to a sandbox's shim, over the monitor socket beside its state."""
 
 import http.client
-import os
 import socket
 from contextlib import suppress
 
 from pyshim.host.os_errors import describe_os_error
-from pyshim.model.errors import FailedPrecondition, NotFound, Unavailable
+from pyshim.model.errors import FailedPrecondition, Unavailable
 from pyshim.model.observation import MONITOR_SOCKET
 from pyshim.node.cli.sandbox import sandbox_id
 
@@ -23,10 +22,7 @@ def monitor_socket(state_dir: str, sandbox_id: str) -> str:
 
 def ask_sandbox(state_dir: str, sandbox: str, method: str, target: str, body: bytes = b"") -> str:
     """The answer of the shim of the sandbox that `sandbox` names. Raises NotFound for none, and as `exchange`."""
-    found = sandbox_id(sandbox, state_dir)
-    if not os.path.isdir(f"{state_dir}/{found}"):
-        raise NotFound(f"ask sandbox '{found}': no sandbox of this id is recorded in '{state_dir}'")
-    return exchange(monitor_socket(state_dir, found), method, target, body)
+    return exchange(monitor_socket(state_dir, sandbox_id(sandbox, state_dir)), method, target, body)
 
 
 def exchange(address: str, method: str, target: str, body: bytes = b"") -> str:

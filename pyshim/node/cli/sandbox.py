@@ -23,10 +23,18 @@ _POD = re.compile("[a-z0-9][a-z0-9-]*/[a-z0-9][a-z0-9.-]*")
 
 
 def sandbox_id(text: str, state_dir: str) -> SandboxId:
-    """The id of the one recorded sandbox that `text` is or begins, `text` itself when none is recorded; or the pod's.
+    """The id of the one recorded sandbox that `text` is or begins, or the pod's.
 
-    Raises InvalidArgument when `text` is not an identifier, or matches several; NotFound for a pod without a sandbox.
+    Raises InvalidArgument when `text` is not an identifier, or matches several; NotFound when none is recorded.
     """
+    found = ended_or_recorded(text, state_dir)
+    if not os.path.isdir(f"{state_dir}/{found}"):
+        raise NotFound(f"find sandbox '{text}': no sandbox that begins so is recorded here (hint: pyshim list)")
+    return found
+
+
+def ended_or_recorded(text: str, state_dir: str) -> SandboxId:
+    """The same; `text` itself where none is recorded, which may be the id of one that has ended."""
     if _POD.fullmatch(text):
         return _of_pod(text, state_dir)
     checked = SandboxId(checked_id(text, "sandbox id"))

@@ -20,6 +20,7 @@ from pyshim.start.info import BINARY
 PREFIX = "/opt/pyshim"
 CRIO_DROP_IN = "/etc/crio/crio.conf.d/99-pyshim.conf"
 _LAUNCHERS = "/usr/local/bin"
+_MANUAL = "/usr/local/share/man/man1/pyshim.1"
 _SYSTEMD = "/etc/systemd/system"
 _UNITS = ("pyshim-cleanup.service", "pyshim-cleanup.timer", "pyshim-zygote.service")
 _WANTED_BY = {"pyshim-cleanup.timer": "timers.target", "pyshim-zygote.service": "multi-user.target"}
@@ -156,16 +157,21 @@ def install_plan(
     release: Release,
     handlers: tuple[Handler, ...],
     configs: Mapping[str, str],
+    manual: str,
     containerd: Containerd | None,
     has_crio: bool,
 ) -> InstallPlan:
-    """`configs` are the shipped files by their path below configs/. Raises ShimError naming what stands in the way."""
+    """`configs` are the shipped files by their path below configs/, `manual` is the page of the operator's command.
+
+    Raises ShimError naming what stands in the way.
+    """
     home = release_path(prefix, release)
     shim = f"{prefix}/bin/{BINARY}"
     writes: list[Write] = [
         *_programs(prefix, home, release, shim),
         *(write for handler in handlers for write in _configuration(handler, configs[handler.source], home)),
         *_units(prefix, configs),
+        FileWrite(path=_MANUAL, content=manual),
     ]
     if has_crio:
         writes.append(FileWrite(path=CRIO_DROP_IN, content=crio_text(handlers, shim)))

@@ -40,6 +40,7 @@ BAD = {
     "sizing explain": "{dir}/word",
     "sizing podfixed": "--config {dir}/broken.toml",
     "exec": "--state-dir {dir}/sbs none",
+    "cp": "none:/x {dir}/copy --state-dir {dir}/sbs",
     "logs": "none --file {dir}/word --state-dir {dir}/sbs",
     "iptables get": "none --state-dir {dir}/sbs",
     "iptables set": "none {dir}/word --state-dir {dir}/sbs",
@@ -65,8 +66,8 @@ BAD = {
     "webhook serve": "--class pykata={dir}/none --certificate {dir}/none --key {dir}/none",
 }
 """By verb: its arguments."""
-TAKE_NO_INPUT = {"uninstall", "cdi list", "config reference"}
-"""Nothing to uninstall is no failure, and neither are directories without specs."""
+TAKE_NO_INPUT = {"uninstall", "cdi list", "config reference", "help"}
+"""Nothing to uninstall is no failure, and neither are directories without specs; an unknown verb is wrong usage."""
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -20,7 +21,7 @@ WITHOUT_JSON = {
     *("cleanup", "launcher install", "config reference", "monitor", "metrics"),
     *("webhook serve", "nri run", "dra run", "dra slices", "dra withdraw", "node-agent run", "node-agent wait-removed"),
     *("initdata encode", "direct-volume add", "direct-volume remove", "direct-volume resize"),
-    *("iptables set", "policy set", "exec", "factory init", "factory destroy"),
+    *("iptables set", "policy set", "exec", "cp", "help", "factory init", "factory destroy"),
 }
 
 
@@ -46,6 +47,28 @@ def test_every_subcommand_has_help(name: str, capsys: pytest.CaptureFixture[str]
     assert shown.err == ""
 
 
+def test_help_shows_what_the_option_shows(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in ([], ["list"], ["config", "show"]):
+        assert run([*words, "--help"]) == 0
+        wanted = capsys.readouterr().out
+        assert run(["help", *words]) == 0
+        assert capsys.readouterr().out == wanted
+
+
+def test_the_manual_page_has_every_verb_and_is_well_formed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["help", "--man"]) == 0
+    page = capsys.readouterr().out
+
+    for name in verbs():
+        assert f"\n.SS pyshim {name}".replace("-", "\\-") in page
+    if shutil.which("groff") is None:
+        pytest.skip("groff is missing (Debian's package groff-base)")
+    words = ["groff", "-man", "-Tutf8", "-ww", "-P-c"]
+    done = subprocess.run(words, input=page, capture_output=True, text=True, timeout=60)
+    assert done.stderr == ""
+    assert "pyshim exec 1a2b sh -c 'dmesg | tail'" in done.stdout
+
+
 def test_every_verb_that_prints_data_prints_it_for_programs() -> None:
     without = {name for name, verb in verbs().items() if not any("--json" in each.opts for each in verb.params)}
 
@@ -66,6 +89,8 @@ def test_examples_keep_their_lines(capsys: pytest.CaptureFixture[str]) -> None:
     ("words", "line"),
     [
         (["frobnicate"], "pyshim: No such command 'frobnicate'. (hint: 'pyshim --help')"),
+        (["lits"], "pyshim: No such command 'lits'. Did you mean 'list'? (hint: 'pyshim --help')"),
+        (["help", "lits"], "pyshim: No such command 'lits'. Did you mean 'list'? (hint: 'pyshim --help')"),
         (["state"], "pyshim state: Missing argument 'SANDBOX'. (hint: 'pyshim state --help')"),
         (["state", "x", "--jsno"], "pyshim state: No such option '--jsno'."),
         (["cleanup"], "pyshim cleanup: expected one of ID, --all and --strike"),
@@ -179,7 +204,7 @@ def test_a_sandbox_is_named_by_its_id_or_by_how_only_it_begins(
     ("typed", "error"),
     [
         ("a", "find sandbox 'a': 2 begin so: ab12, ab34"),
-        ("x", "read state '{dir}/x/persist.json': no sandbox of this id is recorded"),
+        ("x", "find sandbox 'x': no sandbox that begins so is recorded here (hint: pyshim list)"),
         ("../ab12", "check sandbox id '../ab12': not a valid identifier"),
     ],
 )

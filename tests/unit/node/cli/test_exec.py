@@ -1,5 +1,6 @@
 """`pyshim exec`: the debug console of a guest, played by a shell on a terminal behind a vsock back end's socket."""
 
+import base64
 import contextlib
 import os
 import pty
@@ -127,6 +128,71 @@ def test_a_command_has_its_output_and_its_exit_code(
     assert output is None or done.stdout == output
 
 
+BYTES = bytes(range(256)) * 400 + b"\r\n\n\x04"
+"""More than a terminal holds at a time, with everything that one treats in its own way, and no multiple of three."""
+
+
+@pytest.mark.parametrize("data", [b"", b"a", BYTES], ids=["empty", "one", "many"])
+def test_input_and_output_are_bytes(guest: Guest, data: bytes) -> None:
+    done = asked(guest, "-i", "ab12", "cat", stdin=data)
+
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout == data
+
+
+def test_input_that_a_command_leaves_is_not_executed(guest: Guest) -> None:
+    evil = base64.b64decode("touch" * 4) + f"touch {guest.directory}/evil\n".encode() * 20_000
+
+    done = asked(guest, "-i", "ab12", "sh", "-c", "head -c 5; exit 3", stdin=evil)
+
+    assert (done.returncode, done.stdout) == (3, evil[:5])
+    assert not os.path.exists(f"{guest.directory}/evil")
+
+
+def copied(guest: Guest, source: str, target: str) -> "subprocess.CompletedProcess[bytes]":
+    command = [sys.executable, "-m", "pyshim", "cp", "--state-dir", guest.directory, source, target]
+    return subprocess.run(command, cwd=PROJECT, stdin=subprocess.DEVNULL, capture_output=True, timeout=100)
+
+
+def test_a_file_is_copied_both_ways(guest: Guest, tmp_path: Path) -> None:
+    (tmp_path / "here").write_bytes(BYTES)
+
+    into = copied(guest, f"{tmp_path}/here", f"ab12:{tmp_path}/in the guest")
+    out = copied(guest, f"ab:{tmp_path}/in the guest", f"{tmp_path}")
+
+    assert (into.returncode, into.stderr, out.returncode, out.stderr) == (0, b"", 0, b"")
+    assert (tmp_path / "in the guest").read_bytes() == BYTES
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["here", "in the guest"]
+
+    (tmp_path / "back").mkdir()
+    assert copied(guest, f"ab:{tmp_path}/in the guest", f"{tmp_path}/back").returncode == 0
+    assert (tmp_path / "back" / "in the guest").read_bytes() == BYTES
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "code", "error"),
+    [
+        ("ab12:{}/none", "{}/x", 1, b"/none' in sandbox 'ab12' to '"),
+        ("{}/here", "ab12:{}/no/such", 1, b"/no/such' in sandbox 'ab12': sh: "),
+        ("{}/none", "ab12:/tmp/x", 1, b"/none': ENOENT"),
+        ("{}", "ab12:/tmp/x", 1, b"EISDIR"),
+        ("{}/here", "{}/x", 2, b"expected one SANDBOX:FILE"),
+        ("ab12:/a", "ab12:/b", 2, b"expected one SANDBOX:FILE"),
+        ("zz:/a", "{}/x", 1, b"find sandbox 'zz': no sandbox that begins so is recorded here"),
+    ],
+)
+def test_a_copy_that_fails_is_one_line_and_leaves_nothing(
+    guest: Guest, tmp_path: Path, source: str, target: str, code: int, error: bytes
+) -> None:
+    (tmp_path / "here").write_bytes(b"x")
+
+    done = copied(guest, source.format(tmp_path), target.format(tmp_path))
+
+    assert (done.returncode, done.stdout) == (code, b"")
+    assert error in done.stderr.splitlines()[-1]
+    assert [each.name for each in tmp_path.iterdir()] == ["here"]
+
+
 def test_long_output_comes_whole(guest: Guest) -> None:
     done = asked(guest, "ab", "seq", "1", "20000")
 
@@ -181,7 +247,7 @@ def test_the_console_of_our_own_guest_runs_commands(guest: Guest) -> None:
 @pytest.mark.parametrize(
     ("address", "words", "code", "error"),
     [
-        (None, ("zz",), 1, b"no such file"),
+        (None, ("zz",), 1, b"find sandbox 'zz': no sandbox that begins so is recorded here (hint: pyshim list)"),
         ("serial:///run/x", ("ab12",), 1, b"its agent is reached over a serial port, and a debug console needs vsock"),
         ("unix:///run/x", ("ab12",), 1, b"reached over 'unix:///run/x'"),
         ("", ("ab12",), 1, b"exec in sandbox 'ab12': its VM does not run"),

@@ -138,8 +138,16 @@ def test_what_the_shim_refuses_is_one_line(
 @pytest.mark.parametrize(
     ("words", "code", "error"),
     [
-        (("iptables", "get", "zz"), 1, "pyshim: ask sandbox 'zz': no sandbox of this id is recorded in "),
-        (("metrics", "zz"), 1, "pyshim: ask sandbox 'zz': no sandbox of this id is recorded in "),
+        (
+            ("iptables", "get", "zz"),
+            1,
+            "pyshim: find sandbox 'zz': no sandbox that begins so is recorded here",
+        ),
+        (
+            ("metrics", "zz"),
+            1,
+            "pyshim: find sandbox 'zz': no sandbox that begins so is recorded here",
+        ),
         (("iptables", "get", "gone"), 1, "gone/shim-monitor.sock': ENOENT (no such file or directory)"),
         (("iptables", "get"), 2, "expected SANDBOX"),
         (("iptables", "get", "a", "b"), 2, "expected SANDBOX"),

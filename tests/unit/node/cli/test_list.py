@@ -281,7 +281,7 @@ def test_a_pod_is_listed_by_its_name(
 @pytest.mark.parametrize(
     ("name", "error"),
     [
-        ("b", "list sandboxes 'b': no sandbox that is recorded here begins so"),
+        ("b", "find sandbox 'b': no sandbox that begins so is recorded here (hint: pyshim list)"),
         ("../a1", "check sandbox id '../a1': not a valid identifier"),
     ],
 )

@@ -106,7 +106,7 @@ def test_a_sandbox_of_which_nothing_is_known_is_one_line(words: list[str], capsy
     assert run(["logs", "zz", *words[2:]]) == 1
 
     assert capsys.readouterr().err == (
-        "pyshim: find lines of sandbox 'zz': none is there, and no sandbox of this id is recorded\n"
+        "pyshim: find sandbox 'zz': no sandbox that begins so is recorded here, and no line names it\n"
     )
 
 

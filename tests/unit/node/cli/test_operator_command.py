@@ -63,7 +63,11 @@ def test_state_is_printed_as_it_is_on_request(tmp_path: Path, capsys: pytest.Cap
 @pytest.mark.parametrize(
     ("text", "words", "error"),
     [
-        ("{}", ["state", "pod2"], "pyshim: read state '{dir}/pod2/persist.json': no sandbox of this id is recorded\n"),
+        (
+            "{}",
+            ["state", "pod2"],
+            "pyshim: find sandbox 'pod2': no sandbox that begins so is recorded here",
+        ),
         ("{", ["state", "pod1"], "pyshim: parse state '{dir}/pod1/persist.json': Expecting property name"),
         ("[]", ["state", "pod1"], "pyshim: parse state '{dir}/pod1/persist.json': not a JSON object\n"),
         ("{}", ["state", "../x"], "pyshim: check sandbox id '../x': not a valid identifier\n"),

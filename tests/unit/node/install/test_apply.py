@@ -90,6 +90,7 @@ def plan(
         release=release,
         handlers=chosen_handlers(names, settings_of),
         configs=CONFIGS,
+        manual=".TH PYSHIM 1\n",
         containerd=Containerd(version=version, config_path=CONFIG, config_text=foreign_text(disk, CONFIG)),
         has_crio=True,
     )

@@ -136,7 +136,13 @@ def install(disk: Disk, release: Release = FIRST) -> None:
     caller = runtime.container_runtime(root=disk.root)
     containerd = node_containerd(disk, caller, disk.resolved(caller.config), read_manifest(disk, PREFIX))
     plan = install_plan(
-        prefix=PREFIX, release=release, handlers=HANDLERS, configs=CONFIGS, containerd=containerd, has_crio=False
+        prefix=PREFIX,
+        release=release,
+        handlers=HANDLERS,
+        configs=CONFIGS,
+        manual="",
+        containerd=containerd,
+        has_crio=False,
     )
     apply(plan, disk, make_release=make_release(disk, plan))
 
