@@ -9,6 +9,7 @@ import asyncio
 import json
 import posixpath
 from collections.abc import Mapping
+from typing import Any
 
 from pyshim.model.errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound
 from pyshim.model.ids import ContainerId, HostPath, SandboxId
@@ -100,6 +101,9 @@ class ServedSandbox:
         await hooks.after_start(self._sandbox.pid)
         return self.status(sandbox_id, verbose=False)
 
+    async def update(self, sandbox_id: SandboxId, resources: Mapping[str, Any]) -> None:
+        await self._running(sandbox_id).resizer.update_pod(resources)
+
     def check(self, sandbox_id: SandboxId) -> None:
         self._known(sandbox_id)
 
@@ -168,6 +172,7 @@ def _info(sandbox: Sandbox) -> Mapping[str, str]:
         "hypervisor": plan.config.hypervisor_name,
         "agent": str(sandbox.hypervisor.agent_address),
         "configuration": plan.config.source,
+        "origin": sandbox.origin,
         "vcpus": resizer.vcpus,
         "memoryMiB": resizer.memory_mib,
     }

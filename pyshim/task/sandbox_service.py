@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 from pyshim.model.host_facts import CgroupMode
 from pyshim.model.ids import SandboxId
@@ -30,6 +30,9 @@ class SandboxApi(Protocol):
 
     async def start(self, sandbox_id: SandboxId) -> SandboxState:
         """The VM runs."""
+
+    async def update(self, sandbox_id: SandboxId, resources: Mapping[str, Any]) -> None:
+        """The VM has at least `resources` (OCI's LinuxResources), the limits of the whole pod."""
 
     def check(self, sandbox_id: SandboxId) -> None: ...
     async def stop(self, sandbox_id: SandboxId) -> None:
@@ -66,6 +69,8 @@ class SandboxService:
             "StartSandbox": Method(ref, lambda r: api.start(*r), translate.start_reply),
             # A VM has no SIGTERM to wait for: by now containerd has stopped the containers, so `timeout_secs` is left.
             "StopSandbox": Method(ref, lambda r: api.stop(*r), empty_reply),
+            # containerd 2.3 defines the messages, without a method that has them.
+            "UpdateSandbox": Method(translate.update_request, lambda r: api.update(*r), empty_reply),
             "WaitSandbox": Method(ref, lambda r: api.wait(*r), translate.wait_reply),
             "PingSandbox": Method(ref, lambda r: api.ping(*r), empty_reply),
             "SandboxMetrics": Method(ref, self._metrics, translate.metrics_reply),

@@ -13,7 +13,7 @@ from google.protobuf.any_pb2 import Any as AnyMessage
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from protos.containerd import runc_options_pb2, runtimeoptions_pb2
+from protos.containerd import runc_options_pb2, runtimeoptions_pb2, sandbox_pb2
 from protos.containerd import task_v2_pb2 as pb
 from pyshim.model.errors import InvalidArgument
 from pyshim.model.ids import ContainerId, ExecId, HostPath, checked_id
@@ -140,9 +140,7 @@ def resize_request(payload: bytes) -> ResizeRequest:
 def update_request(payload: bytes) -> UpdateRequest:
     request = parsed(pb.UpdateTaskRequest, payload)
     container_id = _container_id(request.id)
-    resources: Mapping[str, Any] = {}
-    if request.HasField("resources"):
-        resources = _json_object(request.resources, _LINUX_RESOURCES, f"resources of task {container_id!r}")
+    resources = linux_resources(request, f"task {container_id!r}")
     return UpdateRequest(container_id, resources, dict(request.annotations))
 
 
@@ -278,6 +276,13 @@ def _runtime_options(options: AnyMessage) -> RuntimeOptions | None:
     if name:
         log.debug("runtime options of another runtime ignored", extra={"type": name})
     return None
+
+
+def linux_resources(request: pb.UpdateTaskRequest | sandbox_pb2.UpdateSandboxRequest, of: str) -> Mapping[str, Any]:
+    """OCI's LinuxResources in an update; empty where it has none. Raises InvalidArgument."""
+    if not request.HasField("resources"):
+        return {}
+    return _json_object(request.resources, _LINUX_RESOURCES, f"resources of {of}")
 
 
 def _json_object(message: AnyMessage, wanted: str, what: str) -> dict[str, Any]:

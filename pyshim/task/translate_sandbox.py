@@ -1,7 +1,8 @@
 """containerd's Sandbox messages to model values and back. Bad input is refused; nothing is decided here."""
 
 import json
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from google.protobuf.any_pb2 import Any as AnyMessage
 from google.protobuf.message import DecodeError
@@ -13,7 +14,7 @@ from pyshim.model.errors import InvalidArgument
 from pyshim.model.ids import SandboxId, checked_id
 from pyshim.model.sandbox import CreateSandbox, PodConfig, PodDns, PodResources, SandboxState
 from pyshim.model.task import ExitStatus
-from pyshim.task.translate import absolute_path, parsed, timestamp, type_name, uint32
+from pyshim.task.translate import absolute_path, linux_resources, parsed, timestamp, type_name, uint32
 
 _POD_CONFIG = "runtime.v1.PodSandboxConfig"
 _SPEC = "types.containerd.io/opencontainers/runtime-spec/1/Spec"
@@ -30,6 +31,11 @@ class SandboxRef(NamedTuple):
 class StatusRequest(NamedTuple):
     sandbox_id: SandboxId
     verbose: bool
+
+
+class UpdateRequest(NamedTuple):
+    sandbox_id: SandboxId
+    resources: Mapping[str, Any]
 
 
 class Measured(NamedTuple):
@@ -62,6 +68,12 @@ def create_request(payload: bytes) -> CreateSandbox:
 def status_request(payload: bytes) -> StatusRequest:
     request = parsed(pb.SandboxStatusRequest, payload)
     return StatusRequest(_sandbox_id(request.sandbox_id), request.verbose)
+
+
+def update_request(payload: bytes) -> UpdateRequest:
+    request = parsed(pb.UpdateSandboxRequest, payload)
+    sandbox_id = _sandbox_id(request.sandbox_id)
+    return UpdateRequest(sandbox_id, linux_resources(request, f"sandbox {sandbox_id!r}"))
 
 
 def start_reply(state: SandboxState) -> bytes:

@@ -34,6 +34,7 @@ from pyshim.resources.sizing.plan.resize import (
     merged,
     resize_plan,
 )
+from pyshim.resources.sizing.plan.workload import container_workload
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +70,7 @@ class Resizer:
         self._dynamic = is_resizable(plan.config)
         self._lock = asyncio.Lock()
         self._asked: dict[ContainerId, Resources] = {}
+        self._pod: Resources = {}
         self._block_mib = 0
         self._dimms = 0
         self.record: SizingRecord = plan.sizing
@@ -133,15 +135,16 @@ class Resizer:
         such an update every second. Raises what growing or `apply` raise; then the container asks for what it asked
         before.
         """
+        action = f"update container '{container_id}'"
         async with self._lock:
             before = self._asked.get(container_id)
             if before is None:
-                raise FailedPrecondition(f"update container '{container_id}': it has ended")
+                raise FailedPrecondition(f"{action}: it has ended")
             after = _after(before, update)
             demands = self._demands()
             wanted = [self._demand(each.name, after) if each.name == container_id else each for each in demands]
             if not self._dynamic:
-                check_static_update(self._size(), demands, wanted)
+                check_static_update(action, self._size(), demands, wanted)
             self._asked[container_id] = after
             try:
                 if self._dynamic:
@@ -152,6 +155,31 @@ class Resizer:
                 except BaseException:
                     self._restore(container_id, before)
                     raise
+            finally:
+                self._on_change()  # also after a failure: the VM may have grown
+        self._shrink_soon()
+
+    async def update_pod(self, update: Resources) -> None:
+        """While containers run, the VM has what the pod as a whole asks for after `update`, however little they do.
+
+        Raises FailedPrecondition beyond what a VM of static size has, and what growing raises; then the pod asks for
+        what it asked before.
+        """
+        action = f"update sandbox '{self._plan.sandbox_id}'"
+        async with self._lock:
+            before, after = self._pod, _after(self._pod, update)
+            demands = [demand("pod", before)], [demand("pod", after)]  # refused before it counts
+            if not self._dynamic:
+                check_static_update(action, self._size(), *demands)
+            self._pod = after
+            try:
+                if self._dynamic:
+                    await to_the_end(self._grow())
+                    await self._fit(self._asked.values(), self.record)
+            except BaseException:
+                self._pod = before
+                self._shrink_soon()
+                raise
             finally:
                 self._on_change()  # also after a failure: the VM may have grown
         self._shrink_soon()
@@ -268,7 +296,9 @@ class Resizer:
         if not self._block_mib:
             details = await self._agent().guest_details()
             self._block_mib = details.memory_block_bytes // MIB or _NO_BLOCKS
-        return resize_plan(self._size(), self._demands(), self._plan.config, self._host)
+        asked = container_workload(self._pod)
+        pod = replace(asked, vcpus_source="the pod's CPU limit", memory_source="the pod's memory limit")
+        return resize_plan(self._size(), self._demands(), self._plan.config, self._host, pod)
 
     def _size(self) -> VmSize:
         return self._size_of(self._plan.vm)

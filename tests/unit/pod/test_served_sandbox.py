@@ -109,6 +109,7 @@ async def test_calls_for_a_sandbox_that_is_not_there_are_refused(stack: Stack, a
     calls: list[Callable[[], Any]] = [
         lambda: api.start(POD),
         lambda: api.stop(POD),
+        lambda: api.update(POD, {}),
         lambda: api.wait(POD),
         lambda: api.ping(POD),
         lambda: api.stats(POD),
@@ -328,6 +329,7 @@ async def test_a_verbose_status_says_how_the_vm_came_to_be(stack: Stack, api: Se
 
     assert set(info) == {"vm", "sizing"}
     assert f'"vmmPid": {stack.hypervisors[0].pid}' in info["vm"]
+    assert '"origin": "booted"' in info["vm"]
     assert "sandbox-cpu-quota" in info["sizing"]
 
 

@@ -4,7 +4,7 @@ import asyncio
 import json
 import os
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -55,6 +55,9 @@ class FakeSandbox:
 
     async def stop(self, sandbox_id: SandboxId) -> None:
         self._enter("stop", sandbox_id)
+
+    async def update(self, sandbox_id: SandboxId, resources: Mapping[str, Any]) -> None:
+        self._enter("update", sandbox_id, resources)
 
     async def wait(self, sandbox_id: SandboxId) -> ExitStatus:
         self._enter("wait", sandbox_id)
@@ -125,7 +128,8 @@ def test_every_method_of_the_service_definition_is_served() -> None:
             sandbox=FakeSandbox(), cgroup_mode=CgroupMode.V2, calls=Calls(), on_shutdown=lambda: None
         )
         names = {method.name for method in pb.DESCRIPTOR.services_by_name["Sandbox"].methods}
-        assert {name: set(methods) for name, methods in service.services().items()} == {SANDBOX_SERVICE: names}
+        served = {name: set(methods) for name, methods in service.services().items()}
+        assert served == {SANDBOX_SERVICE: names | {"UpdateSandbox"}}
 
     run_fast_forward(test())
 
@@ -239,7 +243,16 @@ def test_a_bad_request_is_refused_by_name(request_: Message | bytes, problem: st
 
 @pytest.mark.parametrize(
     "method",
-    ["StartSandbox", "Platform", "StopSandbox", "WaitSandbox", "SandboxStatus", "PingSandbox", "SandboxMetrics"],
+    [
+        "StartSandbox",
+        "Platform",
+        "StopSandbox",
+        "UpdateSandbox",
+        "WaitSandbox",
+        "SandboxStatus",
+        "PingSandbox",
+        "SandboxMetrics",
+    ],
 )
 def test_an_unknown_sandbox_is_not_found(method: str) -> None:
     async def test() -> None:
@@ -284,6 +297,44 @@ def test_the_platform_is_the_nodes_in_gos_words() -> None:
                 "linux",
                 {"x86_64": "amd64", "aarch64": "arm64"}.get(machine, machine),
             )
+
+    run_fast_forward(test())
+
+
+RESOURCES = "types.containerd.io/opencontainers/runtime-spec/1/LinuxResources"
+
+
+def update_request(value: bytes, url: str = RESOURCES) -> pb.UpdateSandboxRequest:
+    return pb.UpdateSandboxRequest(sandbox_id="p1", resources=AnyMessage(type_url=url, value=value))
+
+
+def test_an_update_has_the_resources_of_a_task_update() -> None:
+    async def test() -> None:
+        async with bench() as b:
+            await b.call("UpdateSandbox", update_request(b'{"cpu": {"quota": 5}}'))
+            await b.call("UpdateSandbox", pb.UpdateSandboxRequest(sandbox_id="p1"))
+
+            assert b.sandbox.calls == [("update", "p1", {"cpu": {"quota": 5}}), ("update", "p1", {})]
+
+    run_fast_forward(test())
+
+
+@pytest.mark.parametrize(
+    ("request_", "problem"),
+    [
+        pytest.param(update_request(b"{}", url="runc.Options"), "type 'runc.Options' is not", id="other-type"),
+        pytest.param(update_request(b"{"), "not JSON", id="broken"),
+        pytest.param(update_request(b"[]"), "not a JSON object", id="no-object"),
+    ],
+)
+def test_a_bad_update_is_refused_by_name(request_: Message, problem: str) -> None:
+    async def test() -> None:
+        async with bench() as b:
+            with pytest.raises(RemoteError, match=rf"decode resources of sandbox 'p1': {problem}") as caught:
+                await b.call("UpdateSandbox", request_)
+
+            assert caught.value.code == Code.INVALID_ARGUMENT
+            assert b.sandbox.calls == []
 
     run_fast_forward(test())
 

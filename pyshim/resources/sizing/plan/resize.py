@@ -8,7 +8,6 @@ reserved for another.
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
-from operator import itemgetter
 from typing import Any
 
 import msgspec
@@ -22,7 +21,9 @@ from pyshim.model.units import MIB
 from pyshim.resources.sizing.plan.static import DYNAMIC, LEAST_VCPUS, memory_limit, stated, vcpus_limit
 from pyshim.resources.sizing.plan.workload import (
     NO_CPU_LIMIT,
+    NO_LIMITS,
     NO_MEMORY_LIMIT,
+    Workload,
     check_groups,
     cpu_request,
     memory_request,
@@ -112,9 +113,14 @@ def total_memory_bytes(demands: Iterable[Demand]) -> int:
     return sum(each.memory_bytes + each.hugepage_bytes for each in demands)
 
 
-def resize_plan(vm: VmSize, demands: Sequence[Demand], config: Config, host: HostFacts) -> ResizePlan:
-    """The VM's size for `demands`: never below its boot size, never over its limits, which warn instead."""
-    record = _target(vm, demands, config, host)
+def resize_plan(
+    vm: VmSize, demands: Sequence[Demand], config: Config, host: HostFacts, pod: Workload = NO_LIMITS
+) -> ResizePlan:
+    """The VM's size for `demands`: never below its boot size, never over its limits, which warn instead.
+
+    `pod` is what the pod as a whole asks for; its containers' sum counts where that is more.
+    """
+    record = _target(vm, demands, (stated(config), pod), config, host)
     memory_mib, more = _reachable_memory(vm, record.memory_mib.granted)
     steps = _steps(vm, memory_mib)
     if steps and not vm.virtio_mem and len(steps) > vm.free_slots:
@@ -136,7 +142,7 @@ def growth_steps(vm: VmSize, target_mib: int) -> tuple[int, ...]:
     return _steps(vm, vm.boot_memory_mib + blocks * vm.block_mib)
 
 
-def check_static_update(vm: VmSize, before: Sequence[Demand], after: Sequence[Demand]) -> None:
+def check_static_update(action: str, vm: VmSize, before: Sequence[Demand], after: Sequence[Demand]) -> None:
     """An update of a VM that is not resized: allowed up to what the VM has, and downwards always.
 
     CPU sets say where such a VM runs: the kubelet's static CPU manager gives one all CPUs that are no other pod's own.
@@ -145,28 +151,29 @@ def check_static_update(vm: VmSize, before: Sequence[Demand], after: Sequence[De
     had, want = (sum((each.vcpus for each in demands), Fraction(0)) for demands in (before, after))
     if want > vm.vcpus and want > had:
         raise FailedPrecondition(
-            f"update {_changed(before, after)}: {decimal(want)} CPUs for all containers are more than the "
+            f"{action}: {decimal(want)} CPUs for all containers are more than the "
             f"{vm.vcpus} vCPUs this sandbox was made with, and static_sandbox_resource_mgmt keeps its size"
         )
     had_bytes, want_bytes = total_memory_bytes(before), total_memory_bytes(after)
     if want_bytes > vm.memory_mib * MIB and want_bytes > had_bytes:
         raise FailedPrecondition(
-            f"update {_changed(before, after)}: {decimal(Fraction(want_bytes, MIB))} MiB for all containers are more "
-            f"than the {vm.memory_mib} MiB this sandbox was made with, and static_sandbox_resource_mgmt keeps its size"
+            f"{action}: {decimal(Fraction(want_bytes, MIB))} MiB for all containers are more than the "
+            f"{vm.memory_mib} MiB this sandbox was made with, and static_sandbox_resource_mgmt keeps its size"
         )
 
 
-def _target(vm: VmSize, demands: Sequence[Demand], config: Config, host: HostFacts) -> SizingRecord:
+def _target(
+    vm: VmSize, demands: Sequence[Demand], pods: Sequence[Workload], config: Config, host: HostFacts
+) -> SizingRecord:
     hypervisor = config.hypervisor
     asked_vcpus, vcpus_source = total_vcpus(demands)
     asked_bytes = total_memory_bytes(demands)
     memory_source = "limits of the containers" if asked_bytes else NO_MEMORY_LIMIT
-    if demands:  # a pod whose containers have ended needs nothing
-        own = stated(config)
-        asked_vcpus, vcpus_source = max((asked_vcpus, vcpus_source), (own.vcpus, own.vcpus_source), key=itemgetter(0))
-        asked_bytes, memory_source = max(
-            (asked_bytes, memory_source), (own.memory_bytes, own.memory_source), key=itemgetter(0)
-        )
+    for pod in pods if demands else ():  # a pod whose containers have ended needs nothing
+        if pod.vcpus > asked_vcpus:
+            asked_vcpus, vcpus_source = pod.vcpus, pod.vcpus_source
+        if pod.total_bytes > asked_bytes:
+            asked_bytes, memory_source = pod.total_bytes, pod.memory_source
     most_vcpus = _tighter(vcpus_limit(hypervisor, host), vm.max_vcpus)
     most_mib = _tighter(memory_limit(hypervisor, host), vm.max_memory_mib)
     vcpus = dimension(
@@ -231,8 +238,3 @@ def _limit_warnings(record: SizingRecord) -> tuple[str, ...]:
         for each, unit in ((record.vcpus, "vCPUs"), (record.memory_mib, "MiB"))
         if each.granted < math.ceil(each.exact)
     )
-
-
-def _changed(before: Sequence[Demand], after: Sequence[Demand]) -> str:
-    names = [each.name for each in after if each not in before]
-    return ", ".join(f"container '{name}'" for name in names) or "sandbox"

@@ -13,7 +13,7 @@ from pyshim.model.config import Config, HypervisorConfig
 from pyshim.model.host_facts import HostFacts
 from pyshim.model.sizing import Dimension, SizingRecord, dimension
 from pyshim.model.units import MIB
-from pyshim.resources.sizing.plan.workload import NO_CPU_LIMIT, NO_MEMORY_LIMIT, Workload
+from pyshim.resources.sizing.plan.workload import NO_CPU_LIMIT, NO_LIMITS, NO_MEMORY_LIMIT, Workload
 
 SUM, OVERHEAD = "sum", "overhead"
 POLICIES = (SUM, OVERHEAD)
@@ -88,7 +88,7 @@ def _size(config: Config, host: HostFacts, request: Workload) -> SizingRecord:
             base_mib=hypervisor.overhead_memory_mib if memory_overhead else hypervisor.default_memory_mib,
             base_source="overhead_memory" if memory_overhead else "default_memory",
             least_mib=least_memory_mib(hypervisor, by_overhead=memory_overhead),
-            requested=Fraction(request.memory_bytes + request.hugepage_bytes, MIB),
+            requested=Fraction(request.total_bytes, MIB),
             requested_source=request.memory_source,
         ),
         warnings=(),
@@ -97,8 +97,7 @@ def _size(config: Config, host: HostFacts, request: Workload) -> SizingRecord:
 
 def boot_size(config: Config, host: HostFacts) -> SizingRecord:
     """The size a VM boots with when it is resized later: the defaults, whatever the policy."""
-    nothing = Workload(vcpus=Fraction(0), vcpus_source=NO_CPU_LIMIT, memory_bytes=0, memory_source=NO_MEMORY_LIMIT)
-    sized = _size(config, host, nothing)
+    sized = _size(config, host, NO_LIMITS)
     return SizingRecord(policy=DYNAMIC, vcpus=sized.vcpus, memory_mib=sized.memory_mib, warnings=())
 
 

@@ -34,6 +34,13 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     hugepage_bytes: int = 0
     """Huge pages the guest sets aside: memory beside the limit, so it is added to it."""
 
+    @property
+    def total_bytes(self) -> int:
+        return self.memory_bytes + self.hugepage_bytes
+
+
+NO_LIMITS = Workload(vcpus=Fraction(0), vcpus_source=NO_CPU_LIMIT, memory_bytes=0, memory_source=NO_MEMORY_LIMIT)
+
 
 class CpuRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The CPU members of one set of resources, checked; 0 for one that is absent."""

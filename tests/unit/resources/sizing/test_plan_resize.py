@@ -268,7 +268,7 @@ STATIC = replace(VM, vcpus=3, memory_mib=3072)
     ],
 )
 def test_a_static_vm_takes_updates_up_to_its_size(before: list[Demand], after: list[Demand]) -> None:
-    check_static_update(STATIC, before, after)
+    check_static_update("update container 'web'", STATIC, before, after)
 
 
 @pytest.mark.parametrize(
@@ -283,13 +283,13 @@ def test_a_static_vm_takes_updates_up_to_its_size(before: list[Demand], after: l
         pytest.param(
             [asks("1", name="a"), asks("2", name="b")],
             [asks("1", name="a"), asks("2.5", name="b")],
-            "update container 'b': 3.5 CPUs",
+            "update container 'web': 3.5 CPUs",
             id="the-sum-counts",
         ),
         pytest.param(
             [asks("1", 3072, name="m")],
             [asks("1", 3073, name="m")],
-            "update container 'm': 3073 MiB for all containers are more than the 3072 MiB",
+            "update container 'web': 3073 MiB for all containers are more than the 3072 MiB",
             id="memory",
         ),
         pytest.param([asks("5", name="w")], [asks("6", name="w")], "6 CPUs", id="even-further-over"),
@@ -298,7 +298,7 @@ def test_a_static_vm_takes_updates_up_to_its_size(before: list[Demand], after: l
 )
 def test_a_static_vm_refuses_updates_beyond_it(before: list[Demand], after: list[Demand], said: str) -> None:
     with pytest.raises(FailedPrecondition) as error:
-        check_static_update(STATIC, before, after)
+        check_static_update("update container 'web'", STATIC, before, after)
 
     assert said in str(error.value)
     assert "static_sandbox_resource_mgmt" in str(error.value)
