@@ -5,10 +5,13 @@ SANDBOXER=shim runs the other files on such pods (docs/HACKING.md).
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
@@ -17,7 +20,7 @@ import pytest
 from protos.cri import v1_pb2 as pb
 
 from .framework import processes, releases
-from .framework.cri import Cri, Pod, refusal
+from .framework.cri import Cri, Pod, pod_config, refusal
 from .framework.cri_session import SANDBOX_API_HANDLER
 from .framework.leaks import HostState, assert_nothing_left
 from .framework.runtime import Runtime
@@ -101,6 +104,54 @@ def test_the_end_of_a_part_is_the_pods_end_and_nothing_is_left(
         eventually(lambda: _is_over(pod), what="the pod is not ready")
         eventually(lambda: container.status.state == pb.CONTAINER_EXITED, what="the container has ended")
     assert_nothing_left(before, (cri.daemon.directories.root,))
+
+
+@dataclass(frozen=True)
+class _Moment:
+    """containerd is killed as soon as `has_come`, during `call` of a pod that `is_made` before it."""
+
+    has_come: Callable[[], object]
+    call: Callable[[Cri, Pod], object]
+    is_made: bool = True
+
+
+def _shims() -> list[processes.Process]:
+    found = processes.find("containerd-shim-pykata-v2", "-id")
+    return [process for process in found if process.command[-1] not in ("start", "delete")]
+
+
+def _remove(cri: Cri, pod: Pod) -> None:
+    pod.stop()
+    cri.call("RemovePodSandbox", pod_sandbox_id=pod.id)
+
+
+_MOMENTS = {
+    "create": _Moment(_shims, lambda cri, pod: Pod.run(cri, pod.config, SANDBOX_API_HANDLER), is_made=False),
+    "start": _Moment(_vmms, lambda cri, pod: Pod.run(cri, pod.config, SANDBOX_API_HANDLER), is_made=False),
+    "container": _Moment(lambda: True, lambda cri, pod: pod.start()),
+    "stop": _Moment(lambda: not _vmms(), lambda cri, pod: pod.stop()),
+    "shutdown": _Moment(lambda: not _shims(), _remove),
+}
+
+
+@pytest.mark.parametrize("name", _MOMENTS)
+def test_a_containerd_killed_in_the_middle_of_a_call_leaves_nothing(cri: Cri, name: str) -> None:
+    before, moment = HostState.look(), _MOMENTS[name]
+    pod = Pod(cri=cri, config=pod_config("halved", cri.logs), id="")
+    if moment.is_made:
+        pod = Pod.run(cri, pod.config, SANDBOX_API_HANDLER)
+    with ThreadPoolExecutor(1) as threads:
+        call = threads.submit(moment.call, cri, pod)
+        eventually(moment.has_come, what=f"the moment of {name}", every_s=0.001)
+        cri.daemon.restart(signal.SIGKILL)
+        cri.connect()
+        with contextlib.suppress(grpc.RpcError):
+            call.result()
+
+    for known in cri.sandboxes():
+        Pod(cri=cri, config=pod.config, id=known).remove()
+
+    assert_nothing_left(before, (cri.daemon.directories.root, cri.logs))
 
 
 def test_a_pod_that_is_refused_leaves_nothing(cri: Cri) -> None:
