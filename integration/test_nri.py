@@ -12,6 +12,7 @@ import os
 import shlex
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -42,8 +43,10 @@ _needs_two_cpus = pytest.mark.skipif(len(_ONLINE) < 2, reason="one CPU: none can
 class PluginProcess:
     """`pyshim nri run`, with its log."""
 
-    def __init__(self, scratch: Path) -> None:
+    def __init__(self, scratch: Path, words: tuple[str, ...] = (str(_PYSHIM),), *more: str) -> None:
+        """`words` begin the command, `more` end it."""
         self.socket = scratch / "placement.sock"
+        self._begin, self._end = words, more or ("--reserved", str(_RESERVED))
         self._log = scratch / "plugin.log"
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -60,8 +63,8 @@ class PluginProcess:
 
     @property
     def _words(self) -> list[str]:
-        words = [str(_PYSHIM), "nri", "run", "--placement-socket", str(self.socket)]
-        return [*words, "--handler", STAND_IN_HANDLER, "--reserved", str(_RESERVED)]
+        words = [*self._begin, "nri", "run", "--placement-socket", str(self.socket)]
+        return [*words, "--handler", STAND_IN_HANDLER, *self._end]
 
     def end(self, number: int = signal.SIGTERM) -> int:
         assert self._process is not None
@@ -134,8 +137,8 @@ def test_containers_beside_a_vm_leave_its_cpu_while_it_runs(cri: Cri, plugin: Pl
         eventually(lambda: _allowed(before) == _ONLINE, what=lambda: f"it has all again: {plugin.log()}")
 
 
-@pytest.fixture
-def asking(cri: Cri, plugin: PluginProcess) -> Iterator[None]:
+@contextlib.contextmanager
+def _asking(plugin: PluginProcess) -> Iterator[None]:
     """Shims of the stand-in ask the plugin, for as many vCPUs as their pod has CPUs."""
     drop_in = STAND_IN_CONFIG.parent / "config.d" / "50-nri.toml"
     drop_in.parent.mkdir()
@@ -143,9 +146,17 @@ def asking(cri: Cri, plugin: PluginProcess) -> Iterator[None]:
         f'[hypervisor.qemu]\noverhead_vcpus = 0\n[runtime]\nplacement_socket = "{plugin.socket}"\n'
         "static_sandbox_resource_mgmt = true\n"
     )
-    yield
-    drop_in.unlink()
-    drop_in.parent.rmdir()
+    try:
+        yield
+    finally:
+        drop_in.unlink()
+        drop_in.parent.rmdir()
+
+
+@pytest.fixture
+def asking(cri: Cri, plugin: PluginProcess) -> Iterator[None]:
+    with _asking(plugin):
+        yield
 
 
 @_needs_nri
@@ -188,6 +199,88 @@ def test_a_guaranteed_pod_keeps_its_own_cpu_over_the_plugins_restart(
         plugin.has_said("placement restored")
         vm.start()
         assert SandboxCgroups(vm.id).record["Placed"]["placement"]["vcpu_cpus"] == [taken]
+
+
+_PROJECT = """
+[build-system]
+requires = ["setuptools"]
+build-backend = "setuptools.build_meta"
+
+[project]
+name = "opposite"
+version = "1"
+
+[project.entry-points."pyshim.nri.policies"]
+opposite = "opposite:Opposite"
+
+[tool.setuptools]
+py-modules = ["opposite"]
+"""
+_MODULE = """
+import os
+
+from msgspec.structs import replace
+from pyshim.node.nri.assignments import free_cpus, place, shared_cpus
+from pyshim.node.nri.policy import Decision
+
+
+class Opposite:
+    def place(self, assignments, need):
+        if os.path.exists({broken!r}):
+            raise ValueError("broken on request")
+        usual = place(assignments, need).placements[need.sandbox_id]
+        (cpu,) = [each for each in free_cpus(assignments) if each not in usual.vcpu_cpus][:1]
+        services = tuple(each for each in shared_cpus(assignments) if each != cpu)
+        return Decision(placement=replace(usual, vcpu_cpus=(cpu,), service_cpus=services, why="the opposite"))
+"""
+
+
+@pytest.fixture
+def opposite(scratch: Path) -> Iterator[PluginProcess]:
+    """The plugin with a policy of a wheel that is installed beside pyshim; `scratch/broken` breaks it."""
+    project = scratch / "project"
+    project.mkdir()
+    (project / "pyproject.toml").write_text(_PROJECT)
+    (project / "opposite.py").write_text(_MODULE.format(broken=str(scratch / "broken")))
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*pip, "wheel", "--no-build-isolation", "--no-deps", "-w", scratch, project], check=True)
+    (wheel,) = scratch.glob("opposite-*.whl")
+    subprocess.run([*pip, "install", "--no-index", "--no-deps", "--target", scratch / "site", wheel], check=True)
+    made = PluginProcess(scratch, (sys.executable, "-m", "pyshim"), "--policy", "opposite")
+    made.start(NRI_SOCKET, PYTHONPATH=f"{scratch / 'site'}:{_PYSHIM.parents[1]}")
+    try:
+        made.has_said("synchronized")
+        yield made
+    finally:
+        assert made.end() == 0, made.log()
+
+
+def _taken(vm: Pod) -> int:
+    (cpu,) = SandboxCgroups(vm.id).record["Placed"]["placement"]["vcpu_cpus"]
+    return int(cpu)
+
+
+@_needs_any_nri
+@_needs_two_cpus
+def test_the_policy_of_a_wheel_decides_over_a_restart_and_the_default_where_it_fails(
+    cri: Cri, opposite: PluginProcess, scratch: Path
+) -> None:
+    environment = {"PYTHONPATH": f"{scratch / 'site'}:{_PYSHIM.parents[1]}"}
+    with _asking(opposite):
+        with _guaranteed(cri, 1) as vm:
+            chosen = _taken(vm)
+            opposite.has_said("the opposite")
+            opposite.end(signal.SIGKILL)
+            opposite.start(NRI_SOCKET, **environment)
+            opposite.has_said("placement restored")
+            vm.start()
+            assert _taken(vm) == chosen
+        with _guaranteed(cri, 1) as vm:
+            assert _taken(vm) == chosen
+        (scratch / "broken").touch()
+        with _guaranteed(cri, 1) as vm:
+            assert _taken(vm) != chosen
+            opposite.has_said("broken on request")
 
 
 @_needs_nri
