@@ -166,9 +166,9 @@ def test_a_pod_that_is_refused_leaves_nothing(cri: Cri) -> None:
     assert_nothing_left(before, (cri.daemon.directories.root, cri.logs))
 
 
-def test_ctr_makes_lists_and_removes_a_sandbox(cri: Cri, runtime: Runtime, tmp_path: Path) -> None:
+def test_ctr_makes_lists_and_removes_a_sandbox(cri: Cri, runtime: Runtime, scratch: Path) -> None:
     before = HostState.look()
-    spec = tmp_path / "sandbox.json"
+    spec = scratch / "sandbox.json"
     spec.write_text(json.dumps({"process": {"args": ["pause"], "cwd": "/"}, "root": {"path": "rootfs"}}))
     ctr = cri.daemon.ctr
 
@@ -178,4 +178,4 @@ def test_ctr_makes_lists_and_removes_a_sandbox(cri: Cri, runtime: Runtime, tmp_p
     assert "by-ctr" in ctr("-n", "k8s.io", "sandboxes", "list").out
     assert len(runtime.vmms("by-ctr")) == 1
     ctr("-n", "k8s.io", "sandboxes", "rm", "--force", "by-ctr")
-    assert_nothing_left(before, (cri.daemon.directories.root, tmp_path))
+    assert_nothing_left(before, (cri.daemon.directories.root, scratch))
