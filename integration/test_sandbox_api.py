@@ -5,11 +5,14 @@ SANDBOXER=shim runs the other files on such pods (docs/HACKING.md).
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
+import shutil
 import signal
-from collections.abc import Callable, Iterator
+import socket
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,11 +20,15 @@ from pathlib import Path
 import grpc
 import pytest
 
+from protos.containerd import sandbox_pb2
 from protos.cri import v1_pb2 as pb
+from pyshim.model.units import MIB
+from pyshim.task.sandbox_service import SANDBOX_SERVICE
+from pyshim.ttrpc import Client, RemoteError
 
-from .framework import processes, releases
+from .framework import processes, releases, shim_config
 from .framework.cri import Cri, Pod, pod_config, refusal
-from .framework.cri_session import SANDBOX_API_HANDLER
+from .framework.cri_session import SANDBOX_API_HANDLER, SANDBOX_API_VM_CONFIG, SANDBOX_API_VM_HANDLER
 from .framework.leaks import HostState, assert_nothing_left
 from .framework.runtime import Runtime
 from .framework.waiting import eventually
@@ -69,6 +76,51 @@ def test_a_verbose_status_has_the_sizing_and_the_vmm(cri: Cri, runtime: Runtime,
     vm = json.loads(info["vm"])
     assert vm["vmmPid"] in {vmm.pid for vmm in _vmms()}
     assert json.loads(info["sizing"])["vcpus"]["granted"] == vm["vcpus"]
+
+
+def test_the_vm_follows_an_update_of_the_sandbox(cri: Cri) -> None:
+    """containerd does not send it yet."""
+    drop_in = SANDBOX_API_VM_CONFIG.parent / "config.d" / "50-sizing.toml"
+    drop_in.parent.mkdir(parents=True)
+    shim_config.variant(SANDBOX_API_VM_CONFIG.parent)
+    drop_in.write_text(
+        "[hypervisor.qemu]\ndefault_vcpus = 1\ndefault_memory = 256\n[runtime]\nstatic_sandbox_resource_mgmt = false\n"
+    )
+    try:
+        with cri.pod(handler=SANDBOX_API_VM_HANDLER) as pod:
+            container = pod.start()
+            _update(cri, pod, {"cpu": {"quota": 100_000, "period": 100_000}, "memory": {"limit": 256 * MIB}})
+
+            info = cri.call("PodSandboxStatus", pod_sandbox_id=pod.id, verbose=True).info
+            vm = json.loads(info["vm"])
+            assert (vm["vcpus"], vm["memoryMiB"], vm["origin"]) == (2, 512, "booted")
+            eventually(lambda: container.sh("nproc") == "2\n", what="the guest uses the second CPU")
+            with pytest.raises(RemoteError, match=r"cpu\.period is negative"):
+                _update(cri, pod, {"cpu": {"period": -1}})
+    finally:
+        shutil.rmtree(SANDBOX_API_VM_CONFIG.parent)
+
+
+def _update(cri: Cri, pod: Pod, resources: Mapping[str, object]) -> None:
+    """UpdateSandbox, to the shim itself. Raises RemoteError."""
+    request = sandbox_pb2.UpdateSandboxRequest(sandbox_id=pod.id)
+    request.resources.type_url = "types.containerd.io/opencontainers/runtime-spec/1/LinuxResources"
+    request.resources.value = json.dumps(resources).encode()
+    bundle = cri.daemon.directories.state / "io.containerd.sandbox.controller.v1.shim" / "k8s.io" / pod.id
+    address = json.loads((bundle / "bootstrap.json").read_text())["address"]
+
+    async def ask() -> None:
+        sock = socket.socket(socket.AF_UNIX)
+        sock.connect(address.removeprefix("unix://"))
+        sock.setblocking(False)
+        client = await Client.connect_socket(sock)
+        try:
+            await client.call(SANDBOX_SERVICE, "UpdateSandbox", request.SerializeToString(), timeout_s=90)
+        finally:
+            client.close()
+            await asyncio.sleep(0)
+
+    asyncio.run(ask())
 
 
 def test_a_pod_obeys_the_containerd_that_comes_after_a_killed_one(cri: Cri, runtime: Runtime, pod: Pod) -> None:

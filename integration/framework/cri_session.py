@@ -30,11 +30,14 @@ BRIDGE = "cnipyshim"
 REMOTE_HANDLER = "pykata-remote"
 SANDBOX_API_HANDLER = "pykata-sandbox-api"
 """Its sandboxes are asked for through containerd's Sandbox API, where containerd has it, and have a stand-in as VM."""
+SANDBOX_API_VM_HANDLER = "pykata-sandbox-api-vm"
+"""As that one, with the VM that a test's `SANDBOX_API_VM_CONFIG` says."""
 STAND_IN_HANDLER = "pykata-stand-in"
 """Its pods have a program in QEMU's place: no VM, so they are made and gone within a second."""
 RUNC_HANDLER = "runc"
 NRI_SOCKET = GROUND / "nri" / "nri.sock"
 STAND_IN_CONFIG = GROUND / "stubs" / "configuration.toml"
+SANDBOX_API_VM_CONFIG = GROUND / "sandbox-api" / "configuration.toml"
 REMOTE_CONFIG = GROUND / "remote" / "configuration.toml"
 """Written by the tests that use the handler."""
 SUBNET, SUBNET6 = "10.233.7.0/24", "fd00:233:7::/64"
@@ -106,6 +109,11 @@ def _cri_config() -> str:
   {'sandboxer = "shim"' if release.has_sandbox_api else ""}
   [{table}.containerd.runtimes.{SANDBOX_API_HANDLER}.options]
     ConfigPath = "{stubs.config(GROUND)}"
+[{table}.containerd.runtimes.{SANDBOX_API_VM_HANDLER}]
+  runtime_type = "io.containerd.pykata.v2"
+  {'sandboxer = "shim"' if release.has_sandbox_api else ""}
+  [{table}.containerd.runtimes.{SANDBOX_API_VM_HANDLER}.options]
+    ConfigPath = "{SANDBOX_API_VM_CONFIG}"
 {_runc_handler(shipped, table)}[{table}.containerd.runtimes.{STAND_IN_HANDLER}]
   runtime_type = "io.containerd.pykata.v2"
   {f'sandboxer = "{releases.sandboxer()}"' if release.has_sandbox_api else ""}
