@@ -1,6 +1,7 @@
 """The daemon's own decisions: which callers it accepts, and which sandbox it must not take over."""
 
 import asyncio
+import contextlib
 import os
 import socket
 import stat
@@ -26,7 +27,7 @@ from pyshim.state.schema import SandboxState, ShimRecord
 from pyshim.state.store import StateStore
 from pyshim.task.publisher import EventPublisher
 from pyshim.task.sandbox_service import SANDBOX_SERVICE
-from pyshim.ttrpc import Client
+from pyshim.ttrpc import Client, RemoteError
 from tests.unit.monitor.monitored import FakePod, said
 
 SANDBOX = SandboxId("demo")
@@ -130,6 +131,25 @@ async def test_the_connection_stays_until_containerd_closes_it_after_a_shutdown(
     containerd.close()
 
     await asyncio.wait_for(end, 30)
+
+
+@pytest.mark.parametrize("created", [True, False], ids=["created", "refused"])
+async def test_a_shutdown_of_a_sandbox_that_was_never_started_ends_the_daemon(created: bool, tmp_path: Path) -> None:
+    """Also while containerd keeps its connection."""
+    daemon, listener = daemon_in(tmp_path)
+    options = AnyMessage(type_url="runtime.v1.PodSandboxConfig" if created else "")
+    create = sandbox_pb2.CreateSandboxRequest(sandbox_id="demo", bundle_path=str(tmp_path), options=options)
+    request = sandbox_pb2.ShutdownSandboxRequest(sandbox_id="demo").SerializeToString()
+
+    end = asyncio.create_task(daemon.run(listener))
+    containerd = await _containerd(tmp_path)
+    with contextlib.nullcontext() if created else pytest.raises(RemoteError, match="neither options of type"):
+        await containerd.call(SANDBOX_SERVICE, "CreateSandbox", create.SerializeToString(), timeout_s=10)
+    await containerd.call(SANDBOX_SERVICE, "ShutdownSandbox", request, timeout_s=10)
+    await asyncio.wait_for(end, 30)
+
+    containerd.close()
+    assert not (tmp_path / "shim.sock").exists()
 
 
 def test_a_daemon_that_fails_before_it_serves_leaves_no_socket_to_wait_at(

@@ -125,6 +125,19 @@ async def test_calls_for_a_sandbox_that_is_not_there_are_refused(stack: Stack, a
                 look()
 
 
+@pytest.mark.parametrize("ended", [False, True], ids=["not-started", "ended"])
+async def test_calls_that_need_the_vm_are_refused_without_it(stack: Stack, api: ServedSandbox, ended: bool) -> None:
+    await api.create(request())
+    if ended:
+        await api.start(POD)
+        await api.stop(POD)
+
+    calls: list[Callable[[], Any]] = [lambda: api.ping(POD), lambda: api.stats(POD), lambda: api.update(POD, {})]
+    for call in calls:
+        with pytest.raises(FailedPrecondition, match=r"^use sandbox 'p1': it has"):
+            await call()
+
+
 async def test_a_sandbox_is_created_once(stack: Stack, api: ServedSandbox) -> None:
     await api.create(request())
 

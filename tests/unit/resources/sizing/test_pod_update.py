@@ -84,14 +84,3 @@ async def test_an_update_that_fails_is_forgotten(stack: Stack) -> None:
     del stack.agent.failures["OnlineCPUMem"]
 
     await settled(stack, 2, 512)
-
-
-@pytest.mark.parametrize("ended", [False, True], ids=["not-started", "ended"])
-async def test_only_a_running_sandbox_is_updated(stack: Stack, ended: bool) -> None:
-    await stack.served.create(request())
-    if ended:
-        await stack.served.start(POD)
-        await stack.served.stop(POD)
-
-    with pytest.raises(FailedPrecondition, match=r"^use sandbox 'p1': it has"):
-        await stack.served.update(POD, {})
