@@ -32,6 +32,7 @@ from .framework.cri_session import SANDBOX_API_HANDLER, SANDBOX_API_VM_CONFIG, S
 from .framework.leaks import HostState, assert_nothing_left
 from .framework.runtime import Runtime
 from .framework.waiting import eventually
+from .test_cleanup import pyshim
 
 pytestmark = [
     pytest.mark.vm,
@@ -155,6 +156,27 @@ def test_the_end_of_a_part_is_the_pods_end_and_nothing_is_left(
 
         eventually(lambda: _is_over(pod), what="the pod is not ready")
         eventually(lambda: container.status.state == pb.CONTAINER_EXITED, what="the container has ended")
+    assert_nothing_left(before, (cri.daemon.directories.root,))
+
+
+def test_what_a_shim_left_that_died_while_containerd_was_away_is_cleaned(cri: Cri, runtime: Runtime) -> None:
+    before = HostState.look()
+    with cri.pod(handler=SANDBOX_API_HANDLER) as pod:
+        pod.start()
+        (shim,) = runtime.shims(pod.id)
+        cri.daemon.stop(signal.SIGKILL)
+        os.kill(shim.pid, signal.SIGKILL)
+        eventually(lambda: not runtime.shims(pod.id), what="the shim is dead")
+
+        done = pyshim("cleanup", "--all")
+
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "  undone: directory /run/vc/vm/" in done.stdout
+        assert not _vmms()
+        assert not runtime.persisted(pod.id).parent.exists()
+        cri.daemon.start()
+        cri.connect()
+        eventually(lambda: _is_over(pod), what="the pod is not ready")
     assert_nothing_left(before, (cri.daemon.directories.root,))
 
 
