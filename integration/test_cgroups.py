@@ -8,6 +8,7 @@ import json
 import os
 import socket
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,12 +23,15 @@ from .framework import shim_config
 from .framework.cgroups import SandboxCgroups, hierarchy, members, pod_cgroup
 from .framework.ctr import Ctr
 from .framework.images import IMAGE
+from .framework.loop_devices import loop_device
 from .framework.runtime import Runtime
 from .framework.waiting import eventually
 
 pytestmark = pytest.mark.vm
 _PYSHIM = Path(__file__).resolve().parents[1] / "bin" / "pyshim"
 _TMPFS = ("--mount", "type=tmpfs,src=tmpfs,dst=/fill,options=size=400m")
+_FIO = Path("/usr/bin/fio")
+_CODE = tuple(path for path in ("/usr", "/lib", "/lib64") if Path(path).is_dir())
 _ALL = ("cpu", "cpuacct", "cpuset", "memory", "blkio", "pids", "freezer")
 
 
@@ -185,3 +189,37 @@ def removed(ctr: Ctr, name: str) -> Iterator[None]:
 def _throttled(cpu: Path) -> int:
     lines = dict(line.split() for line in (cpu / "cpu.stat").read_text().splitlines())
     return int(lines["nr_throttled"])
+
+
+def _rate(ctr: Ctr, name: str, device: str) -> float:
+    """Bytes a second that fio reads from the device in the guest."""
+    argv = [str(_FIO), "--name=read", f"--filename={device}", "--rw=read", "--bs=64k", "--direct=1", "--thread"]
+    argv += ["--ioengine=psync", "--time_based", "--runtime=4", "--output-format=json", "--disk_util=0"]
+    report = ctr("task", "exec", "--exec-id", f"fio-{time.monotonic_ns()}", name, *argv).out
+    (job,) = json.loads(report[report.index("{") :])["jobs"]
+    assert job["error"] == 0
+    return float(job["read"]["bw_bytes"])
+
+
+@pytest.mark.skipif(not _FIO.exists(), reason="needs fio")
+def test_a_block_io_limit_holds_while_it_is_set(ctr: Ctr, runtime: Runtime, name: str, scratch: Path) -> None:
+    """A quarter of what fio reads without the limit, in the same VM; its disk is a loop device."""
+    data = scratch / "data"
+    with data.open("wb") as file:
+        file.truncate(256 * MIB)
+    config = _config(scratch, {"block_device_cache_set": True, "block_device_cache_direct": True})
+    code = [word for path in _CODE for word in ("--mount", f"type=bind,src={path},dst={path},options=rbind:ro")]
+    with loop_device(data) as device, removed(ctr, name):
+        _run(ctr, runtime, name, config, "--device", device, *code)
+        number = os.stat(device).st_rdev
+        disk = {"major": os.major(number), "minor": os.minor(number)}
+        free = _rate(ctr, name, device)
+
+        _update(name, blockIO={"throttleReadBpsDevice": [{**disk, "rate": int(free / 4)}]})
+        limited = _rate(ctr, name, device)
+        _update(name, blockIO={"throttleReadBpsDevice": [{**disk, "rate": 0}]})
+        free_again = _rate(ctr, name, device)
+
+        print(f"fio: {free / MIB:.1f} MiB/s, limited to a quarter {limited / MIB:.1f}, then {free_again / MIB:.1f}")
+        assert limited / free < 0.25 * 1.2
+        assert limited < free_again / 2

@@ -20,6 +20,7 @@ from pyshim.ttrpc import RemoteError
 from .framework import oci, shim_config
 from .framework.direct import DirectShim, direct_shim
 from .framework.kubelet_volumes import PodDirectory
+from .framework.loop_devices import loop_device
 from .framework.runtime import Runtime
 from .framework.waiting import eventually
 
@@ -197,17 +198,6 @@ def test_every_kind_of_disk_in_one_container(
     assert read_image(root, "created") == "from the guest\n"
     assert read_image(volume, "copy") == "from the guest\n"
     assert list(data.iterdir()) == []
-
-
-@contextlib.contextmanager
-def loop_device(path: Path) -> Iterator[str]:
-    """A block device of the host's: set-up of the test, the shim makes none."""
-    made = subprocess.run(["losetup", "--find", "--show", path], check=True, capture_output=True, text=True)
-    device = made.stdout.strip()
-    try:
-        yield device
-    finally:
-        subprocess.run(["losetup", "--detach", device], check=True)
 
 
 def _check_guest(written: dict[str, str], bus: str, container: str) -> None:

@@ -17,6 +17,7 @@ from pyshim.ttrpc import Code, RemoteError
 
 from .framework import images, oci
 from .framework.direct import DirectShim, code_of, direct_shim, wait_until_gone
+from .framework.loop_devices import loop_device
 from .framework.runtime import Runtime
 from .framework.waiting import eventually
 
@@ -241,12 +242,8 @@ def block_device(scratch: Path) -> Iterator[Path]:
     with image.open("wb") as file:
         file.truncate(48 * 1024 * 1024)
     subprocess.run(["mkfs.ext4", "-q", "-F", "-d", content, image], check=True, capture_output=True)
-    attached = subprocess.run(["losetup", "--find", "--show", image], check=True, capture_output=True, text=True)
-    device = Path(attached.stdout.strip())
-    try:
-        yield device
-    finally:
-        subprocess.run(["losetup", "--detach", device], check=True)
+    with loop_device(image) as device:
+        yield Path(device)
 
 
 def test_root_on_a_block_device_is_read_and_written(shim_for: Shims, scratch: Path, block_device: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from protos.cri import v1_pb2 as pb
 
+from .framework import loop_devices
 from .framework.cri import Pod
 from .framework.kubelet_volumes import PodDirectory, volume
 from .framework.waiting import eventually
@@ -244,15 +245,12 @@ def test_a_file_renamed_over_is_seen_in_a_directory_and_not_in_a_file_mount(pod:
 
 @pytest.fixture
 def loop_device(scratch: Path) -> Iterator[tuple[str, Path]]:
-    """A block device of the host's: set-up of the test, the shim makes none."""
+    """A block device of the host's, and its file."""
     image = scratch / "disk.img"
     with image.open("wb") as file:
         file.truncate(24 << 20)
-    device = subprocess.run(
-        ["losetup", "--find", "--show", image], check=True, capture_output=True, text=True
-    ).stdout.strip()
-    yield device, image
-    subprocess.run(["losetup", "--detach", device], check=True)
+    with loop_devices.loop_device(image) as device:
+        yield device, image
 
 
 def test_a_raw_block_volume_is_a_device_under_its_own_name(pod: Pod, loop_device: tuple[str, Path]) -> None:
