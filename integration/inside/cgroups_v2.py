@@ -1,4 +1,4 @@
-"""The real host code on a real cgroup v2: `python cgroups_v2.py PROJECT PACKAGES` prints what the kernel says, as JSON.
+"""The real host code on a real cgroup v2: `cgroups_v2.py PROJECT PACKAGES DISK` prints the kernel's answers as JSON.
 
 It stands for the shim; a child of it with two extra threads stands for the VMM. Each scene is a key of the result.
 """
@@ -10,7 +10,6 @@ import contextlib
 import ctypes
 import json
 import os
-import stat
 import subprocess
 import sys
 import time
@@ -175,10 +174,9 @@ def places(vmm: Vmm) -> dict[str, object]:
 
 _OPEN = """
 import errno, os, sys
-if sys.argv[1]:
-    with open(sys.argv[1], "w") as file:
-        file.write(str(os.getpid()))
-for path in ("/dev/null", "/disk"):
+with open(sys.argv[1], "w") as file:
+    file.write(str(os.getpid()))
+for path in ("/dev/null", sys.argv[2]):
     try:
         os.close(os.open(path, os.O_RDONLY))
         print("opened")
@@ -187,22 +185,22 @@ for path in ("/dev/null", "/disk"):
 """
 
 
-def opens(cgroup: str = "") -> list[str]:
-    """What a process in the cgroup, or in this one, may open."""
-    command = [sys.executable, "-S", "-c", _OPEN, f"{ROOT}{cgroup}/cgroup.procs" if cgroup else ""]
+def opens(disk: str, cgroup: str) -> list[str]:
+    """What a process in the cgroup may open."""
+    command = [sys.executable, "-S", "-c", _OPEN, f"{ROOT}{cgroup}/cgroup.procs", disk]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
 
 
 async def device_lists(cgroups: Any, vmm: Vmm) -> dict[str, object]:
-    """/disk is a node of a disk of this machine."""
     from types import SimpleNamespace
 
-    found: dict[str, object] = {"shim opens": opens(where(os.getpid()))}
-    found["vmm opens"] = opens(where(vmm.main))
-    found["its vcpus open"] = opens(where(vmm.main, vmm.vcpus[0]))
-    found["virtiofsd opens"] = opens(where(vmm.virtiofsd.pid))
-    await cgroups.allow(SimpleNamespace(path="/disk"))
-    found["with a rule more"] = opens(where(vmm.main))
+    disk = sys.argv[3]
+    found: dict[str, object] = {"shim opens": opens(disk, where(os.getpid()))}
+    found["vmm opens"] = opens(disk, where(vmm.main))
+    found["its vcpus open"] = opens(disk, where(vmm.main, vmm.vcpus[0]))
+    found["virtiofsd opens"] = opens(disk, where(vmm.virtiofsd.pid))
+    await cgroups.allow(SimpleNamespace(path=disk))
+    found["with a rule more"] = opens(disk, where(vmm.main))
     return found
 
 
@@ -345,10 +343,6 @@ def main() -> int:
     for pid in read("cgroup.procs").split():
         (ROOT / "runner/cgroup.procs").write_text(pid)
     (ROOT / "pods/pod1").mkdir(parents=True)
-    disk = min(Path("/sys/class/block").iterdir())
-    major, minor = (disk / "dev").read_text().split(":")
-    with contextlib.suppress(PermissionError):  # the test says so
-        os.mknod("/disk", stat.S_IFBLK | 0o600, os.makedev(int(major), int(minor)))
     try:
         print(json.dumps(asyncio.run(scenes())))
     except Exception:
