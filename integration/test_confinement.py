@@ -268,14 +268,15 @@ def test_the_table_of_a_pods_processes_is_the_documented_one(ctr: Ctr, runtime: 
     family = [p for p in processes.running() if p.command[:1] and "virtiofsd" in p.command[0]]
     server = serving(family)
     shim = next(p for p in processes.running() if p.pid == vmm.parent)
-    others = [p for p in processes.running() if p.parent == shim.pid and p not in (vmm, *family)]
     vsock_programs = runtime.vsock_programs(name)
+    named = {p.pid for p in (vmm, *family, *vsock_programs)}
+    others = [p for p in processes.running() if p.parent == shim.pid and p.pid not in named]
 
     made = [row("shim", shim, cgroup), row("QEMU", vmm, cgroup)]
     made += [row("virtiofsd, waiting", p, cgroup) for p in family if p is not server]
     made += [row("virtiofsd, serving", server, cgroup)]
     made += [row("vhost-device-vsock", p, cgroup) for p in vsock_programs]
-    made += [row(" ".join(p.command[:3]), p, cgroup) for p in others if p not in vsock_programs]
+    made += [row(" ".join(p.command[:3]), p, cgroup) for p in others]
 
     documented = DOCUMENT.read_text().splitlines()
     assert not (new := [line for line in made if line not in documented]), "\n".join(new)
