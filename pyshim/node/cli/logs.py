@@ -1,20 +1,31 @@
 """`pyshim logs SANDBOX`: its shim's lines in the container runtime's log, and its guest's console."""
 
+import json
 import os
 import re
 import subprocess
 import sys
+import threading
+import time
+from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from functools import cache
+from itertools import chain
+from queue import SimpleQueue
+from typing import TYPE_CHECKING
 
 import click
 from msgspec import Struct, to_builtins
 
 from pyshim.host.os_errors import describe_os_error
-from pyshim.model.errors import FailedPrecondition, NotFound
+from pyshim.model.errors import FailedPrecondition, NotFound, ShimError
 from pyshim.node.cli.output import examples, json_option, print_json
 from pyshim.node.cli.sandbox import ended_or_recorded, sandbox_argument, state_dir_option
 from pyshim.node.install.runtime import container_runtime
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 VM_ROOT = "/run/vc/vm"
 LEVELS = ("debug", "info", "warning", "error", "fatal")
@@ -24,6 +35,8 @@ _ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|.)")
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f"}
 _CONSOLE_FILES = ("console.log.1", "console.log")
 """The older one first."""
+_LOOK_S = 0.3
+"""Seconds between two looks at a file that is followed."""
 
 
 class Entry(Struct, frozen=True, kw_only=True):
@@ -40,7 +53,8 @@ class Entry(Struct, frozen=True, kw_only=True):
 @click.command(
     epilog=examples(
         "pyshim logs 1a2b",
-        "pyshim logs 1a2b --level warning --unit containerd.service",
+        "pyshim logs 1a2b --level warning --since '1 hour ago'",
+        "pyshim logs 1a2b --tail 20 --follow",
         "pyshim logs 1a2b --file /var/log/containerd.log --json",
     )
 )
@@ -51,48 +65,185 @@ class Entry(Struct, frozen=True, kw_only=True):
 @click.option("--unit", default="", help="In the journal; default: that of this node's container runtime.")
 @click.option("--level", type=click.Choice(LEVELS), default="debug", help="The least that is shown of the shim.")
 @click.option("--only", type=click.Choice(["shim", "console"]), help="One of the two.")
+@click.option("--since", default="", metavar="TIME", help="Of the shim, in the words of journalctl; not with --file.")
+@click.option("--tail", type=click.IntRange(min=0), metavar="N", help="The last lines of each of the two only.")
+@click.option("-f", "--follow", is_flag=True, help="Go on with lines as they come, until Ctrl-C.")
 @click.option("--vm-root", default=VM_ROOT, hidden=True)
 @state_dir_option
 @json_option
 def command(
-    sandbox: str, path: str | None, unit: str, level: str, only: str | None, vm_root: str, state_dir: str, as_json: bool
+    sandbox: str,
+    path: str | None,
+    unit: str,
+    level: str,
+    only: str | None,
+    since: str,
+    tail: int | None,
+    follow: bool,
+    vm_root: str,
+    state_dir: str,
+    as_json: bool,
 ) -> int:
     """Show the lines of a sandbox's shim, from its container runtime's log, then those of its guest's console.
 
     A sandbox that has ended may be named by its whole id: its shim's lines stay in the journal, its console is gone.
     """
+    if since and path is not None:
+        raise click.UsageError("--since is for the journal, not for --file")
     found = ended_or_recorded(sandbox, state_dir)
-    entries = [] if only == "console" else list(shim_entries(_log_lines(path, unit, found), found, level))
+    vm_dir = f"{vm_root}/{found}"
+    # What is there ends where what comes begins.
+    now_s = int(time.time())
+    console = f"{vm_dir}/{_CONSOLE_FILES[-1]}"
+    console_end = _whole_lines_bytes(console) if follow else None
+    log_end = _whole_lines_bytes(path) if follow and path is not None and path != "-" else None
+    log = _Log(path=path, unit=unit, found=found, end=log_end)
+    entries: list[Entry] = []
+    if only != "console":
+        entries += deque(shim_entries(log.lines(since=since, until_s=now_s if follow else None), found, level), tail)
     if only != "shim":
-        entries += console_entries(f"{vm_root}/{found}")
+        entries += deque(console_entries(vm_dir, console_end), tail)
     if not entries and not os.path.isdir(f"{state_dir}/{found}"):
         raise NotFound(f"find sandbox '{found}': no sandbox that begins so is recorded here, and no line names it")
-    if as_json:
-        print_json(to_builtins(entries))
+    if not follow:
+        _show(entries, as_json)
         return 0
-    from rich.console import Console
-    from rich.text import Text
-
-    console = Console(highlight=False, soft_wrap=True)
-    for entry in entries:
-        console.print(Text(text_of(entry), style=_COLOURS.get(entry.level, "")))
+    sources: list[Iterator[Entry]] = []
+    if only != "console":
+        sources.append(shim_entries(log.coming(since_s=now_s), found, level))
+    if only != "shim":
+        sources.append(map(_console_entry, _appended(console, console_end or 0)))
+    with suppress(KeyboardInterrupt):  # the ordinary end
+        for entry in chain(entries, _merged(sources)):
+            _show_coming(entry, as_json)
     return 0
 
 
-def _log_lines(path: str | None, unit: str, found: str) -> Iterator[str]:
-    """Raises OSError, FailedPrecondition when the journal cannot be read."""
-    if path == "-":
-        yield from sys.stdin
-    elif path is not None:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            yield from file
+def _show(entries: Iterable[Entry], as_json: bool) -> None:
+    if as_json:
+        print_json(to_builtins(entries))
+        return
+    for entry in entries:
+        _print(entry)
+
+
+def _show_coming(entry: Entry, as_json: bool) -> None:
+    """For programs a line each, as there is no end."""
+    if as_json:
+        print(json.dumps(to_builtins(entry)))
     else:
-        yield from _journal(unit or container_runtime().unit, found)
+        _print(entry)
+    sys.stdout.flush()
 
 
-def _journal(unit: str, found: str) -> Iterator[str]:
+def _print(entry: Entry) -> None:
+    from rich.text import Text
+
+    _console().print(Text(text_of(entry), style=_COLOURS.get(entry.level, "")))
+
+
+@cache
+def _console() -> "Console":
+    from rich.console import Console
+
+    return Console(highlight=False, soft_wrap=True)
+
+
+def _merged(sources: Iterable[Iterator[Entry]]) -> Iterator[Entry]:
+    """The entries of all sources as they come, until each has ended. Raises what one of them raises."""
+    queue: SimpleQueue[Entry | Exception | None] = SimpleQueue()
+
+    def carry(source: Iterator[Entry]) -> None:
+        try:
+            for entry in source:
+                queue.put(entry)
+        except (OSError, ShimError) as error:
+            queue.put(error)
+        queue.put(None)
+
+    threads = [threading.Thread(target=carry, args=(source,), daemon=True) for source in sources]
+    for thread in threads:
+        thread.start()
+    running = len(threads)
+    while running:
+        got = queue.get()
+        if isinstance(got, Exception):
+            raise got
+        if got is None:
+            running -= 1
+        else:
+            yield got
+
+
+def _whole_lines_bytes(path: str) -> int:
+    """Bytes of the file's lines that have ended; 0 without a file."""
+    at = 0
+    with suppress(FileNotFoundError), open(path, "rb") as file:
+        for line in file:
+            at += len(line) if line.endswith(b"\n") else 0
+    return at
+
+
+def _lines(path: str, end: int | None = None) -> Iterator[str]:
+    """The file's lines, up to `end` bytes. Raises OSError."""
+    with open(path, "rb") as file:
+        for line in file:
+            if end is not None and file.tell() > end:
+                return
+            yield line.decode(errors="replace")
+
+
+def _appended(path: str, at: int) -> Iterator[str]:
+    """Lines that come after `at` bytes, for ever; a file that takes the place of this one is read from its start."""
+    inode = 0
+    while True:
+        with suppress(FileNotFoundError), open(path, "rb") as file:
+            status = os.fstat(file.fileno())
+            if status.st_size < at or (inode and status.st_ino != inode):
+                at = 0
+            inode = status.st_ino
+            file.seek(at)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break
+                at += len(line)
+                yield line.decode(errors="replace")
+        time.sleep(_LOOK_S)
+
+
+class _Log(Struct, frozen=True, kw_only=True):
+    """The runtime's log: the journal of its unit, a file, or stdin."""
+
+    path: str | None
+    unit: str
+    found: str
+    """Of the sandbox, for errors."""
+    end: int | None
+    """Bytes of the file that are there, where it is followed."""
+
+    def lines(self, *, since: str, until_s: int | None) -> Iterator[str]:
+        """Those that are there. Raises OSError, FailedPrecondition when the journal cannot be read."""
+        if self.path == "-":
+            yield from sys.stdin
+        elif self.path is not None:
+            yield from _lines(self.path, self.end)
+        else:
+            bounds = [f"--since={since}"] if since else []
+            bounds += [] if until_s is None else [f"--until=@{until_s}"]
+            yield from _journal(self.unit or container_runtime().unit, self.found, *bounds)
+
+    def coming(self, *, since_s: int) -> Iterator[str]:
+        """Those that come from `since_s` on, of the epoch, for ever."""
+        if self.path is None:
+            words = ("--follow", "--no-tail", f"--since=@{since_s}")
+            yield from _journal(self.unit or container_runtime().unit, self.found, *words)
+        elif self.path != "-":
+            yield from _appended(self.path, self.end or 0)
+
+
+def _journal(unit: str, found: str, *more: str) -> Iterator[str]:
     hint = "(hint: --file FILE reads another log)"
-    argv = ["journalctl", "--unit", unit, "--output", "cat", "--no-pager", "--quiet"]
+    argv = ["journalctl", "--unit", unit, "--output", "cat", "--no-pager", "--quiet", *more]
     try:
         process = subprocess.Popen(
             argv,
@@ -155,12 +306,15 @@ def _unescaped(match: re.Match[str]) -> str:
     return _ESCAPES.get(escape, escape)
 
 
-def console_entries(vm_dir: str) -> Iterator[Entry]:
-    """The guest's lines, as far as the shim has kept them; none once the VM is gone."""
+def console_entries(vm_dir: str, end: int | None = None) -> Iterator[Entry]:
+    """The guest's lines that the shim has kept, of the newest file up to `end` bytes; none once the VM is gone."""
     for name in _CONSOLE_FILES:
-        with suppress(FileNotFoundError), open(f"{vm_dir}/{name}", encoding="utf-8", errors="replace") as file:
-            for line in file:
-                yield Entry(source="console", time="", level="", message=line.rstrip("\r\n"), fields={})
+        with suppress(FileNotFoundError):
+            yield from map(_console_entry, _lines(f"{vm_dir}/{name}", end if name == _CONSOLE_FILES[-1] else None))
+
+
+def _console_entry(line: str) -> Entry:
+    return Entry(source="console", time="", level="", message=line.rstrip("\r\n"), fields={})
 
 
 def text_of(entry: Entry) -> str:

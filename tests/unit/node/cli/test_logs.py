@@ -3,6 +3,9 @@
 import json
 import logging
 import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ from pyshim.log import LineFormatter
 from pyshim.node.cli.command import run
 from pyshim.node.cli.logs import Entry, parsed, shim_entries, text_of
 
+PROJECT = Path(__file__).parents[4]
 LOG = """\
 time="2026-11-23T01:00:00Z" level=info msg="starting containerd" revision=x
 time="2026-11-23T01:00:01Z" level=info msg="vm started" sandbox=ab12 pid=77 logger=pyshim.pod
@@ -169,3 +173,54 @@ def test_a_line_of_text_has_no_control_characters() -> None:
     entry = Entry(source="shim", time="t", level="info", message="a\x1b[2J\x9b", fields={"k": "\r\n"})
 
     assert text_of(entry) == "t info    a [2J  k="
+
+
+def test_the_last_lines_of_each_are_shown_on_request(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    found = shown([*words, "--tail", "1"], capsys)
+
+    assert [each["message"] for each in found] == ["StopPodSandbox", "\x1b]0;title\x07evil\ufffd"]
+
+
+def test_lines_are_shown_as_they_come(words: list[str], tmp_path: Path) -> None:
+    log, console = tmp_path / "containerd.log", tmp_path / "vm" / "ab12" / "console.log"
+    command = [sys.executable, "-m", "pyshim", *words, "--tail", "1", "--follow"]
+    with subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.PIPE, text=True) as follower:
+        try:
+            assert follower.stdout is not None
+            first = [follower.stdout.readline() for _ in range(2)]
+            with log.open("a") as file:
+                file.write('time="2026-11-23T01:01:00Z" level=info msg="later" sandbox=ab12\n')
+            with console.open("a") as file:
+                file.write("later\n")
+            coming = {follower.stdout.readline() for _ in range(2)}
+            console.rename(f"{console}.1")
+            console.write_text("rotated\n")
+            rotated = follower.stdout.readline()
+            follower.send_signal(signal.SIGINT)
+            code = follower.wait(60)
+        finally:
+            follower.kill()
+
+    assert "StopPodSandbox" in first[0]
+    assert first[1].startswith("console")
+    assert coming == {"2026-11-23T01:01:00Z info    later\n", "console later\n"}
+    assert (rotated, code) == ("console rotated\n", 0)
+
+
+def test_the_journal_is_asked_for_the_time(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "bin").mkdir()
+    program = tmp_path / "bin" / "journalctl"
+    program.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\nexec cat {tmp_path}/containerd.log\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    from_journal = [*words[:2], *words[4:], "--only", "shim", "--since", "1 hour ago"]
+
+    assert run(from_journal) == 0
+    assert run([*from_journal, "--follow"]) == 0, "the journal of this test ends"
+    once, history, coming = (tmp_path / "asked").read_text().splitlines()
+    assert once.endswith(" --since=1 hour ago")
+    until = history.rpartition(" --until=@")[2]
+    assert coming.endswith(f" --follow --no-tail --since=@{until}")
+    assert run([*words, "--since", "today"]) == 2
