@@ -98,9 +98,9 @@ class _OpenHow(ctypes.Structure):
     _fields_ = (("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64))
 
 
-def open_beneath(root_fd: int, path: str, flags: int, mode: int = 0) -> int:
+def open_beneath(root_fd: int, path: str, flags: int) -> int:
     """An fd for `path` below `root_fd`; EXDEV when the path, or a symlink on it, leads out. Source: openat2(2)."""
-    how = _OpenHow(flags | os.O_CLOEXEC, mode, RESOLVE_BENEATH | RESOLVE_NO_MAGICLINKS)
+    how = _OpenHow(flags | os.O_CLOEXEC, 0, RESOLVE_BENEATH | RESOLVE_NO_MAGICLINKS)
     result = _libc.syscall(
         ctypes.c_long(_SYS_OPENAT2), root_fd, os.fsencode(path), ctypes.byref(how), ctypes.c_size_t(ctypes.sizeof(how))
     )

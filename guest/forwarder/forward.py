@@ -177,9 +177,9 @@ async def _retried(tls: ssl.SSLSocket, step: Callable[[], T], *, writes: bool = 
             (loop.remove_writer if writes else loop.remove_reader)(tls)
 
 
-async def connected_agent(path: str, within_s: float = _AGENT_WITHIN_S) -> socket.socket:
-    """A connection to the agent, which may not listen yet. Raises OSError after `within_s`."""
-    deadline = asyncio.get_running_loop().time() + within_s
+async def connected_agent(path: str) -> socket.socket:
+    """A connection to the agent, which may not listen yet. Raises OSError after `_AGENT_WITHIN_S`."""
+    deadline = asyncio.get_running_loop().time() + _AGENT_WITHIN_S
     while True:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:

@@ -82,22 +82,22 @@ def read_keys(path: str = APF) -> Keys:
     return Keys(*texts)
 
 
-def bring_up(address: str, interface: str = INTERFACE) -> None:
+def bring_up(address: str) -> None:
     """The interface is up with `address` (`A.B.C.D/N`). Its driver may still be loading, so it is waited for."""
     try:
         wanted = ipaddress.IPv4Interface(address)
         if not int(address.rpartition("/")[2]):
             raise ValueError(address)
     except ValueError:
-        raise ValueError(f"bring up {interface}: {address!r} is not A.B.C.D/N") from None
+        raise ValueError(f"bring up {INTERFACE}: {address!r} is not A.B.C.D/N") from None
     deadline = time.monotonic() + _WAIT_S
-    while not os.path.exists(f"/sys/class/net/{interface}"):
+    while not os.path.exists(f"/sys/class/net/{INTERFACE}"):
         if time.monotonic() > deadline:
-            raise FileNotFoundError(2, "no such network interface", interface)
+            raise FileNotFoundError(2, "no such network interface", INTERFACE)
         time.sleep(_LOOK_EVERY_S)
-    name = interface.encode()
+    name = INTERFACE.encode()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         for request, value in ((_SET_ADDRESS, wanted.ip.packed), (_SET_NETMASK, wanted.netmask.packed)):
             ioctl(sock, request, pack("16sHH4s16x", name, socket.AF_INET, 0, value))
         ioctl(sock, _SET_FLAGS, pack("16sH22x", name, _UP))
-    log.info("interface is up", extra={"interface": interface, "address": address})
+    log.info("interface is up", extra={"interface": INTERFACE, "address": address})

@@ -94,7 +94,6 @@ def capabilities_of(config: VmConfig) -> Capabilities:
     hotplug = can_hotplug(config)
     behind_bridge = hotplug and config.bridges > 0
     return Capabilities(
-        share_fs=config.share is not None,
         block_hotplug=behind_bridge,
         network_hotplug=behind_bridge,
         cpu_hotplug=hotplug and config.cpu.max_vcpus > config.cpu.boot_vcpus,

@@ -104,7 +104,6 @@ class RemoteVm:
         """Such a VM can only be ended."""
         self._config("ask capabilities")
         return Capabilities(
-            share_fs=False,
             block_hotplug=False,
             network_hotplug=False,
             cpu_hotplug=False,

@@ -13,10 +13,9 @@ from .inject import inject
 from .names import QualifiedName, is_qualified_name, parse_qualified_name
 from .parse import parse_spec
 from .spec import ContainerEdits, Device, DeviceNode, Hook, IntelRdt, Mount, NetDevice, Spec, as_json
-from .version import CURRENT_VERSION, KNOWN_VERSIONS, minimum_version
+from .version import KNOWN_VERSIONS, minimum_version
 
 __all__ = [
-    "CURRENT_VERSION",
     "DEFAULT_DIRECTORIES",
     "KNOWN_VERSIONS",
     "Cache",

@@ -14,8 +14,7 @@ from typing import Any
 
 from .errors import CdiError, DeviceConflict, InvalidName, UnresolvedDevices
 from .files import SUFFIXES, read_spec
-from .host_nodes import host_node
-from .inject import LookAt, inject
+from .inject import inject
 from .names import parse_qualified_name
 from .spec import ContainerEdits, Device, Spec
 
@@ -52,12 +51,10 @@ class Cache:
         directories: Iterable[str] = DEFAULT_DIRECTORIES,
         *,
         auto_refresh: bool = True,
-        look_at: LookAt = host_node,
         read: Callable[[str], Spec] = read_spec,
     ) -> None:
         self.directories = tuple(directories)
         self._auto_refresh = auto_refresh
-        self._look_at = look_at
         self._read = read
         self._lock = threading.RLock()
         self._is_fresh = False
@@ -187,7 +184,7 @@ class Cache:
 
     def inject(self, oci_spec: dict[str, Any], names: Iterable[str]) -> None:
         """`oci_spec` has the devices. Raises UnresolvedDevices or InjectionFailed with the spec untouched."""
-        inject(oci_spec, self.edits(names), look_at=self._look_at)
+        inject(oci_spec, self.edits(names))
 
 
 def _signature(path: str) -> _Signature:

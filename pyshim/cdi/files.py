@@ -17,12 +17,12 @@ MAX_VALUES = 200_000
 """Values in one document, counted where YAML's aliases repeat them; ten times what a node full of divided GPUs has."""
 
 
-def read_spec(path: str, *, max_bytes: int = MAX_SPEC_BYTES) -> Spec:
+def read_spec(path: str) -> Spec:
     """The spec in the file, JSON or YAML by content. Raises InvalidSpec naming the file and every problem."""
-    return parse_spec(document_of(_content(path, max_bytes), path), path)
+    return parse_spec(document_of(_content(path), path), path)
 
 
-def _content(path: str, max_bytes: int) -> bytes:
+def _content(path: str) -> bytes:
     try:
         # The open of a fifo would wait for a writer.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
@@ -32,14 +32,14 @@ def _content(path: str, max_bytes: int) -> bytes:
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode):
             raise InvalidSpec(path, ("it is not a regular file",))
-        if found.st_size > max_bytes:
-            raise InvalidSpec(path, (f"it has {found.st_size} bytes, at most {max_bytes} are read",))
+        if found.st_size > MAX_SPEC_BYTES:
+            raise InvalidSpec(path, (f"it has {found.st_size} bytes, at most {MAX_SPEC_BYTES} are read",))
         try:
-            content = file.read(max_bytes + 1)
+            content = file.read(MAX_SPEC_BYTES + 1)
         except OSError as error:
             raise InvalidSpec(path, (f"read: {_cause(error)}",)) from error
-    if len(content) > max_bytes:
-        raise InvalidSpec(path, (f"it grew beyond {max_bytes} bytes while it was read",))
+    if len(content) > MAX_SPEC_BYTES:
+        raise InvalidSpec(path, (f"it grew beyond {MAX_SPEC_BYTES} bytes while it was read",))
     return content
 
 

@@ -3,7 +3,6 @@
 from .spec import ContainerEdits, Spec
 
 KNOWN_VERSIONS = ("0.1.0", "0.2.0", "0.3.0", "0.4.0", "0.5.0", "0.6.0", "0.7.0", "0.8.0", "1.0.0", "1.1.0")
-CURRENT_VERSION = KNOWN_VERSIONS[-1]
 LEAST_VERSION = "0.3.0"
 """The version of a spec without newer content; so a spec that declares 0.1.0 or 0.2.0 is never valid."""
 

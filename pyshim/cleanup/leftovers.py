@@ -54,7 +54,6 @@ def clean_sandbox(
     state_root: str,
     report: Reporter,
     register: str | None = None,
-    places: Places | None = None,
 ) -> None:
     """All that no shim serves of the sandbox is gone, except for what the reported errors name.
 
@@ -66,7 +65,7 @@ def clean_sandbox(
     whole sandbox, and a daemon that still has resources after a grace is ended first.
     """
     store = StateStore(root=state_root, register=register)
-    remains = _Remains(store, sandbox_id, places or Places(), one_timeout_s=UNDO_S)
+    remains = _Remains(store, sandbox_id, Places(), one_timeout_s=UNDO_S)
     with contextlib.suppress(ShimError):  # reported below
         state = store.load(sandbox_id)
         if _is_callers(state.shim, sandbox_id, address, namespace):
@@ -106,12 +105,12 @@ def clean_sandbox(
                 report(Report.ERROR, text)
 
 
-def undo_remains(store: StateStore, sandbox_id: str, *, deadline: float, places: Places | None = None) -> list[str]:
+def undo_remains(store: StateStore, sandbox_id: str, *, deadline: float) -> list[str]:
     """Errors for what could not be undone of a sandbox whose shim is gone; else nothing of it is left, nor its state.
 
     Raises StateTooNew, NotOurState.
     """
-    remains = _Remains(store, sandbox_id, places or Places(), one_timeout_s=_ONE_UNDO_S, deadline=deadline)
+    remains = _Remains(store, sandbox_id, Places(), one_timeout_s=_ONE_UNDO_S, deadline=deadline)
     with locked(store.directory(sandbox_id), deadline):
         try:
             remains.undo(is_gone=True)

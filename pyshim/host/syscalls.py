@@ -234,9 +234,9 @@ def inotify_drain(fd: int) -> bool:
     return found
 
 
-def openat2(directory_fd: int, path: str, flags: int, *, mode: int = 0, resolve: int) -> int:
+def openat2(directory_fd: int, path: str, flags: int, *, resolve: int) -> int:
     """openat2(2): a new close-on-exec fd; `resolve` limits what the path walk may do."""
-    how = _OpenHow(flags | os.O_CLOEXEC, mode, resolve)
+    how = _OpenHow(flags | os.O_CLOEXEC, 0, resolve)
     while True:
         try:
             return _checked(

@@ -374,7 +374,6 @@ class VmConfig(msgspec.Struct, frozen=True, kw_only=True):
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     """A driver's capabilities for this configuration, asked before acting."""
 
-    share_fs: bool
     block_hotplug: bool
     network_hotplug: bool
     cpu_hotplug: bool

@@ -29,11 +29,11 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
-def process_families(pid: int, prefix: str, what: str, proc_root: str = "/proc") -> list[Family]:
+def process_families(pid: int, prefix: str, what: str) -> list[Family]:
     """Empty once the process is gone. `what` names it in the descriptions."""
-    place = f"{proc_root}/{pid}"
+    place = f"/proc/{pid}"
     try:
-        stat = stat_fields(pid, proc_root)
+        stat = stat_fields(pid)
         status = {key.lower(): _bytes(value) for key, value in _pairs(f"{place}/status")}
         io = {key.replace("_", ""): _bytes(value) for key, value in _pairs(f"{place}/io")}
         fds = len(os.listdir(f"{place}/fd"))
@@ -53,14 +53,14 @@ def process_families(pid: int, prefix: str, what: str, proc_root: str = "/proc")
     ]
 
 
-def own_families(prefix: str, proc_root: str = "/proc") -> list[Family]:
+def own_families(prefix: str) -> list[Family]:
     """The metrics of their own process that Prometheus' libraries have: `<prefix>_process_*`."""
     try:
-        stat = stat_fields("self", proc_root)
-        fds = len(os.listdir(f"{proc_root}/self/fd"))
-        with open(f"{proc_root}/self/limits", encoding="ascii") as file:
+        stat = stat_fields("self")
+        fds = len(os.listdir("/proc/self/fd"))
+        with open("/proc/self/limits", encoding="ascii") as file:
             limit = _OPEN_FILES.search(file.read())
-        started_s = _boot_time_s(proc_root) + int(stat[19]) / _TICKS_PER_S
+        started_s = _boot_time_s() + int(stat[19]) / _TICKS_PER_S
     except (OSError, IndexError, ValueError):
         return []
     cpu_s = (int(stat[11]) + int(stat[12])) / _TICKS_PER_S
@@ -88,11 +88,11 @@ def listener_is_stopped(path: str) -> bool:
     return is_stopped(pid)
 
 
-def netdev_family(pid: int, name: str, proc_root: str = "/proc") -> Family:
+def netdev_family(pid: int, name: str) -> Family:
     """The network interfaces that the process sees: of the pod's namespace, where the process is in it."""
     samples: list[Sample] = []
     try:
-        lines = _lines(f"{proc_root}/{pid}/net/dev")
+        lines = _lines(f"/proc/{pid}/net/dev")
     except OSError:
         lines = []
     for line in lines:
@@ -106,8 +106,8 @@ def netdev_family(pid: int, name: str, proc_root: str = "/proc") -> Family:
     return Family(name, "gauge", "Counters of the network interfaces of the pod on the host.", tuple(samples))
 
 
-def _boot_time_s(proc_root: str) -> int:
-    return next(int(line.split()[1]) for line in _lines(f"{proc_root}/stat") if line.startswith("btime "))
+def _boot_time_s() -> int:
+    return next(int(line.split()[1]) for line in _lines("/proc/stat") if line.startswith("btime "))
 
 
 def _lines(path: str) -> list[str]:

@@ -17,13 +17,12 @@ def shim_families(
     agent_calls: AgentCalls,
     pod: Observation,
     pid: int,
-    proc_root: str = "/proc",
 ) -> list[Family]:
     """`calls` are containerd's to this shim, whose process is `pid`; `agent_calls` are the shim's to the agent."""
     found = [
         durations_family("kata_shim_rpc_durations_histogram_milliseconds", "Time of containerd's calls.", calls),
-        *process_families(pid, "kata_shim", "the shim", proc_root),
-        *own_families("kata_shim", proc_root),
+        *process_families(pid, "kata_shim", "the shim"),
+        *own_families("kata_shim"),
         durations_family(
             "kata_shim_agent_rpc_durations_histogram_milliseconds", "Time of calls to the agent.", agent_calls.all()
         ),
@@ -32,14 +31,14 @@ def shim_families(
             "pyshim_process_stopped",
             "1 when the process is stopped, by SIGSTOP or a debugger.",
             "process",
-            {name: int(is_stopped(pid, proc_root)) for name, pid in _helpers(pod).items()},
+            {name: int(is_stopped(pid)) for name, pid in _helpers(pod).items()},
         ),
     ]
     if pod.vmm_pid:
-        found += process_families(pod.vmm_pid, "kata_hypervisor", "the VMM", proc_root)
-        found.append(netdev_family(pod.vmm_pid, "kata_hypervisor_netdev", proc_root))
+        found += process_families(pod.vmm_pid, "kata_hypervisor", "the VMM")
+        found.append(netdev_family(pod.vmm_pid, "kata_hypervisor_netdev"))
     if pod.virtiofsd_pid:
-        found += process_families(pod.virtiofsd_pid, "kata_virtiofsd", "virtiofsd", proc_root)
+        found += process_families(pod.virtiofsd_pid, "kata_virtiofsd", "virtiofsd")
     return found + _own(pod)
 
 
@@ -105,15 +104,13 @@ def guest_family(is_whole: bool) -> Family:
     )
 
 
-def durations_family(
-    name: str, help_text: str, calls: Mapping[str, Duration], label: str = "action", *, in_seconds: bool = False
-) -> Family:
+def durations_family(name: str, help_text: str, calls: Mapping[str, Duration], *, in_seconds: bool = False) -> Family:
     """A histogram with Kata's buckets, one for each action, in ms or seconds; an action "" has no label."""
     unit_ms = 1000 if in_seconds else 1
     bounds = (*(f"{bound / unit_ms:g}" for bound in BOUNDS_MS), "+Inf")
     samples: list[Sample] = []
     for action, took in calls.items():
-        labels = {label: action} if action else {}
+        labels = {"action": action} if action else {}
         total = 0
         for bound, count in zip(bounds, took.counts, strict=True):
             total += count

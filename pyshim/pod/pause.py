@@ -48,10 +48,6 @@ class PauseAgent:
         self._undo = Undo(f"sandbox container '{self._id}'")
         self._exit: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
-    @property
-    def is_in_guest(self) -> bool:
-        return self._in_guest
-
     async def enter_guest(self, timeout_s: float) -> None:
         """The container runs in the guest, its image shared. Idempotent; nothing of it is left when this raises."""
         async with self._entering:

@@ -102,7 +102,6 @@ class FakeHypervisor:
         config = self._created("ask capabilities")
         hotplug = config.machine_type == "q35"
         return Capabilities(
-            share_fs=config.share is not None,
             block_hotplug=hotplug and config.bridges > 0,
             network_hotplug=hotplug and config.bridges > 0,
             cpu_hotplug=hotplug and config.cpu.max_vcpus > config.cpu.boot_vcpus,

@@ -23,8 +23,7 @@ from guest.agent.storage.hotplug import Hotplug
 
 log = logging.getLogger(__name__)
 
-GUEST_DRIVES, CONTAINER_DRIVES = "vfio-pci-gk", "vfio-pci"
-TYPES = (GUEST_DRIVES, CONTAINER_DRIVES)
+GUEST_DRIVES = "vfio-pci-gk"
 _ENV_PREFIX, _ENV_INFO = "PCIDEVICE_", "_INFO"
 _DRIVER = "vfio-pci"
 _LOAD_TIMEOUT_S = 30.0

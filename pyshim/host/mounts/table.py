@@ -6,11 +6,12 @@ from collections.abc import Collection
 
 from pyshim.host import syscalls
 
+_TABLE = "/proc/self/mountinfo"
 _MAX_LAYERS = 4096
 """Mounts stacked on one point: more than any design has, so that a bug cannot make an undo run for ever."""
 
 
-def mounted_below(path: str, *, table: str = "/proc/self/mountinfo") -> tuple[str, ...]:
+def mounted_below(path: str) -> tuple[str, ...]:
     """Mount points at or below `path` in this mount namespace, the one to unmount first in front.
 
     A path that is covered several times is listed as often. Source: proc(5), /proc/pid/mountinfo.
@@ -20,7 +21,7 @@ def mounted_below(path: str, *, table: str = "/proc/self/mountinfo") -> tuple[st
     root = os.path.join(os.path.realpath(above), name)
     prefix = root if root.endswith("/") else root + "/"
     points = []
-    with open(table, "rb") as lines:
+    with open(_TABLE, "rb") as lines:
         for line in lines:
             point = _unescaped(line.split(b" ", 5)[4])
             if point == root or point.startswith(prefix):
@@ -30,13 +31,13 @@ def mounted_below(path: str, *, table: str = "/proc/self/mountinfo") -> tuple[st
     return tuple(points)
 
 
-def with_mounts_below(paths: Collection[str], *, table: str = "/proc/self/mountinfo") -> frozenset[str]:
+def with_mounts_below(paths: Collection[str]) -> frozenset[str]:
     """Those of the paths below which something is mounted, by one look at the table. Raises OSError."""
     wanted: dict[str, list[str]] = {}
     for path in paths:
         wanted.setdefault(os.path.realpath(path), []).append(path)
     found: set[str] = set()
-    with open(table, "rb") as lines:
+    with open(_TABLE, "rb") as lines:
         for line in lines:
             above = os.path.dirname(_unescaped(line.split(b" ", 5)[4]))
             while above != "/":
@@ -45,10 +46,10 @@ def with_mounts_below(paths: Collection[str], *, table: str = "/proc/self/mounti
     return frozenset(found)
 
 
-def mount_root(path: str, *, table: str = "/proc/self/mountinfo") -> str | None:
+def mount_root(path: str) -> str | None:
     """The directory of its file system that is mounted at `path`, `/` for all of it; None without a mount there."""
     found = None
-    with open(table, "rb") as lines:
+    with open(_TABLE, "rb") as lines:
         for line in lines:
             fields = line.split(b" ", 5)
             if _unescaped(fields[4]) == path:

@@ -33,9 +33,9 @@ class World(NamedTuple):
     label: str
 
 
-def world_of(pid: int | str, proc_root: str = "/proc") -> World:
+def world_of(pid: int | str) -> World:
     """The world of a process. Raises OSError when it is gone or must not be looked at."""
-    where = f"{proc_root}/{pid}"
+    where = f"/proc/{pid}"
     root = os.stat(f"{where}/root")
     status = _status(where)
     return World(
@@ -75,13 +75,12 @@ class _CgroupMount(NamedTuple):
 class ProcessCgroups:
     """The mount points of the cgroup hierarchies, looked up once."""
 
-    def __init__(self, proc_root: str = "/proc") -> None:
-        self._proc_root = proc_root
-        self._mounts = _cgroup_mounts(f"{proc_root}/self/mountinfo")
+    def __init__(self) -> None:
+        self._mounts = _cgroup_mounts("/proc/self/mountinfo")
 
     def of(self, pid: int) -> str:
         """The control groups of process `pid`, as its file in /proc has them. Raises OSError."""
-        with open(f"{self._proc_root}/{pid}/cgroup") as file:
+        with open(f"/proc/{pid}/cgroup") as file:
             return file.read()
 
     def join(self, groups: str) -> None:

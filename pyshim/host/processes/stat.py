@@ -21,9 +21,9 @@ def start_ticks_of(task: int | str) -> int:
     return int(stat_fields(task)[19])
 
 
-def is_stopped(pid: int, proc_root: str = "/proc") -> bool:
+def is_stopped(pid: int) -> bool:
     """The process was stopped, by SIGSTOP or a debugger."""
     try:
-        return stat_fields(pid, proc_root)[0] in STOPPED
+        return stat_fields(pid)[0] in STOPPED
     except (OSError, IndexError):
         return False

@@ -44,7 +44,6 @@ class PortForward:
         agent: ContainerAgent,
         host: Host,
         tasks: TaskOwner,
-        linger_s: float = LINGER_S,
     ) -> None:
         self.has_listeners = False
         """True once a container may listen. Before, nothing is carried: the guest's first container must be one of
@@ -54,7 +53,6 @@ class PortForward:
         self._agent = agent
         self._host = host
         self._tasks = tasks
-        self._linger_s = linger_s
         self._name = f"forward/{plan.sandbox_id}"
         self._serving: asyncio.Task[None] | None = None
         self._carrying: set[asyncio.Task[None]] = set()
@@ -140,7 +138,7 @@ class PortForward:
             seen = -1
             while seen != progress.moves:
                 seen = progress.moves
-                await asyncio.sleep(self._linger_s)
+                await asyncio.sleep(LINGER_S)
         except Unavailable as exc:
             log.debug("client of a forwarded port is gone", extra={"exec": exec_id, "error": str(exc)})
         await self._agent.signal_process(container_id, exec_id, _KILL)

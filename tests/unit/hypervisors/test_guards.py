@@ -128,7 +128,7 @@ def test_the_document_itself_is_a_read_only_disk_named_by_its_serial() -> None:
 def test_nothing_can_be_added_but_disks_and_nics(name: str) -> None:
     can = capabilities_of(confidential(GUARDS[name]))
 
-    assert (can.share_fs, can.cpu_hotplug, can.memory_hotplug) == (False, False, False)
+    assert (can.cpu_hotplug, can.memory_hotplug) == (False, False)
     assert not any("maxmem" in word or "virtio-rng" in word for word in argv(confidential(GUARDS[name])))
 
 

@@ -19,10 +19,10 @@ _V2_USAGE = (
 )
 
 
-def usage(path: str, proc_root: str = "/proc") -> Mapping[str, int]:
+def usage(path: str) -> Mapping[str, int]:
     """CPU time, memory, number of tasks, throttled periods and OOM kills; what the kernel does not say is left out."""
     found: dict[str, int] = {}
-    for each in kernel.mounted(proc_root):
+    for each in kernel.mounted():
         directory = each.mount_point + path
         if not os.path.isdir(directory):
             continue

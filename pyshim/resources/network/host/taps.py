@@ -23,7 +23,7 @@ _IFREQ = struct.Struct("16sH22x")
 _NOT_OFFERED = frozenset({errno.ENOENT, errno.ENODEV, errno.ENXIO, errno.EACCES, errno.EPERM})
 
 
-def open_tap(name: str, queues: int, *, device: str = "/dev/net/tun") -> tuple[int, ...]:
+def open_tap(name: str, queues: int) -> tuple[int, ...]:
     """The queues of the new tap `name` in the calling thread's network namespace; the fds are the caller's.
 
     It goes away with its last descriptor. Raises OSError; EBUSY when an interface of that name exists.
@@ -31,7 +31,7 @@ def open_tap(name: str, queues: int, *, device: str = "/dev/net/tun") -> tuple[i
     fds: list[int] = []
     try:
         for queue in range(queues):
-            fds.append(os.open(device, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK))
+            fds.append(os.open("/dev/net/tun", os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK))
             flags = _IFF_TAP | _IFF_NO_PI | _IFF_VNET_HDR
             if queues > 1:
                 # Not for a single queue: a VMM that opens such a tap by name must set the flag too.

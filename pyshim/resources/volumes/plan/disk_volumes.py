@@ -123,7 +123,6 @@ def disk_storage(
     *,
     fs_group: FsGroup | None = None,
     driver_options: tuple[str, ...] = (),
-    shared: bool = False,
 ) -> Storage:
     """A file system of a disk's; driver and source come with the place the disk is plugged at."""
     return Storage(
@@ -134,7 +133,6 @@ def disk_storage(
         options=tuple(word for word in options if word not in ("loop", "rw")),
         mount_point=GuestPath(mount_point),
         fs_group=fs_group,
-        shared=shared,
     )
 
 
