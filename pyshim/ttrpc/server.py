@@ -52,9 +52,9 @@ class Server:
         Without `answers_at_deadline` a deadline is the handler's own business, as with Go's ttrpc: it is answered what
         the handler returns, however late.
         """
-        self.services = services
-        self.log = log if log is not None else logging.getLogger(__name__)
-        self.limits = SessionLimits(
+        self._services = services
+        self._log = log if log is not None else logging.getLogger(__name__)
+        self._limits = SessionLimits(
             message_bytes=max_message_bytes,
             in_flight=max_in_flight,
             in_flight_bytes=max_in_flight_bytes,
@@ -115,14 +115,14 @@ class Server:
         sessions = tuple(self._sessions)
         await asyncio.gather(*(session.flush_and_close(_FLUSH_S) for session in sessions))
 
-    def spawn(self, coroutine: Coroutine[object, object, None], name: str) -> asyncio.Task[None]:
+    def _spawn(self, coroutine: Coroutine[object, object, None], name: str) -> asyncio.Task[None]:
         """A task owned by the server until it ends."""
         task = asyncio.get_running_loop().create_task(coroutine, name=name)
         self._handlers.add(task)
         task.add_done_callback(self._handlers.discard)
         return task
 
-    def session_ended(self, session: Session) -> None:
+    def _session_closed(self, session: Session) -> None:
         self._sessions.discard(session)
         if not self._sessions and self._when_alone is not None:
             self._when_alone()
@@ -136,7 +136,7 @@ class Server:
             except OSError as exc:
                 # Mostly EMFILE. The connection stays in the queue and keeps the listener readable: without a pause the
                 # loop would spin.
-                self.log.error("accept paused", extra={"error": errno.errorcode.get(exc.errno or 0, str(exc))})
+                self._log.error("accept paused", extra={"error": errno.errorcode.get(exc.errno or 0, str(exc))})
                 loop = asyncio.get_running_loop()
                 loop.remove_reader(listener)
                 loop.call_later(_ACCEPT_PAUSE_S, self._resume_accepting, listener)
@@ -153,10 +153,18 @@ class Server:
                 raise ConnectionRefusedError(f"{self._max_connections} connections are open already")
             if self._authorize is not None and isinstance(sock, socket.socket):
                 self._authorize(sock)
-            session = Session(self, sock)
+            session = Session(
+                sock,
+                services=self._services,
+                limits=self._limits,
+                log=self._log,
+                spawn=self._spawn,
+                is_draining=lambda: self.draining,
+                on_closed=self._session_closed,
+            )
         except Exception as exc:
             # One refused peer must not end the listener.
-            self.log.warning("connection refused", extra={"error": f"{type(exc).__name__}: {exc}"})
+            self._log.warning("connection refused", extra={"error": f"{type(exc).__name__}: {exc}"})
             sock.close()
             return None
         self._sessions.add(session)

@@ -5,17 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from collections.abc import Callable, Coroutine, Mapping
+from typing import NamedTuple, TypeAlias
 
 from .connection import ServerConnection
 from .events import Event, RequestReceived, RequestRefused
 from .framing import Buffer
-from .handlers import CallContext, ImmediateHandler, PeerCredentials, UnaryHandler
+from .handlers import CallContext, Handler, ImmediateHandler, PeerCredentials, UnaryHandler
 from .link import ByteStream, Link
 from .status import CallTimedOut, Code, ConnectionClosed, TtrpcError
-
-if TYPE_CHECKING:
-    from .server import Server
 
 _Found: TypeAlias = UnaryHandler | ImmediateHandler
 _QUOTED_CHARS = 128
@@ -56,21 +54,36 @@ class _Call:
 class Session:
     """Answers the requests of one connection, in whatever order they finish; each but an immediate one has a task."""
 
-    def __init__(self, owner: Server, sock: socket.socket | ByteStream) -> None:
-        """It owns this connected socket, or stream with a socket's methods."""
-        self._owner = owner
+    def __init__(
+        self,
+        sock: socket.socket | ByteStream,
+        *,
+        services: Mapping[str, Mapping[str, Handler]],
+        limits: SessionLimits,
+        log: logging.Logger,
+        spawn: Callable[[Coroutine[object, object, None], str], asyncio.Task[None]],
+        is_draining: Callable[[], bool],
+        on_closed: Callable[[Session], None],
+    ) -> None:
+        """It owns this connected socket, or stream with a socket's methods.
+
+        `spawn` starts a handler's task, which may outlive the connection. While `is_draining`, requests are refused.
+        """
+        self._services = services
+        self._limits = limits
+        self._spawn = spawn
+        self._is_draining = is_draining
+        self._on_session_closed = on_closed
         self._peer = PeerCredentials.of(sock) if isinstance(sock, socket.socket) else None
         self._loop = asyncio.get_running_loop()
-        self._log = owner.log
-        self._core = ServerConnection(
-            max_message_bytes=owner.limits.message_bytes, max_open_streams=owner.limits.in_flight
-        )
+        self._log = log
+        self._core = ServerConnection(max_message_bytes=limits.message_bytes, max_open_streams=limits.in_flight)
         self._link = Link(
             self._core,
             sock,
             on_events=self._on_events,
             on_closed=self._on_closed,
-            queue_bytes=owner.limits.queue_bytes,
+            queue_bytes=limits.queue_bytes,
             hold_when_full=True,
         )
         self._calls: dict[int, _Call] = {}
@@ -118,28 +131,28 @@ class Session:
             return
         self._calls[stream_id] = call
         self._in_flight_bytes += call.payload_bytes
-        if deadline is not None and self._owner.limits.answers_at_deadline:
+        if deadline is not None and self._limits.answers_at_deadline:
             call.timer = self._loop.call_at(deadline, self._expire, call)
         if isinstance(found, ImmediateHandler):
             coroutine = self._run_immediate(call, found, event.payload)
         else:
             coroutine = self._run_unary(call, found, event.payload)
-        call.task = self._owner.spawn(coroutine, f"ttrpc/{event.method}/{stream_id}")
+        call.task = self._spawn(coroutine, f"ttrpc/{event.method}/{stream_id}")
         # A callback, not a `finally` in the task: a task cancelled before its first step runs no line of its body.
         call.task.add_done_callback(lambda _: self._finish(call))
 
     def _find(self, event: RequestReceived) -> _Found | TtrpcError:
         """The handler of a request, or why it is not accepted."""
-        methods = self._owner.services.get(event.service)
+        methods = self._services.get(event.service)
         if methods is None:
             return TtrpcError(Code.UNIMPLEMENTED, f"service {_quote(event.service)}: not served here")
         handler = methods.get(event.method)
         if handler is None:
             name = _quote(f"{event.service}/{event.method}")
             return TtrpcError(Code.UNIMPLEMENTED, f"method {name}: not implemented")
-        if self._owner.draining:
+        if self._is_draining():
             return TtrpcError(Code.UNAVAILABLE, "server is shutting down")
-        limits = self._owner.limits
+        limits = self._limits
         if len(self._calls) >= limits.in_flight:
             return TtrpcError(Code.RESOURCE_EXHAUSTED, f"{limits.in_flight} calls of this connection are in flight")
         if self._calls and self._in_flight_bytes + len(event.payload) > limits.in_flight_bytes:
@@ -207,7 +220,7 @@ class Session:
         self._log.log(level, "connection closed", extra={"in_flight": len(self._calls), "error": str(error or "")})
         for call in tuple(self._calls.values()):
             self._cancel_if_allowed(call)
-        self._owner.session_ended(self)
+        self._on_session_closed(self)
 
     def _cancel_if_allowed(self, call: _Call) -> None:
         if call.handler.cancel_on_timeout and call.task is not None:
