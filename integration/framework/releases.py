@@ -168,15 +168,22 @@ def build(release: Release) -> None:
 
 
 @contextmanager
+def one_build(cache: Path) -> Iterator[None]:
+    """The directory is there, and no other build in it runs within the block."""
+    cache.mkdir(parents=True, exist_ok=True)
+    with (cache / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
 def go_build(programs: Path, what: str, how_long: str) -> Iterator[Path | None]:
     """A directory in which the caller builds into `bin`, which becomes `programs` afterwards; None when that is there.
 
     One build of a directory at a time; a build that failed leaves no `programs`. Raises OSError without a Go client.
     """
     cache = programs.parent
-    cache.mkdir(parents=True, exist_ok=True)
-    with (cache / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with one_build(cache):
         if programs.exists():
             yield None
             return

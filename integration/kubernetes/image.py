@@ -6,7 +6,6 @@ Dockerfile has. Of the second image only the guest's relay differs, so that an u
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import subprocess
@@ -14,7 +13,8 @@ import sys
 from hashlib import sha256
 from pathlib import Path
 
-PROJECT = Path(__file__).resolve().parents[2]
+from integration.framework.releases import PROJECT, one_build
+
 REPOSITORY = "docker.io/local/pyshim"
 FIRST, SECOND = "first", "second"
 DOCKERFILE = PROJECT / "configs" / "helm" / "Dockerfile"
@@ -32,9 +32,7 @@ def archive(tag: str) -> Path:
 
 def build() -> None:
     """Both archives are of this checkout's files. Raises CalledProcessError, OSError."""
-    _CACHE.mkdir(parents=True, exist_ok=True)
-    with (_CACHE / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with one_build(_CACHE):
         files = _tracked()
         inputs = [*files, str(Path(__file__).relative_to(PROJECT))]
         wanted = sha256(b"".join(map(_digest, inputs))).hexdigest()
