@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -22,7 +24,7 @@ from .framework.runtime import Runtime
 
 pytestmark = pytest.mark.vm
 
-CHOWN, DAC_OVERRIDE, FOWNER, FSETID, SETGID, SETUID, IPC_LOCK, MKNOD, SETFCAP = 0, 1, 3, 4, 6, 7, 14, 27, 31
+CHOWN, DAC_OVERRIDE, DAC_READ_SEARCH, FOWNER, FSETID, SETGID, SETUID, IPC_LOCK, SETFCAP = 0, 1, 2, 3, 4, 6, 7, 14, 31
 """Source: linux/capability.h."""
 FILE_SERVER = {CHOWN, DAC_OVERRIDE, FOWNER, FSETID, SETGID, SETUID, SETFCAP}
 CODE = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc/alternatives")
@@ -324,3 +326,37 @@ def test_a_hook_is_refused_what_the_shim_has_given_up(
     assert len(answers) == 6
     assert (set(answers) == {"EPERM"}) is confined
     assert confined or "EPERM" not in answers
+
+
+RUST_VIRTIOFSD = shutil.which("virtiofsd")
+
+
+@pytest.mark.skipif(RUST_VIRTIOFSD is None, reason="needs the Rust virtiofsd on PATH (hint: cargo install virtiofsd)")
+@pytest.mark.parametrize(
+    ("arguments", "more"),
+    [([], set()), (["--inode-file-handles=prefer"], {DAC_READ_SEARCH})],
+    ids=["file handles off", "the control"],
+)
+def test_the_rust_virtiofsd_has_the_documented_rights_and_serves_files_of_any_owner(
+    ctr: Ctr, runtime: Runtime, name: str, scratch: Path, arguments: list[str], more: set[int]
+) -> None:
+    config = shim_config.variant(scratch, virtio_fs_daemon=RUST_VIRTIOFSD)
+    shared, drop_in = scratch / "shared", scratch / "config.d" / "50-virtiofsd.toml"
+    shared.mkdir(mode=0o700)
+    os.chown(shared, 4_000_000_000, 4_000_000_001)
+    drop_in.parent.mkdir()
+    drop_in.write_text(f"[hypervisor.qemu]\nvirtio_fs_extra_args = {json.dumps(arguments)}\n")
+    words = ("run", "--detach", "--runtime", runtime.name, "--runtime-config-path", str(config))
+
+    ctr(*words, "--mount", f"type=bind,src={shared},dst=/shared,options=rbind:rw", IMAGE, name, "sleep", "100000")
+    server = serving([p for p in processes.running() if p.command[:1] and "virtiofsd" in p.command[0]])
+    script = "cd /shared; touch f; chown 1879048192:65534 f; chmod 2750 f; mkfifo p; mknod n b 7 0 && echo made; "
+    seen = ctr("task", "exec", "--exec-id", "x", name, "sh", "-c", f"{script} stat -c %u:%g:%a . f p", check=False)
+
+    assert capabilities(server) == FILE_SERVER | more
+    assert (status(server)["NoNewPrivs"], status(server)["Seccomp"]) == ("1", FILTERED)
+    assert [kind for kind in ("mnt", "net", "pid") if not is_apart(server, kind)] == []
+    made = (shared / "f").stat()
+    assert (made.st_uid, made.st_gid, made.st_mode & 0o7777) == (1879048192, 65534, 0o2750)
+    assert seen.lines == ["4000000000:4000000001:700", "1879048192:65534:2750", "0:0:644"]
+    assert not (shared / "n").exists()

@@ -35,6 +35,11 @@ _NO_NODES = "-mknod"
 host, and the kernel makes the overlay's whiteouts with the rights of the one who mounted it. A whiteout that the guest
 makes itself (character device 0:0) has needed no capability since Linux 5.8; source: vfs_mknod in fs/namei.c.
 """
+_HANDLES = "--inode-file-handles"
+_NO_HANDLES = f"{_HANDLES}=never"
+"""To use file handles, which 1.14 does by default, the Rust one keeps CAP_DAC_READ_SEARCH. With it open_by_handle_at(2)
+opens any file of the share's file system, also outside the share. The C one has neither.
+"""
 _TAKES_VALUE = frozenset(
     {"--fd", "--socket-path", "--shared-dir", "--cache", "--tag", "--socket-group", "--thread-pool-size", "--sandbox"}
     | {"--seccomp", "--rlimit-nofile", "--log-level", "--xattrmap", "--modcaps", "--inode-file-handles", "--uid-map"}
@@ -81,6 +86,8 @@ def _rust_command(plan: VirtiofsdPlan, cache: str) -> VirtiofsdCommand:
     key = f"--shared-dir={plan.shared_dir}"
     options, modcaps = _without_modcaps(_options(plan.extra_args))
     argv = [plan.binary, f"--fd={LISTEN_FD}", key, f"--cache={cache}", f"--modcaps={modcaps}"]
+    if all(option != _HANDLES for option, _ in options):
+        argv.append(_NO_HANDLES)
     if plan.debug:
         argv.append("--log-level=debug")
     dropped: list[str] = []

@@ -140,7 +140,8 @@ def test_extra_arguments(
     for_rust = virtiofsd_command(plan(extra_args=given), RUST)
     for_c = virtiofsd_command(plan(extra_args=given), C)
 
-    assert (for_rust.argv[5:], for_rust.dropped) == (rust, rust_dropped)
+    added = () if "--inode-file-handles=mandatory" in given else ("--inode-file-handles=never",)
+    assert (for_rust.argv[5:], for_rust.dropped) == ((*added, *rust), rust_dropped)
     assert (for_c.argv[8:], for_c.dropped) == (c, c_dropped)
 
 
@@ -159,7 +160,7 @@ def test_capabilities_are_one_list_without_mknod(given: tuple[str, ...], modcaps
     for_rust = virtiofsd_command(plan(extra_args=given), RUST)
     for_c = virtiofsd_command(plan(extra_args=given), C)
 
-    assert for_rust.argv[4:] == (f"--modcaps={modcaps}", *others)
+    assert for_rust.argv[4:] == (f"--modcaps={modcaps}", "--inode-file-handles=never", *others)
     assert for_c.argv[6:] == ("-o", f"modcaps={modcaps}", *others)
 
 
