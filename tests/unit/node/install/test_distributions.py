@@ -102,6 +102,38 @@ KINDS = {
         written="var/snap/microk8s/current/args/containerd-template.toml",
         starts=RENDERED_2,
     ),
+    "containerd-2-with-imports": Kind(
+        files={"etc/containerd/config.toml": 'version = 3\nimports = ["conf.d/*.toml"]\n'},
+        version="2.1.3",
+        name="containerd",
+        unit="containerd",
+        written="etc/containerd/conf.d/pyshim.toml",
+    ),
+    "containerd-2-without-imports": Kind(
+        files={"etc/containerd/config.toml": "version = 3\n"},
+        version="2.1.3",
+        name="containerd",
+        unit="containerd",
+        written="etc/containerd/conf.d/pyshim.toml",
+    ),
+    "containerd-2-with-other-imports": Kind(
+        files={
+            "etc/containerd/config.toml": 'version = 3\nimports = ["/etc/site/*.toml"]\n',
+            "etc/site/cri.toml": "version = 3\n",
+        },
+        version="2.3.4",
+        name="containerd",
+        unit="containerd",
+        written="etc/containerd/config.toml",
+        starts='version = 3\nimports = ["/etc/site/*.toml"]\n',
+    ),
+    "cri-o": Kind(
+        files={"run/crio/crio.sock": "", "etc/crio/crio.conf": "[crio]\n", "etc/containerd/config.toml": DEBIAN},
+        version="1.36.3",
+        name="CRI-O",
+        unit="crio",
+        written="etc/crio/crio.conf.d/99-pyshim.conf",
+    ),
     "linked-configuration": Kind(
         files={"etc/containerd/config.toml": "-> ../site/containerd.toml", "etc/site/containerd.toml": DEBIAN},
         version="1.6.20",
@@ -134,7 +166,9 @@ def node(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
 
 def install(disk: Disk, release: Release = FIRST) -> None:
     caller = runtime.container_runtime(root=disk.root)
-    containerd = node_containerd(disk, caller, disk.resolved(caller.config), read_manifest(disk, PREFIX))
+    is_crio = caller.name == runtime.CRIO.name
+    manifest = read_manifest(disk, PREFIX)
+    containerd = None if is_crio else node_containerd(disk, caller, disk.resolved(caller.config), manifest)
     plan = install_plan(
         prefix=PREFIX,
         release=release,
@@ -142,7 +176,7 @@ def install(disk: Disk, release: Release = FIRST) -> None:
         configs=CONFIGS,
         manual="",
         containerd=containerd,
-        has_crio=False,
+        has_crio=is_crio,
     )
     apply(plan, disk, make_release=make_release(disk, plan))
 
@@ -157,7 +191,9 @@ def test_each_kind_is_recognized_and_has_the_handlers_until_it_is_uninstalled(no
     install(disk)
     text = (root / kind.written).read_text()
     assert text.startswith(kind.starts)
-    assert runtimes_in(tomllib.loads(text.removeprefix('{{ template "base" . }}\n'))).keys() >= NAMES
+    document = tomllib.loads(text.removeprefix('{{ template "base" . }}\n'))
+    handlers = document["crio"]["runtime"]["runtimes"] if "crio" in document else runtimes_in(document)
+    assert handlers.keys() >= NAMES
     installed = everything(root)
     install(disk)
     assert everything(root) == installed
@@ -170,7 +206,7 @@ def test_each_kind_is_recognized_and_has_the_handlers_until_it_is_uninstalled(no
 
 def test_what_the_operator_adds_around_the_block_stays(node: Installed) -> None:
     disk, kind = node
-    if kind.written.endswith("pyshim.toml"):
+    if kind.written.endswith(("pyshim.toml", "pyshim.conf")):
         return  # a file of ours
     file = Path(disk.root) / kind.written
     install(disk)
