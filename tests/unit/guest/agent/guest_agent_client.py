@@ -121,6 +121,10 @@ class AgentClient:
     def start(self, cid: str) -> None:
         self.call("StartContainer", agent_pb2.StartContainerRequest(container_id=cid))
 
+    def run(self, spec: oci_pb2.Spec, cid: str, **fields: Any) -> None:
+        self.create(spec, cid, **fields)
+        self.start(cid)
+
     def execute(self, cid: str, exec_id: str, args: list[str], **fields: Any) -> None:
         process = oci_pb2.Process(Args=args, Env=["PATH=/bin"], Cwd="/", **fields)
         self.call("ExecProcess", agent_pb2.ExecProcessRequest(container_id=cid, exec_id=exec_id, process=process))
@@ -284,8 +288,7 @@ def unused_id() -> str:
 def run(agent: HostedAgent, client: AgentClient, script: str, **process: object) -> tuple[int, bytes, bytes]:
     """Exit code, stdout and stderr of a shell script that was a container's init; the container is gone."""
     name = unused_id()
-    client.create(agent.spec(["sh", "-c", script], **process), name)
-    client.start(name)
+    client.run(agent.spec(["sh", "-c", script], **process), name)
     result = client.exit_code(name), client.read_all(name), client.read_all(name, method="ReadStderr")
     client.remove(name)
     return result

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from pathlib import Path
 
 import pytest
 from guest_agent_client import AgentClient, CallError, HostedAgent, refused, run, unused_id
@@ -36,8 +35,7 @@ def test_a_specs_hostname_becomes_the_pods_unless_it_wishes_to_keep_the_guests(
         spec.Hostname = wanted
         del spec.Linux.Namespaces[:]
         spec.Linux.Namespaces.extend(oci_pb2.LinuxNamespace(Type=kind) for kind in kinds)
-        client.create(spec, name)
-        client.start(name)
+        client.run(spec, name)
         return client.read_all(name).decode().strip()
 
     assert hostname_of("another", "mount", "uts") == "another"
@@ -51,8 +49,7 @@ def test_string_user_is_looked_up_in_the_containers_files(
     hosted_agent: HostedAgent, client: AgentClient, cid: str
 ) -> None:
     user = agent_pb2.StringUser(uid="app", additionalGids=["extra", "12"])
-    client.create(hosted_agent.spec(["sh", "-c", "id -u; id -G"]), cid, string_user=user)
-    client.start(cid)
+    client.run(hosted_agent.spec(["sh", "-c", "id -u; id -G"]), cid, string_user=user)
 
     assert sorted(client.read_all(cid).split()) == [b"12", b"1234", b"4321", b"555"]
 
@@ -66,8 +63,7 @@ def test_read_only_root_and_masked_path_hold(hosted_agent: HostedAgent, client: 
     spec = hosted_agent.spec(["sh", "-c", "echo x > /new; cat /etc/passwd | wc -c; exit 0"])
     spec.Root.Readonly = True
     spec.Linux.MaskedPaths.append("/etc/passwd")
-    client.create(spec, cid)
-    client.start(cid)
+    client.run(spec, cid)
 
     assert b"Read-only file system" in client.read_all(cid, method="ReadStderr")
     assert client.read_all(cid).strip() == b"0"
@@ -98,8 +94,7 @@ def test_seccomp_rule_answers_with_its_errno(hosted_agent: HostedAgent, client: 
     spec = hosted_agent.spec(["sh", "-c", "mkdir /tmp/x 2>&1"])
     rule = oci_pb2.LinuxSyscall(Names=["mkdir", "mkdirat"], Action="SCMP_ACT_ERRNO", errnoret=28)
     spec.Linux.Seccomp.CopyFrom(oci_pb2.LinuxSeccomp(DefaultAction="SCMP_ACT_ALLOW", Syscalls=[rule]))
-    client.create(spec, cid)
-    client.start(cid)
+    client.run(spec, cid)
 
     assert b"No space left on device" in client.read_all(cid)
 
@@ -110,8 +105,7 @@ def test_a_spec_of_a_version_that_crun_does_not_know_runs(
     """containerd 2.0 writes 1.2.0 and its successors later ones, of which Debian 12's crun refuses each."""
     spec = hosted_agent.spec(["echo", "up"])
     spec.Version = "1.3.0"
-    client.create(spec, cid)
-    client.start(cid)
+    client.run(spec, cid)
 
     assert client.read_all(cid) == b"up\n"
 
@@ -122,8 +116,7 @@ def test_bind_mount_of_a_storage_is_seen_read_only(hosted_agent: HostedAgent, cl
     (source / "file").write_text("content")
     spec = hosted_agent.spec(["sh", "-c", "cat /volume/file; echo x > /volume/file"])
     spec.Mounts.append(oci_pb2.Mount(destination="/volume", type="bind", source=str(source), options=["rbind", "ro"]))
-    client.create(spec, cid)
-    client.start(cid)
+    client.run(spec, cid)
 
     assert client.read_all(cid) == b"content"
     assert b"Read-only" in client.read_all(cid, method="ReadStderr")
@@ -167,79 +160,57 @@ def test_an_id_that_is_no_file_name_is_refused(hosted_agent: HostedAgent, client
 
 
 @pytest.mark.parametrize("has_pause", [True, False], ids=["pause process", "first container"])
-def test_containers_that_share_the_sandboxs_pids_see_each_other(tmp_path: Path, has_pause: bool) -> None:
-    agent = HostedAgent(tmp_path)
-    try:
-        client = agent.connect()
-        client.call("CreateSandbox", agent_pb2.CreateSandboxRequest(sandbox_id="s", sandbox_pidns=has_pause))
-        for name, script in (("one", "sleep 777"), ("two", "echo $$; ps")):
-            client.create(agent.spec(["sh", "-c", script]), name, sandbox_pidns=True)
-            client.start(name)
-        client.create(agent.spec(["sh", "-c", "ps"]), "alone")
-        client.start("alone")
+def test_containers_that_share_the_sandboxs_pids_see_each_other(own_agent: HostedAgent, has_pause: bool) -> None:
+    client = own_agent.connect()
+    client.call("CreateSandbox", agent_pb2.CreateSandboxRequest(sandbox_id="s", sandbox_pidns=has_pause))
+    for name, script in (("one", "sleep 777"), ("two", "echo $$; ps")):
+        client.run(own_agent.spec(["sh", "-c", script]), name, sandbox_pidns=True)
+    client.run(own_agent.spec(["sh", "-c", "ps"]), "alone")
 
-        shared, alone = client.read_all("two"), client.read_all("alone")
+    shared, alone = client.read_all("two"), client.read_all("alone")
 
-        assert b"sleep 777" in shared
-        assert not shared.startswith(b"1\n")
-        assert b"sleep 777" not in alone
-    finally:
-        agent.stop()
+    assert b"sleep 777" in shared
+    assert not shared.startswith(b"1\n")
+    assert b"sleep 777" not in alone
 
 
-def test_no_process_outlives_its_containers_init_in_a_shared_pid_namespace(tmp_path: Path) -> None:
-    agent = HostedAgent(tmp_path)
-    try:
-        client = agent.connect()
-        client.call("CreateSandbox", agent_pb2.CreateSandboxRequest(sandbox_id="s", sandbox_pidns=True))
-        client.create(agent.spec(["sh", "-c", "sleep 1000 & exit 3"]), "one", sandbox_pidns=True)
-        client.start("one")
+def test_no_process_outlives_its_containers_init_in_a_shared_pid_namespace(own_agent: HostedAgent) -> None:
+    client = own_agent.connect()
+    client.call("CreateSandbox", agent_pb2.CreateSandboxRequest(sandbox_id="s", sandbox_pidns=True))
+    client.run(own_agent.spec(["sh", "-c", "sleep 1000 & exit 3"]), "one", sandbox_pidns=True)
 
-        assert client.exit_code("one") == 3
-        assert client.read_all("one") == b"", "the output has ended with its last writer"
-    finally:
-        agent.stop()
+    assert client.exit_code("one") == 3
+    assert client.read_all("one") == b"", "the output has ended with its last writer"
 
 
-def test_a_container_joins_the_processes_of_the_container_that_its_spec_names(tmp_path: Path) -> None:
-    agent = HostedAgent(tmp_path)
-    try:
-        client = agent.connect()
-        client.call("CreateSandbox", agent_pb2.CreateSandboxRequest(sandbox_id="s"))
-        for name, seconds in (("one", "777"), ("two", "888")):
-            client.create(agent.spec(["sleep", seconds]), name)
-            client.start(name)
-        spec = agent.spec(["ps"])
-        spec.Linux.Namespaces.append(oci_pb2.LinuxNamespace(Type="pid", Path="container:two"))
-        client.create(spec, "debug", sandbox_pidns=True)
-        client.start("debug")
+def test_a_container_joins_the_processes_of_the_container_that_its_spec_names(own_agent: HostedAgent) -> None:
+    client = own_agent.connect()
+    client.call("CreateSandbox", agent_pb2.CreateSandboxRequest(sandbox_id="s"))
+    for name, seconds in (("one", "777"), ("two", "888")):
+        client.run(own_agent.spec(["sleep", seconds]), name)
+    spec = own_agent.spec(["ps"])
+    spec.Linux.Namespaces.append(oci_pb2.LinuxNamespace(Type="pid", Path="container:two"))
+    client.run(spec, "debug", sandbox_pidns=True)
 
-        seen = client.read_all("debug")
+    seen = client.read_all("debug")
 
-        assert b"sleep 888" in seen
-        assert b"sleep 777" not in seen
-        client.signal("two", signal.SIGKILL)
-        client.exit_code("two")
-        for target, named in (("two", "'two': it has exited"), ("three", "'three': no such container")):
-            spec.Linux.Namespaces[-1].Path = f"container:{target}"
-            with pytest.raises(CallError, match=named):
-                client.create(spec, "late", sandbox_pidns=True)
-    finally:
-        agent.stop()
+    assert b"sleep 888" in seen
+    assert b"sleep 777" not in seen
+    client.signal("two", signal.SIGKILL)
+    client.exit_code("two")
+    for target, named in (("two", "'two': it has exited"), ("three", "'three': no such container")):
+        spec.Linux.Namespaces[-1].Path = f"container:{target}"
+        with pytest.raises(CallError, match=named):
+            client.create(spec, "late", sandbox_pidns=True)
 
 
-def test_a_container_that_ends_leaves_the_shared_pid_namespace_alive(tmp_path: Path) -> None:
-    agent = HostedAgent(tmp_path)
-    try:
-        client = agent.connect()
-        client.call("CreateSandbox", agent_pb2.CreateSandboxRequest(sandbox_id="s", sandbox_pidns=True))
-        for name in ("one", "two"):
-            client.create(agent.spec(["sleep", "777"]), name, sandbox_pidns=True)
-            client.start(name)
-        client.signal("one", signal.SIGKILL)
+def test_a_container_that_ends_leaves_the_shared_pid_namespace_alive(own_agent: HostedAgent) -> None:
+    client = own_agent.connect()
+    client.call("CreateSandbox", agent_pb2.CreateSandboxRequest(sandbox_id="s", sandbox_pidns=True))
+    for name in ("one", "two"):
+        client.run(own_agent.spec(["sleep", "777"]), name, sandbox_pidns=True)
+    client.signal("one", signal.SIGKILL)
 
-        assert client.exit_code("one") == 137
-        client.execute("two", "still", ["sh", "-c", "exit 8"])
-        assert client.exit_code("two", "still") == 8
-    finally:
-        agent.stop()
+    assert client.exit_code("one") == 137
+    client.execute("two", "still", ["sh", "-c", "exit 8"])
+    assert client.exit_code("two", "still") == 8

@@ -47,8 +47,7 @@ def test_a_failed_create_leaves_nothing_so_the_id_can_be_used_again(
     with pytest.raises(CallError):
         client.create(hosted_agent.spec(["/bin/nope"]), cid)
 
-    client.create(hosted_agent.spec(["sh", "-c", "exit 3"]), cid)
-    client.start(cid)
+    client.run(hosted_agent.spec(["sh", "-c", "exit 3"]), cid)
     assert client.exit_code(cid) == 3
 
 
@@ -59,8 +58,7 @@ def test_a_cgroup_left_by_a_killed_namesake_does_not_matter(
     leftover.mkdir()
     (leftover / "cgroup.kill").write_text("1")
 
-    client.create(hosted_agent.spec(["sh", "-c", "exit 3"]), cid)
-    client.start(cid)
+    client.run(hosted_agent.spec(["sh", "-c", "exit 3"]), cid)
 
     assert client.exit_code(cid) == 3
 

@@ -67,8 +67,7 @@ def test_two_containers_have_disjoint_devices(hosted_agent: HostedAgent, client:
     seen = []
     for index in range(2):
         cid = unused_id()
-        client.create(asking(hosted_agent, "env", f"toy.org/pair={index}"), cid)
-        client.start(cid)
+        client.run(asking(hosted_agent, "env", f"toy.org/pair={index}"), cid)
         seen.append([line for line in client.read_all(cid).decode().split() if line.startswith("TOY_")])
         client.remove(cid)
 
@@ -115,8 +114,7 @@ def test_the_pause_container_gets_no_devices(hosted_agent: HostedAgent, client: 
     spec = asking(hosted_agent, "echo ok", "nowhere.org/a=0")
     spec.Annotations["io.katacontainers.pkg.oci.container_type"] = "pod_sandbox"
 
-    client.create(spec, cid)
-    client.start(cid)
+    client.run(spec, cid)
 
     assert client.read_all(cid) == b"ok\n"
     client.remove(cid)

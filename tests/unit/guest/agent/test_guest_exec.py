@@ -70,8 +70,7 @@ def test_many_execs_at_once_keep_their_outputs_apart(client: AgentClient, sleepe
 
 
 def test_exec_in_an_exited_container_is_refused(hosted_agent: HostedAgent, client: AgentClient, cid: str) -> None:
-    client.create(hosted_agent.spec(["true"]), cid)
-    client.start(cid)
+    client.run(hosted_agent.spec(["true"]), cid)
     client.exit_code(cid)
 
     with refused(Code.FAILED_PRECONDITION):

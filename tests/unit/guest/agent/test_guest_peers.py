@@ -41,27 +41,23 @@ def test_garbage_on_one_connection_leaves_the_others_served(hosted_agent: Hosted
     assert client.call("Check").status == 1
 
 
-def test_random_messages_to_every_method_end_in_answers(tmp_path: Path) -> None:
-    agent = HostedAgent(tmp_path)
+def test_random_messages_to_every_method_end_in_answers(own_agent: HostedAgent) -> None:
     harmful = {"SetGuestDateTime", "DestroySandbox", "AddSwap", "AddSwapPath", "OnlineCPUMem", "MemHotplugByProbe"}
     harmful |= {"ReseedRandomDev", "GetOOMEvent"}
     random_ = random.Random(11)
     methods = agent_pb2.DESCRIPTOR.services_by_name["AgentService"].methods_by_name
-    try:
-        client = agent.connect()
-        for name in sorted(set(methods) - harmful):
-            for _ in range(5):
-                fields = bytes(
-                    byte
-                    for number in range(1, 6)
-                    for byte in (number << 3 | 2, 3, *random_.choice([b"abc", b"\x0a\x01x", b"/x/"]))
-                )
-                with contextlib.suppress(CallError):
-                    client.wait(client.send_raw("grpc.AgentService", name, fields))
-        assert client.call("Check").status == 1
-        assert "Traceback" not in agent.log()
-    finally:
-        agent.stop()
+    client = own_agent.connect()
+    for name in sorted(set(methods) - harmful):
+        for _ in range(5):
+            fields = bytes(
+                byte
+                for number in range(1, 6)
+                for byte in (number << 3 | 2, 3, *random_.choice([b"abc", b"\x0a\x01x", b"/x/"]))
+            )
+            with contextlib.suppress(CallError):
+                client.wait(client.send_raw("grpc.AgentService", name, fields))
+    assert client.call("Check").status == 1
+    assert "Traceback" not in own_agent.log()
 
 
 def test_an_oversized_message_is_refused_and_the_connection_lives(client: AgentClient) -> None:
@@ -75,8 +71,7 @@ def test_an_oversized_message_is_refused_and_the_connection_lives(client: AgentC
 def test_a_peer_that_does_not_read_its_replies_stops_being_served_but_others_are(
     hosted_agent: HostedAgent, client: AgentClient, cid: str
 ) -> None:
-    client.create(hosted_agent.spec(["head", "-c", "100000000", "/dev/zero"]), cid)
-    client.start(cid)
+    client.run(hosted_agent.spec(["head", "-c", "100000000", "/dev/zero"]), cid)
     deaf = hosted_agent.connect()
     deaf._socket.settimeout(0.5)
     sent = 0

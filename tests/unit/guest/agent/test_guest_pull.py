@@ -377,8 +377,7 @@ def test_a_container_runs_on_a_root_that_the_agent_has_pulled(layout: Layout, tm
                 with pytest.raises(CallError, match=f"pull image 'no/such:image' from '{layout.source}': .* has no"):
                     client.create(spec, name, storages=[storage])
             else:
-                client.create(spec, name, storages=[storage])
-                client.start(name)
+                client.run(spec, name, storages=[storage])
                 assert client.read_all(name) == f"{name}\n".encode()
         assert agent.log().count("pulling image") == 2, "once for each image"
     finally:

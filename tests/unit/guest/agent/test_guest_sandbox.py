@@ -24,40 +24,30 @@ def test_a_second_create_sandbox_is_refused(client: AgentClient) -> None:
         client.call("CreateSandbox", agent_pb2.CreateSandboxRequest(sandbox_id="other"))
 
 
-def test_destroy_ends_the_containers_is_answered_and_then_the_agent_ends(tmp_path: Path) -> None:
-    agent = HostedAgent(tmp_path)
-    try:
-        client = agent.connect()
-        client.call("CreateSandbox", agent_pb2.CreateSandboxRequest(sandbox_id="s", sandbox_pidns=True))
-        client.create(agent.spec(["sleep", "1000"]), "c")
-        client.start("c")
+def test_destroy_ends_the_containers_is_answered_and_then_the_agent_ends(own_agent: HostedAgent) -> None:
+    client = own_agent.connect()
+    client.call("CreateSandbox", agent_pb2.CreateSandboxRequest(sandbox_id="s", sandbox_pidns=True))
+    client.run(own_agent.spec(["sleep", "1000"]), "c")
 
-        client.call("DestroySandbox", agent_pb2.DestroySandboxRequest())
+    client.call("DestroySandbox", agent_pb2.DestroySandboxRequest())
 
-        agent.process.wait(timeout=PATIENCE_S)
-        assert "sandbox destroyed" in agent.log()
-    finally:
-        agent.stop()
+    own_agent.process.wait(timeout=PATIENCE_S)
+    assert "sandbox destroyed" in own_agent.log()
 
 
-def test_create_sandbox_that_failed_can_be_sent_again(tmp_path: Path) -> None:
-    agent = HostedAgent(tmp_path)
-    try:
-        client = agent.connect()
-        bad = agent_pb2.Storage(driver="magic", mount_point="/run/x")
-        with pytest.raises(CallError, match="unknown driver 'magic'"):
-            client.call("CreateSandbox", agent_pb2.CreateSandboxRequest(sandbox_id="s", storages=[bad]))
+def test_create_sandbox_that_failed_can_be_sent_again(own_agent: HostedAgent) -> None:
+    client = own_agent.connect()
+    bad = agent_pb2.Storage(driver="magic", mount_point="/run/x")
+    with pytest.raises(CallError, match="unknown driver 'magic'"):
+        client.call("CreateSandbox", agent_pb2.CreateSandboxRequest(sandbox_id="s", storages=[bad]))
 
-        client.call("CreateSandbox", agent_pb2.CreateSandboxRequest(sandbox_id="s", hostname="again"))
+    client.call("CreateSandbox", agent_pb2.CreateSandboxRequest(sandbox_id="s", hostname="again"))
 
-        client.create(agent.spec(["hostname"]), "c")
-        client.start("c")
-        assert client.read_all("c") == b"again\n"
-    finally:
-        agent.stop()
+    client.run(own_agent.spec(["hostname"]), "c")
+    assert client.read_all("c") == b"again\n"
 
 
-def test_guest_hooks_run_around_a_container(tmp_path: Path) -> None:
+def test_guest_hooks_run_around_a_container(tmp_path: Path, own_agent: HostedAgent) -> None:
     for kind in ("prestart", "poststop"):
         folder = tmp_path / "hooks" / kind
         folder.mkdir(parents=True)
@@ -66,44 +56,34 @@ def test_guest_hooks_run_around_a_container(tmp_path: Path) -> None:
         hook.write_text(f'#!/bin/sh\ncat > /dev/null\necho "$0 $1" >> {tmp_path}/ran\n')
         hook.chmod(0o755)
         (folder / "20-not-executable").write_text("#!/bin/sh\nexit 1\n")
-    agent = HostedAgent(tmp_path)
-    try:
-        client = agent.connect()
-        request = agent_pb2.CreateSandboxRequest(sandbox_id="s", guest_hook_path=str(tmp_path / "hooks"))
-        client.call("CreateSandbox", request)
-        client.create(agent.spec(["true"]), "c")
-        client.start("c")
-        client.exit_code("c")
-        client.remove("c")
+    client = own_agent.connect()
+    request = agent_pb2.CreateSandboxRequest(sandbox_id="s", guest_hook_path=str(tmp_path / "hooks"))
+    client.call("CreateSandbox", request)
+    client.run(own_agent.spec(["true"]), "c")
+    client.exit_code("c")
+    client.remove("c")
 
-        ran = (tmp_path / "ran").read_text()
-        assert "prestart" in ran
-        assert "poststop" in ran
-    finally:
-        agent.stop()
+    ran = (tmp_path / "ran").read_text()
+    assert "prestart" in ran
+    assert "poststop" in ran
 
 
-def test_a_hook_need_not_read_its_stdin(tmp_path: Path) -> None:
+def test_a_hook_need_not_read_its_stdin(tmp_path: Path, own_agent: HostedAgent) -> None:
     """The state on its stdin, here more than a pipe holds. The writer must outlive the reader."""
     folder = tmp_path / "hooks" / "poststop"
     folder.mkdir(parents=True)
     hook = folder / "deaf"
     hook.write_text(f"#!/bin/sh\nexec touch {tmp_path}/ran\n")
     hook.chmod(0o755)
-    agent = HostedAgent(tmp_path)
-    try:
-        client = agent.connect()
-        client.call("CreateSandbox", agent_pb2.CreateSandboxRequest(sandbox_id="s", guest_hook_path=str(folder.parent)))
-        spec = agent.spec(["true"])
-        spec.Annotations["long"] = "x" * 200_000
-        client.create(spec, "c")
-        client.start("c")
-        client.exit_code("c")
-        client.remove("c")
+    client = own_agent.connect()
+    client.call("CreateSandbox", agent_pb2.CreateSandboxRequest(sandbox_id="s", guest_hook_path=str(folder.parent)))
+    spec = own_agent.spec(["true"])
+    spec.Annotations["long"] = "x" * 200_000
+    client.run(spec, "c")
+    client.exit_code("c")
+    client.remove("c")
 
-        assert (tmp_path / "ran").exists()
-    finally:
-        agent.stop()
+    assert (tmp_path / "ran").exists()
 
 
 def test_check_and_version_are_answered(client: AgentClient) -> None:

@@ -40,8 +40,7 @@ def test_a_created_container_can_be_killed(
 
 def test_sigterm_reaches_an_init_that_handles_it(hosted_agent: HostedAgent, client: AgentClient, cid: str) -> None:
     script = "trap 'exit 42' TERM; echo ready; while :; do sleep 0.05; done"
-    client.create(hosted_agent.spec(["sh", "-c", script]), cid)
-    client.start(cid)
+    client.run(hosted_agent.spec(["sh", "-c", script]), cid)
     client.read(cid)
 
     client.signal(cid, signal.SIGTERM)
@@ -76,8 +75,7 @@ def test_an_execs_death_by_signal_is_128_plus_its_number(
 
 
 def test_a_signal_after_exit_is_no_error(hosted_agent: HostedAgent, client: AgentClient, cid: str) -> None:
-    client.create(hosted_agent.spec(["true"]), cid)
-    client.start(cid)
+    client.run(hosted_agent.spec(["true"]), cid)
     client.exit_code(cid)
 
     client.signal(cid, signal.SIGTERM)
@@ -93,8 +91,7 @@ def test_a_number_that_is_no_signal_is_refused(client: AgentClient, sleeper: str
 def test_paused_container_makes_no_progress_until_resumed(
     hosted_agent: HostedAgent, client: AgentClient, cid: str
 ) -> None:
-    client.create(hosted_agent.spec(["sh", "-c", "while read line; do echo got $line; done"]), cid)
-    client.start(cid)
+    client.run(hosted_agent.spec(["sh", "-c", "while read line; do echo got $line; done"]), cid)
     client.call("PauseContainer", agent_pb2.PauseContainerRequest(container_id=cid))
     client.write(cid, b"1\n")
     reading = client.send("ReadStdout", agent_pb2.ReadStreamRequest(container_id=cid, len=100))

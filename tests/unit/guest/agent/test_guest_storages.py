@@ -116,8 +116,7 @@ def test_overlay_with_a_guest_side_upper_makes_a_writable_root(
     )
     spec = hosted_agent.spec(["sh", "-c", "echo new > /file; cat /file"])
     spec.Root.Path = root
-    client.create(spec, cid, storages=[scratch, overlay])
-    client.start(cid)
+    client.run(spec, cid, storages=[scratch, overlay])
 
     assert client.read_all(cid) == b"new\n"
     client.remove(cid)

@@ -20,8 +20,7 @@ pytestmark = pytest.mark.root
 
 def test_64_mib_go_through_stdin_and_stdout_unchanged(hosted_agent: HostedAgent, client: AgentClient, cid: str) -> None:
     block = os.urandom(1 << 20)
-    client.create(hosted_agent.spec(["cat"]), cid)
-    client.start(cid)
+    client.run(hosted_agent.spec(["cat"]), cid)
     sent, received = hashlib.sha256(), hashlib.sha256()
     total = 0
 
@@ -44,8 +43,7 @@ def test_64_mib_go_through_stdin_and_stdout_unchanged(hosted_agent: HostedAgent,
 def test_output_written_just_before_exit_is_complete_after_the_exit_is_known(
     hosted_agent: HostedAgent, client: AgentClient, cid: str
 ) -> None:
-    client.create(hosted_agent.spec(["head", "-c", "60000", "/dev/zero"]), cid)
-    client.start(cid)
+    client.run(hosted_agent.spec(["head", "-c", "60000", "/dev/zero"]), cid)
 
     assert client.exit_code(cid) == 0
     assert len(client.read_all(cid)) == 60000
@@ -53,8 +51,7 @@ def test_output_written_just_before_exit_is_complete_after_the_exit_is_known(
 
 
 def test_a_writer_is_held_back_without_a_reader(hosted_agent: HostedAgent, client: AgentClient, cid: str) -> None:
-    client.create(hosted_agent.spec(["sh", "-c", "head -c 1000000 /dev/zero; echo done >&2"]), cid)
-    client.start(cid)
+    client.run(hosted_agent.spec(["sh", "-c", "head -c 1000000 /dev/zero; echo done >&2"]), cid)
     finished = client.send("ReadStderr", agent_pb2.ReadStreamRequest(container_id=cid, len=100))
 
     before = client.is_answered(finished)
@@ -79,8 +76,7 @@ def test_a_blocked_stdin_write_holds_up_no_other_call(client: AgentClient, sleep
 def test_concurrent_reads_each_get_their_own_bytes_in_order(
     hosted_agent: HostedAgent, client: AgentClient, cid: str
 ) -> None:
-    client.create(hosted_agent.spec(["cat"]), cid)
-    client.start(cid)
+    client.run(hosted_agent.spec(["cat"]), cid)
     reads = [client.send("ReadStdout", agent_pb2.ReadStreamRequest(container_id=cid, len=2)) for _ in range(3)]
 
     client.write(cid, b"aabbcc")
@@ -91,8 +87,7 @@ def test_concurrent_reads_each_get_their_own_bytes_in_order(
 def test_a_read_given_up_by_its_connection_takes_no_bytes(
     hosted_agent: HostedAgent, client: AgentClient, cid: str
 ) -> None:
-    client.create(hosted_agent.spec(["cat"]), cid)
-    client.start(cid)
+    client.run(hosted_agent.spec(["cat"]), cid)
     gone = hosted_agent.connect()
     gone.send("ReadStdout", agent_pb2.ReadStreamRequest(container_id=cid, len=100))
     gone.call("Check")
@@ -107,8 +102,7 @@ def test_a_read_given_up_by_its_connection_takes_no_bytes(
 def test_a_read_past_its_deadline_ends_and_takes_no_bytes(
     hosted_agent: HostedAgent, client: AgentClient, cid: str
 ) -> None:
-    client.create(hosted_agent.spec(["cat"]), cid)
-    client.start(cid)
+    client.run(hosted_agent.spec(["cat"]), cid)
     request = agent_pb2.ReadStreamRequest(container_id=cid, len=100)
 
     with pytest.raises(CallError) as caught:
@@ -147,8 +141,7 @@ def test_a_read_of_no_bytes_ends_a_stream_that_a_child_holds_open(client: AgentC
 
 
 def test_stdin_stays_open_until_it_is_closed(hosted_agent: HostedAgent, client: AgentClient, cid: str) -> None:
-    client.create(hosted_agent.spec(["wc", "-c"]), cid)
-    client.start(cid)
+    client.run(hosted_agent.spec(["wc", "-c"]), cid)
     waiting = client.send("WaitProcess", agent_pb2.WaitProcessRequest(container_id=cid))
     client.write(cid, b"12345")
 
@@ -161,8 +154,7 @@ def test_stdin_stays_open_until_it_is_closed(hosted_agent: HostedAgent, client: 
 
 
 def test_an_empty_write_closes_stdin(hosted_agent: HostedAgent, client: AgentClient, cid: str) -> None:
-    client.create(hosted_agent.spec(["wc", "-c"]), cid)
-    client.start(cid)
+    client.run(hosted_agent.spec(["wc", "-c"]), cid)
 
     client.write(cid, b"")
 

@@ -36,10 +36,8 @@ def test_settings_hold_in_every_container_and_not_outside(hosted_agent: HostedAg
     spec = hosted_agent.spec(["cat", "/proc/sys/kernel/shmmax", "/proc/sys/net/core/somaxconn"])
     spec.Linux.Sysctl.update({"kernel.shmmax": "7654321", "net.core.somaxconn": "77"})
 
-    client.create(spec, "tuned")
-    client.start("tuned")
-    client.create(hosted_agent.spec(["cat", "/proc/sys/kernel/shmmax"]), "other")
-    client.start("other")
+    client.run(spec, "tuned")
+    client.run(hosted_agent.spec(["cat", "/proc/sys/kernel/shmmax"]), "other")
 
     assert client.read_all("tuned") == b"7654321\n77\n"
     assert client.read_all("other") == b"7654321\n"
