@@ -1,7 +1,5 @@
 """A TaskService that tests call as containerd does, over fakes of what is behind it."""
 
-import asyncio
-import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -13,7 +11,8 @@ from protos.containerd import task_v2_pb2
 from pyshim.model.host_facts import CgroupMode
 from pyshim.task.calls import Calls
 from pyshim.task.service import SERVICES, TaskService
-from pyshim.ttrpc import Client, RemoteError, Server
+from pyshim.ttrpc import Client, RemoteError
+from tests.fakes.served import served
 
 V2, V3 = SERVICES
 PROCESS_URL = "types.containerd.io/opencontainers/runtime-spec/1/Process"
@@ -44,16 +43,8 @@ async def bench(cgroup_mode: CgroupMode = CgroupMode.V2) -> AsyncIterator[Bench]
     sandboxes = FakeSandboxes()
     calls = Calls()
     service = TaskService(sandboxes=sandboxes, cgroup_mode=cgroup_mode, calls=calls)
-    server = Server(services=service.services())
-    ours, theirs = socket.socketpair()
-    serving = asyncio.create_task(server.serve_connection(theirs))
-    client = await Client.connect_socket(ours)
-    try:
+    async with served(service.services()) as (_, client):
         bench = Bench(client, service, calls, sandboxes)
         await bench.call("Create", task_v2_pb2.CreateTaskRequest(id="c1", bundle="/b"))
         sandboxes.calls.clear()
         yield bench
-    finally:
-        client.close()
-        await server.shutdown(grace_s=0)
-        await serving

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
@@ -24,8 +23,9 @@ from pyshim.model.stats import ContainerStats
 from pyshim.model.task import ExitStatus
 from pyshim.task.calls import Calls
 from pyshim.task.sandbox_service import SANDBOX_SERVICE, SandboxService
-from pyshim.ttrpc import Client, Code, RemoteError, Server
+from pyshim.ttrpc import Client, Code, RemoteError
 from tests.fakes.clock import run_fast_forward
+from tests.fakes.served import served
 
 CREATED_AT_NS = 1_700_000_000_000_000_003
 POD_CONFIG = "runtime.v1.PodSandboxConfig"
@@ -103,16 +103,8 @@ class Bench:
 async def bench(mode: CgroupMode = CgroupMode.V2) -> AsyncIterator[Bench]:
     sandbox, finished = FakeSandbox(), asyncio.Event()
     service = SandboxService(sandbox=sandbox, cgroup_mode=mode, calls=Calls(), on_shutdown=finished.set)
-    server = Server(services=service.services())
-    ours, theirs = socket.socketpair()
-    serving = asyncio.create_task(server.serve_connection(theirs))
-    client = await Client.connect_socket(ours)
-    try:
+    async with served(service.services()) as (_, client):
         yield Bench(client, sandbox, finished)
-    finally:
-        client.close()
-        await server.shutdown(grace_s=0)
-        await serving
 
 
 def create_request(options: Message | None = None, url: str = POD_CONFIG, **fields: Any) -> pb.CreateSandboxRequest:

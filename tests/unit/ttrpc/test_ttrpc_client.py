@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
-from ttrpc_peers import calling, echo, frame, raw_client, request_of, served
+from ttrpc_peers import calling, echo, frame, raw_client, request_of
 
 from pyshim.ttrpc.client import Client
 from pyshim.ttrpc.connection import MAX_STRAY_FRAMES
@@ -23,6 +23,7 @@ from pyshim.ttrpc.status import (
     TtrpcError,
 )
 from tests.fakes.open_files import same_open_files
+from tests.fakes.served import served
 
 
 async def test_request_carries_timeout_and_metadata() -> None:

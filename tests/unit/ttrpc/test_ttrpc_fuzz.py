@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from ttrpc_peers import RawPeer, echo, frame, request
+from ttrpc_peers import RawPeer, echo, frame, raw_server, request
 
 from pyshim.ttrpc.client import Client
 from pyshim.ttrpc.connection import ClientConnection, ServerConnection
@@ -130,19 +130,13 @@ def test_server_survives_any_bytes_and_serves_others(data: bytes) -> None:
 def test_server_keeps_the_connection_after_any_whole_frames(data: bytes) -> None:
     async def main() -> None:
         # Ids up to the highest are in the sequence, so only a refusal can answer: but it must answer.
-        server = Server(services=SERVICES, max_message_bytes=LIMIT, max_in_flight=5)
-        ours, theirs = socket.socketpair()
-        serving = asyncio.create_task(server.serve_connection(theirs))
-        peer = RawPeer(ours)
-        await peer.send(data + request(2))
-        while True:
-            received = await peer.frame()
-            assert received is not None
-            if received[0] == 2 and received[1] == RESPONSE:
-                break
-        peer.close()
-        await server.shutdown(1)
-        await serving
+        async with raw_server(SERVICES, max_message_bytes=LIMIT, max_in_flight=5) as (_, peer):
+            await peer.send(data + request(2))
+            while True:
+                received = await peer.frame()
+                assert received is not None
+                if received[0] == 2 and received[1] == RESPONSE:
+                    break
 
     run(main)
 

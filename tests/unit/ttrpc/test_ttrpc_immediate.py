@@ -6,12 +6,13 @@ import asyncio
 import socket
 
 import pytest
-from ttrpc_peers import RawPeer, code_of, echo, fails_alone, raw_server, request, served, until
+from ttrpc_peers import RawPeer, code_of, echo, fails_alone, raw_server, request, until
 
 from pyshim.ttrpc.framing import RESPONSE
 from pyshim.ttrpc.handlers import CallContext, ImmediateHandler
 from pyshim.ttrpc.server import Server
 from pyshim.ttrpc.status import Code
+from tests.fakes.served import served
 
 
 def look(payload: bytes, call: CallContext) -> bytes:

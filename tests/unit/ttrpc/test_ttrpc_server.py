@@ -7,11 +7,12 @@ import logging
 import os
 
 import pytest
-from ttrpc_peers import DEMO, code_of, echo, fails_alone, frame, raw_server, request, served, until
+from ttrpc_peers import DEMO, code_of, echo, fails_alone, frame, raw_server, request, until
 
 from pyshim.ttrpc.framing import DATA, RESPONSE
 from pyshim.ttrpc.handlers import CallContext, UnaryHandler
 from pyshim.ttrpc.status import Code, RemoteError
+from tests.fakes.served import served
 
 
 @pytest.mark.parametrize("size", [0, 1, 1 << 14, 1 << 20, (4 << 20) - 100], ids=str)

@@ -9,12 +9,13 @@ import socket
 from pathlib import Path
 
 import pytest
-from ttrpc_peers import DEMO, echo, raw_server, request, served, until
+from ttrpc_peers import DEMO, echo, raw_server, request, until
 
 from pyshim.ttrpc.client import Client
 from pyshim.ttrpc.handlers import CallContext
 from pyshim.ttrpc.server import Server
 from pyshim.ttrpc.status import Code, OutcomeUnknown, RemoteError
+from tests.fakes.served import served
 
 
 async def test_shutdown_lets_calls_finish_and_sends_their_replies_before_closing() -> None:

@@ -6,12 +6,13 @@ import asyncio
 import socket
 
 import pytest
-from ttrpc_peers import DEMO, code_of, echo, raw_server, request, served
+from ttrpc_peers import DEMO, code_of, echo, raw_server, request
 
 from pyshim.ttrpc.framing import HEADER, REQUEST, RESPONSE
 from pyshim.ttrpc.handlers import CallContext
 from pyshim.ttrpc.server import Server
 from pyshim.ttrpc.status import Code, RemoteError
+from tests.fakes.served import served
 
 
 async def test_frame_of_five_megabytes_is_exhausted_and_the_connection_lives_on() -> None:

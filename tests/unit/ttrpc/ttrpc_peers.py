@@ -32,21 +32,6 @@ async def until(holds: Callable[[], object]) -> None:
 
 
 @asynccontextmanager
-async def served(services: Mapping[str, Mapping[str, Handler]], **options: Any) -> AsyncIterator[tuple[Server, Client]]:
-    """A server and a client of it; both are gone afterwards."""
-    server = Server(services=services, **options)
-    ours, theirs = socket.socketpair()
-    serving = asyncio.create_task(server.serve_connection(theirs))
-    client = await Client.connect_socket(ours)
-    try:
-        yield server, client
-    finally:
-        client.close()
-        await server.shutdown(0)
-        await serving
-
-
-@asynccontextmanager
 async def raw_server(
     services: Mapping[str, Mapping[str, Handler]], **options: Any
 ) -> AsyncIterator[tuple[Server, RawPeer]]:

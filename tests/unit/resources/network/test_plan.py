@@ -18,17 +18,6 @@ from pyshim.model.network import (
 )
 from pyshim.resources.network.plan.network import network_plan
 
-LOOPBACK = LinkReport(
-    index=1,
-    name="lo",
-    kind="",
-    hardware_type=772,
-    mac="00:00:00:00:00:00",
-    mtu=65536,
-    flags=0x49,
-    bus="",
-    ingress_qdisc="",
-)
 ETH0 = LinkReport(
     index=2,
     name="eth0",
@@ -40,6 +29,7 @@ ETH0 = LinkReport(
     bus="",
     ingress_qdisc="",
 )
+LOOPBACK = replace(ETH0, index=1, name="lo", kind="", hardware_type=772, mac="00:00:00:00:00:00", mtu=65536, flags=0x49)
 ETH1 = replace(ETH0, index=3, name="eth1", mac="02:00:00:00:00:03", mtu=9000)
 
 
