@@ -3,13 +3,11 @@
     ROOT/KEY/memory, state      the machine (`hypervisors/qemu/saved_machine.py`)
     ROOT/KEY/template.json      `Template`; its time is that of the last use
     ROOT/making                 one in the making, which nobody uses: it gets its name when it is whole
-    ROOT/lock                   held by whoever makes one
 
-Any number of VMs may continue from a template, also from one that is removed meanwhile: they have their own copy, or
-boot.
+Whoever makes one has locked ROOT. Any number of VMs may continue from a template, also from one that is removed
+meanwhile: they have their own copy, or boot.
 """
 
-import fcntl
 import os
 import re
 import stat
@@ -19,7 +17,7 @@ from contextlib import contextmanager, suppress
 
 import msgspec
 
-from pyshim.host.fds import OwnedFd
+from pyshim.host.locks import lock_within, open_directory
 from pyshim.host.os_errors import describe_os_error, os_errors
 from pyshim.model.errors import FailedPrecondition, Internal, NotFound, ResourceExhausted, Unavailable
 from pyshim.model.templates import FileFacts, MachineFacts, StoredTemplate, Template
@@ -31,7 +29,7 @@ MOST_TEMPLATES = 8
 MOST_DAYS = 30
 """The age to which a template is used: what a machine has worked out since its boot, keys included, gets no older."""
 _MEMORY, _STATE, _RECORD = "memory", "state", "template.json"
-_MAKING, _LOCK = "making", "lock"
+_MAKING = "making"
 _IS_KEY = re.compile(r"[0-9a-f]{32}")
 _MAX_RECORD_BYTES = 1 << 16
 _DAY_NS = 86_400 * 10**9
@@ -83,7 +81,6 @@ class TemplateStore:
         for name in (*keys, _MAKING):
             _remove(f"{self._root}/{name}")
         with suppress(OSError):
-            os.unlink(f"{self._root}/{_LOCK}")
             os.rmdir(self._root)
         return len(keys)
 
@@ -95,11 +92,9 @@ class TemplateStore:
         """
         os.makedirs(self._root, mode=0o700, exist_ok=True)
         self._check_root()
-        with OwnedFd(os.open(f"{self._root}/{_LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)) as lock:
-            try:
-                fcntl.flock(lock.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise Unavailable(f"make template in '{self._root}': another process makes one") from None
+        with open_directory(self._root) as directory:
+            if not lock_within(directory, 0):
+                raise Unavailable(f"make template in '{self._root}': another process makes one")
             self._check_room(memory_mib)
             _remove(f"{self._root}/{_MAKING}")
             os.mkdir(f"{self._root}/{_MAKING}", 0o700)

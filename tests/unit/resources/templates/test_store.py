@@ -119,7 +119,7 @@ def test_a_failed_making_leaves_nothing_and_what_was_there(store: TemplateStore,
     with pytest.raises(RuntimeError):
         fail()
 
-    assert sorted(path.name for path in root.iterdir()) == [K1, "lock"]
+    assert sorted(path.name for path in root.iterdir()) == [K1]
     store.find(K1)
 
 
@@ -130,7 +130,7 @@ def test_what_a_killed_maker_left_is_gone_with_the_next(store: TemplateStore, ro
 
     make(store, K1)
 
-    assert sorted(path.name for path in root.iterdir()) == [K1, "lock"]
+    assert sorted(path.name for path in root.iterdir()) == [K1]
 
 
 def test_of_two_makers_one_makes_it(store: TemplateStore) -> None:
