@@ -3,20 +3,11 @@
 import msgspec
 
 
-class FileFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What shows that a file is another one than before."""
-
-    path: str
-    inode: int
-    size_bytes: int
-    modified_ns: int
-
-
 class MachineFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What beside its configuration shapes a machine."""
 
-    files: tuple[FileFacts, ...]
-    """The VMM, kernel, images, firmware."""
+    files: tuple[tuple[str, str], ...]
+    """Path and identity of the VMM, kernel, images, firmware."""
     cpu: str
     """The host's CPU, as its kernel describes it, microcode included."""
     host_kernel: str

@@ -17,10 +17,11 @@ from contextlib import contextmanager, suppress
 
 import msgspec
 
+from pyshim.host.file_answers import file_identity
 from pyshim.host.locks import lock_within, open_directory
 from pyshim.host.os_errors import describe_os_error, os_errors
 from pyshim.model.errors import FailedPrecondition, Internal, NotFound, ResourceExhausted, Unavailable
-from pyshim.model.templates import FileFacts, MachineFacts, StoredTemplate, Template
+from pyshim.model.templates import MachineFacts, StoredTemplate, Template
 from pyshim.model.units import MIB
 from pyshim.model.vm import VmConfig
 
@@ -195,16 +196,15 @@ def machine_facts(vm: VmConfig) -> MachineFacts:
     named = (vm.hypervisor_path, boot.kernel, boot.initrd, boot.image, boot.firmware)
     paths = (*(path for path in named if path), *(disk.path for disk in vm.extensions))
     return MachineFacts(
-        files=tuple(_file_facts(path) for path in paths),
+        files=tuple((path, _identity(path)) for path in paths),
         cpu=_cpu(),
         host_kernel=os.uname().release,
     )
 
 
-def _file_facts(path: str) -> FileFacts:
+def _identity(path: str) -> str:
     with os_errors(f"look at {path!r}"):
-        found = os.stat(path)
-    return FileFacts(path=path, inode=found.st_ino, size_bytes=found.st_size, modified_ns=found.st_mtime_ns)
+        return file_identity(os.stat(path))
 
 
 def _cpu() -> str:

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from pyshim.model.confidential import SevGuard
 from pyshim.model.labels import ProcessLabels
-from pyshim.model.templates import FileFacts, MachineFacts
+from pyshim.model.templates import MachineFacts
 from pyshim.model.vm import (
     EmulatedDevice,
     GuestNode,
@@ -21,8 +21,7 @@ from pyshim.model.vm import (
 from pyshim.resources.templates.plan import reason_to_boot, template_key, template_vm
 from tests.fakes.vm_config import nic, vm_config, with_boot, with_memory
 
-KERNEL = FileFacts(path="/k", inode=1, size_bytes=2, modified_ns=3)
-FACTS = MachineFacts(files=(KERNEL,), cpu="model name: x", host_kernel="6.1")
+FACTS = MachineFacts(files=(("/k", "1-2"),), cpu="model name: x", host_kernel="6.1")
 BASE = vm_config()
 LARGER = replace(with_memory(vm_config(), boot_mib=512), cpu=replace(BASE.cpu, boot_vcpus=2))
 PROGRAM = VhostUserVsockChannel(port=1024, program="/p", device_path="/d", socket_path="/s")
@@ -101,7 +100,7 @@ def test_what_shapes_the_machine_is_in_the_key(other: VmConfig) -> None:
 @pytest.mark.parametrize(
     "facts",
     [
-        replace(FACTS, files=(replace(KERNEL, modified_ns=4),)),
+        replace(FACTS, files=(("/k", "1-3"),)),
         replace(FACTS, cpu="model name: y"),
         replace(FACTS, host_kernel="6.2"),
     ],
