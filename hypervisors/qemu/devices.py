@@ -151,7 +151,6 @@ def memory_backend(config: MemoryConfig, *, backend_id: str, size_mib: int) -> F
     kinds: dict[MemoryBacking, Fields] = {
         MemoryBacking.PRIVATE: {"qom-type": "memory-backend-ram"},
         MemoryBacking.SHARED_MEMFD: {"qom-type": "memory-backend-memfd", "share": True},
-        MemoryBacking.SHARED_FILE: {"qom-type": "memory-backend-file", "mem-path": "/dev/shm", "share": True},
         # Not mem-path=/dev/hugepages: where that is no hugetlbfs, QEMU makes an ordinary file of the RAM's size.
         MemoryBacking.HUGEPAGES: {"qom-type": "memory-backend-memfd", "hugetlb": True, "share": True},
     }

@@ -9,7 +9,7 @@ import os
 from pyshim.host.mounts.view import CODE, DEVICES, ViewPath, home_of
 from pyshim.model.confidential import TdxGuard, UnixQuotes
 from pyshim.model.host_facts import Accelerator
-from pyshim.model.vm import MemoryBacking, VfioDevice, VhostUserVsockChannel, VmConfig
+from pyshim.model.vm import VfioDevice, VhostUserVsockChannel, VmConfig
 
 _CODE_KEPT = tuple(ViewPath(path=path, why="programs and libraries", may_lack=True) for path in CODE)
 
@@ -41,8 +41,6 @@ def vmm_view(config: VmConfig, *, program: str) -> tuple[ViewPath, ...]:
         kept += (ViewPath(path=path, why="any program may use it", may_lack=True) for path in DEVICES)
         if config.cpu.accelerator is Accelerator.KVM:
             kept.append(ViewPath(path="/dev/kvm", why="the accelerator"))
-    if config.memory.backing is MemoryBacking.SHARED_FILE:
-        kept.append(ViewPath(path="/dev/shm", why="the guest's memory", is_writable=True))
     boot = config.boot
     named: dict[str | None, str] = {
         boot.kernel: "the kernel",

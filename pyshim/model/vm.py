@@ -17,7 +17,6 @@ class MemoryBacking(StrEnum):
 
     PRIVATE = "private"
     SHARED_MEMFD = "shared-memfd"
-    SHARED_FILE = "shared-file"
     HUGEPAGES = "hugepages"
 
 

@@ -81,7 +81,7 @@ CONFIGS = {
     "q35-private-firmware": with_boot(
         with_memory(vm_config(share=None), backing=MemoryBacking.PRIVATE), firmware="/opt/OVMF.fd"
     ),
-    "q35-shared-file-two-bridges": with_memory(vm_config(bridges=2), backing=MemoryBacking.SHARED_FILE, max_mib=0),
+    "q35-two-bridges": with_memory(vm_config(bridges=2), max_mib=0),
 }
 
 

@@ -12,7 +12,6 @@ from pyshim.model.host_facts import Accelerator
 from pyshim.model.vm import (
     EmulatedDevice,
     ExtensionDisk,
-    MemoryBacking,
     PciLayout,
     PlacedDevice,
     PortKind,
@@ -106,17 +105,6 @@ def test_kvm_is_kept_where_it_accelerates() -> None:
 
     assert "/dev/kvm" not in kept(config)
     assert not kept(replace(config, cpu=replace(config.cpu, accelerator=Accelerator.KVM)))["/dev/kvm"].may_lack
-
-
-def test_guest_memory_in_a_file_needs_its_directory_and_only_that() -> None:
-    config = vm_config()
-    backings = {
-        backing: kept(replace(config, memory=replace(config.memory, backing=backing))).get("/dev/shm")
-        for backing in MemoryBacking
-    }
-
-    assert {backing for backing, found in backings.items() if found is not None} == {MemoryBacking.SHARED_FILE}
-    assert backings[MemoryBacking.SHARED_FILE].is_writable  # type: ignore[union-attr]
 
 
 TDX = TdxGuard(mrconfigid=b"", quotes=UnixQuotes(path="/var/run/tdx-qgs/qgs.socket"))
