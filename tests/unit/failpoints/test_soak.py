@@ -16,8 +16,9 @@ import pytest
 from pyshim.model.trace import MAX_SPANS, NO_PARENT, Span
 from tests.unit.failpoints.pod_life import PodLife
 
-ROUNDS = int(os.environ.get("PYSHIM_SOAK_ROUNDS", "120"))
-WARM_UP = 20
+ROUNDS = int(os.environ.get("PYSHIM_SOAK_ROUNDS", "200"))
+WARM_UP = 120
+"""Rounds after which the interpreter's caches hardly grow: each adds three blocks at first, none after 250."""
 BLOCKS_PER_ROUND = 4.0
 """Memory blocks a round may keep on average: what the interpreter caches. A kept task or stream is dozens."""
 
