@@ -17,7 +17,7 @@ from pyshim.model.host_facts import HostFacts
 from pyshim.model.ids import ContainerId, ExecId, HostPath
 from pyshim.model.machine import Machine
 from pyshim.model.seams import Records
-from pyshim.model.task import CreateTask, ExecTask, Identity, RootfsMount, Stdio
+from pyshim.model.task import CreateTask, ExecTask, ExitStatus, Identity, RootfsMount, Stdio
 from pyshim.model.trace import NO_PARENT, Span, Trace
 from pyshim.model.vm import Device, GuestLocation
 from pyshim.node.nri.description import machine
@@ -201,6 +201,11 @@ class Stack:
             )
         )
         return ExecId(exec_id)
+
+    async def end(self, container_id: ContainerId) -> ExitStatus:
+        """The container's init is killed and has ended."""
+        await self.pod.kill(container_id, None, 9, False)
+        return await self.pod.wait(container_id, None)
 
     async def delete_last(self, container_id: ContainerId) -> None:
         """The pod's last container is deleted, and the shim has left the cgroups, which follows the reply."""

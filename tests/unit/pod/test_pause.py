@@ -80,8 +80,7 @@ async def test_a_shared_pid_namespace_brings_it_into_the_guest_before_the_first_
     assert next(iter(stack.agent.containers)) == "c1"
     assert sorted(stack.agent.containers) == ["c1", "one", "two"]
     assert all(stack.agent.containers[name].sandbox_pidns for name in ("one", "two"))
-    await stack.pod.kill(sandbox, None, 9, False)
-    assert (await stack.pod.wait(sandbox, None)).status == 137
+    assert (await stack.end(sandbox)).status == 137
 
 
 async def test_a_debug_container_joins_the_processes_of_the_only_container(stack: Stack) -> None:
@@ -104,8 +103,7 @@ async def test_a_debug_container_joins_the_only_container_that_runs_if_the_agent
     with pytest.raises(FailedPrecondition, match=r"'debugger': .*processes of another container"):
         await _app(stack, "debugger", SHARED)
 
-    await stack.pod.kill(first, None, 9, False)
-    await stack.pod.wait(first, None)
+    await stack.end(first)
     await _app(stack, "debugger", SHARED)
 
     (joined,) = [each for each in stack.agent.containers["debugger"].OCI.Linux.Namespaces if each.Type == "pid"]
@@ -120,8 +118,7 @@ async def test_a_debug_container_is_refused_where_its_target_may_be_another(stac
 
     with pytest.raises(FailedPrecondition, match=r"'debugger': .*processes of another container"):
         await _app(stack, "debugger", SHARED)
-    await stack.pod.kill(first, None, 9, False)
-    await stack.pod.wait(first, None)
+    await stack.end(first)
     with pytest.raises(FailedPrecondition, match=r"'debugger': .*processes of another container"):
         await _app(stack, "debugger", SHARED)
 
@@ -148,8 +145,7 @@ async def test_a_mount_inside_its_root_file_system_is_undone_beneath_that_root(s
 async def test_it_stays_in_the_guest_once_there(stack: Stack) -> None:
     await _pod(stack)
     app = await _app(stack, "one", SHARED)
-    await stack.pod.kill(app, None, 9, False)
-    await stack.pod.wait(app, None)
+    await stack.end(app)
     await stack.pod.delete(app, None)
 
     await _app(stack, "two", SHARED)

@@ -70,8 +70,7 @@ async def test_the_state_on_disk_follows_the_sandbox(stack: Stack) -> None:
     await stack.pod.resume(container)
     assert snapshots[-1].containers[0].status is Status.RUNNING
 
-    await stack.pod.kill(container, None, 9, False)
-    exit_status = await stack.pod.wait(container, None)
+    exit_status = await stack.end(container)
     assert snapshots[-1].containers[0].exit == exit_status
 
     await until(lambda: status(stack) is SandboxStatus.STOPPED)

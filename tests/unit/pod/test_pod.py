@@ -316,8 +316,7 @@ async def test_a_bundle_that_takes_no_mark_of_an_oom_harms_nothing(stack: Stack)
     stack.agent.oom.put_nowait("c1")
     await until(lambda: "write_bytes" in stack.host.faults.seen)
 
-    await stack.pod.kill(container, None, 9, False)
-    assert (await stack.pod.wait(container, None)).status == 137
+    assert (await stack.end(container)).status == 137
 
 
 async def test_containers_of_a_pod_share_one_vm_and_end_with_the_sandbox(stack: Stack) -> None:

@@ -123,8 +123,7 @@ async def test_a_creation_under_way_when_its_sandbox_is_deleted_fails_and_leaves
     creating = asyncio.ensure_future(stack.create("app", ["sleep"], annotations=MEMBER))
     await until(lambda: "CreateContainer" in stack.agent.calls)
 
-    await stack.pod.kill(C1, None, 9, False)
-    await stack.pod.wait(C1, None)
+    await stack.end(C1)
     await stack.pod.delete(C1, None)
 
     with pytest.raises(Unavailable, match="create container 'app'"):
@@ -195,8 +194,7 @@ async def test_a_wait_for_an_exec_never_started_returns_when_its_container_is_de
     container = await stack.run("c1", ["sleep"])
     exec_id = await stack.exec(container, "e1", ["sleep"])
     waiting = asyncio.ensure_future(stack.pod.wait(container, exec_id))
-    await stack.pod.kill(container, None, 9, False)
-    await stack.pod.wait(container, None)
+    await stack.end(container)
 
     await stack.pod.delete(container, None)
 
@@ -210,8 +208,7 @@ async def test_an_exec_whose_streams_open_after_the_end_is_refused_and_closed(st
     stack.host.may_open_streams.clear()
     starting = asyncio.ensure_future(stack.pod.start(container, exec_id))
     await asyncio.sleep(0)
-    await stack.pod.kill(container, None, 9, False)
-    await stack.pod.wait(container, None)
+    await stack.end(container)
     await stack.pod.delete(container, None)
 
     stack.host.may_open_streams.set()
@@ -227,8 +224,7 @@ async def test_deleting_an_exec_and_its_container_at_once_is_no_error(stack: Sta
     for name in ("e1", "e2"):
         await stack.pod.start(container, await stack.exec(container, name, ["exit", "0"], PIPES))
         await stack.pod.wait(container, name)
-    await stack.pod.kill(container, None, 9, False)
-    await stack.pod.wait(container, None)
+    await stack.end(container)
 
     results = await asyncio.gather(
         stack.pod.delete(container, None), stack.pod.delete(container, "e2"), stack.pod.delete(container, "e1")

@@ -194,8 +194,7 @@ async def test_whichever_step_fails_nothing_is_left_here_or_there(
     except (ShimError, asyncio.CancelledError):
         pass
     else:
-        await stack.pod.kill(container, None, 9, False)
-        await stack.pod.wait(container, None)
+        await stack.end(container)
 
     assert ("CreateVM" in stack.service.methods()) is (faults[0].point != "hypervisor.create:before")
 

@@ -66,8 +66,7 @@ async def test_a_pods_life(stack: Stack, api: ServedSandbox) -> None:
     assert started.pid == stack.hypervisors[0].pid
     waiting = asyncio.create_task(api.wait(POD))
     container = await stack.run("app", ["sleep"], annotations=IN_POD)
-    await stack.pod.kill(container, None, 9, False)
-    await stack.pod.wait(container, None)
+    await stack.end(container)
     await stack.pod.delete(container, None)
     assert await stack.pod.shutdown(now=False) is False
     assert api.status(POD, verbose=False).is_ready
@@ -355,8 +354,7 @@ async def test_a_ping_reaches_the_agent(stack: Stack, api: ServedSandbox) -> Non
 async def test_the_state_goes_with_the_sandbox_not_with_its_last_container(stack: Stack, api: ServedSandbox) -> None:
     await run_pod(stack, api)
     container = await stack.run("app", ["sleep"], annotations=IN_POD)
-    await stack.pod.kill(container, None, 9, False)
-    await stack.pod.wait(container, None)
+    await stack.end(container)
     await stack.pod.delete(container, None)
     assert not stack.records[0].removed
     assert stack.records[0].snapshots[-1].containers == ()

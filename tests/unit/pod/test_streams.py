@@ -48,8 +48,7 @@ async def test_resizing_what_has_no_terminal_is_ignored_and_what_has_ended_refus
     await stack.pod.resize_pty(container, None, 80, 24)
     assert "TtyWinResize" not in stack.agent.calls
 
-    await stack.pod.kill(container, None, 9, False)
-    await stack.pod.wait(container, None)
+    await stack.end(container)
 
     with pytest.raises(FailedPrecondition, match="resize terminal of 'c1'"):
         await stack.pod.resize_pty(container, None, 80, 24)
@@ -130,8 +129,7 @@ async def test_an_agent_that_takes_more_than_it_was_given_loses_the_stream_only(
     await asyncio.sleep(1)
 
     assert stack.agent.calls.count("WriteStdin") == 1
-    await stack.pod.kill(container, None, 9, False)
-    assert (await stack.pod.wait(container, None)).status == 137
+    assert (await stack.end(container)).status == 137
 
 
 async def test_the_exit_is_asked_for_once_the_output_has_ended(stack: Stack) -> None:

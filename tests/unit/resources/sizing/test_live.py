@@ -102,8 +102,7 @@ async def test_a_container_that_ends_is_no_longer_counted(end: str, stack: Stack
 async def test_dimms_stay_and_the_record_says_so(stack: Stack) -> None:
     await start_pod(stack)
     container = await add(stack, "a", resources(cpus=1, mib=200))
-    await stack.pod.kill(container, None, 9, False)
-    await stack.pod.wait(container, None)
+    await stack.end(container)
     await settled(stack, 1, 768)
 
     assert sizing(stack)["memory_mib"]["rounded"] == 512
@@ -125,8 +124,7 @@ async def test_what_a_guest_keeps_is_recorded_with_a_warning(stack: Stack) -> No
 
 
 async def _ended(stack: Stack, container: ContainerId) -> ContainerId:
-    await stack.pod.kill(container, None, 9, False)
-    await stack.pod.wait(container, None)
+    await stack.end(container)
     return container
 
 

@@ -85,8 +85,7 @@ async def test_a_container_that_has_ended_asks_for_nothing_on_disk(stack: Stack)
     stack.document = document(static=True)
     container = await stack.run("c1", ["sleep"], linux={"resources": resources(cpus=1, mib=256)})
 
-    await stack.pod.kill(container, None, 9, False)
-    await stack.pod.wait(container, None)
+    await stack.end(container)
 
     (on_disk,) = stack.records[-1].snapshots[-1].containers
     assert (on_disk.status, on_disk.resources) == (Status.STOPPED, {})
