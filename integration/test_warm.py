@@ -58,7 +58,7 @@ def continued(containerd: Containerd, request: pytest.FixtureRequest) -> Callabl
         return [
             line
             for line in text.splitlines()
-            if "vm continued" in line or "template discarded" in line or "vm boots" in line
+            if any(text in line for text in ("vm continued", "template discarded", "clone given up", "vm boots"))
         ]
 
     return lines

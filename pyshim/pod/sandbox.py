@@ -259,18 +259,25 @@ class Sandbox:
         if base is None or not template:
             return False
         facts = {"sandbox": self.plan.sandbox_id, "template": template}
+        is_awake = False
         try:
             with span("continue from template"):
                 await self._start_vmm(replace(base, is_copyable=True, saved_machine=template))
-                self._woken = await self._or_lost(self._wake(base))
+                agent = await self._or_lost(self._wake())
+                is_awake = True
+                await self._or_lost(self._make_own(base, agent))
         except ShimError as exc:
-            log.warning("template discarded", extra={**facts, "error": str(exc)})
-            await self._host.discard_template(template)
+            if is_awake:  # the saved machine is good: what failed after it is the host's or this pod's
+                log.warning("clone given up", extra={**facts, "error": str(exc)})
+            else:
+                log.warning("template discarded", extra={**facts, "error": str(exc)})
+                await self._host.discard_template(template)
             await self.hypervisor.stop()
             if self._virtiofsd is not None:
                 await self._virtiofsd.stop()  # it ends with its first VM
                 await self._start_virtiofsd()
             return False
+        self._woken = agent
         self.network.close_taps()
         log.info("vm continued", extra=facts)
         self.origin = f"cloned from {template.rpartition('/')[2]}"
@@ -287,17 +294,20 @@ class Sandbox:
         log.log(level, "vm boots", extra={"sandbox": self.plan.sandbox_id, "reason": reason})
         return ""
 
-    async def _wake(self, base: VmConfig) -> Agent:
-        """The guest has its own randomness, the right time, and size and devices of this pod."""
+    async def _wake(self) -> Agent:
+        """The guest answers, and has its own randomness and the right time."""
         agent = await step("wait for agent", self._connect_agent(min(WAKE_S, self.plan.agent_timeout_s)))
         await agent.reseed_random(os.urandom(SEED_BYTES))
         await agent.set_time(self._clock_ns())
+        return agent
+
+    async def _make_own(self, base: VmConfig, agent: Agent) -> None:
+        """The VM has size and devices of this pod."""
         await step("grow vm", self.resizer.grow_from(base, agent))
         with span("plug share and interfaces"):
             if self.plan.vm.share is not None:
                 await self.hypervisor.plug(self.plan.vm.share)
             await self.network.plug()
-        return agent
 
     async def _boot(self) -> None:
         try:

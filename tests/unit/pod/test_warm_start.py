@@ -65,6 +65,7 @@ async def test_a_vm_that_does_not_grow_is_left_for_one_that_boots_with_its_size(
     assert (vm.config.saved_machine, vm.config.cpu.boot_vcpus) == ("", 3)
     observed = stack.host.monitors[0].pod.observe()
     assert (observed.vcpus.current, observed.memory_mib.current) == (3, vm.config.memory.boot_mib)
+    assert stack.host.template == TEMPLATE
     await end(stack)
 
 
@@ -81,8 +82,8 @@ async def test_without_a_template_for_its_machine_a_vm_boots(stack: Stack) -> No
     await end(stack)
 
 
-@pytest.mark.parametrize("step", ["create_vm", "start_vm", "connect", "plug"])
-async def test_a_failure_before_the_sandbox_is_made_discards_the_template_and_boots(step: str, stack: Stack) -> None:
+@pytest.mark.parametrize("step", ["create_vm", "start_vm", "connect"])
+async def test_a_failure_before_the_guest_is_awake_discards_the_template_and_boots(step: str, stack: Stack) -> None:
     stack.document, stack.host.template = WARM, TEMPLATE
     stack.host.faults.plan({step: 1})
 
@@ -92,6 +93,21 @@ async def test_a_failure_before_the_sandbox_is_made_discards_the_template_and_bo
     assert vm.config is not None
     assert (vm.config.saved_machine, vm.plugged) == ("", {})
     assert stack.host.template is None
+    assert stack.agent.calls.count("CreateSandbox") == 1
+    assert len(stack.host.daemons) == 1
+    await end(stack)
+
+
+async def test_a_failure_after_the_guest_is_awake_boots_and_keeps_the_template(stack: Stack) -> None:
+    stack.document, stack.host.template = WARM, TEMPLATE
+    stack.host.faults.plan({"plug": 1})
+
+    await stack.run("c1", ["sleep"])
+
+    (vm,) = stack.hypervisors
+    assert vm.config is not None
+    assert (vm.config.saved_machine, vm.plugged) == ("", {})
+    assert stack.host.template == TEMPLATE
     assert stack.agent.calls.count("CreateSandbox") == 1
     assert len(stack.host.daemons) == 1
     await end(stack)
