@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -31,10 +34,16 @@ def warm(module_leaves_nothing: None) -> Iterator[Path]:
     """A configuration with templates, and the template of its machine."""
     if Runtime.chosen().has_vsock_program:
         pytest.skip("needs the agent at a serial port: a VM whose vsock a program serves has to boot")
-    directory = GROUND / "warm"
+    with template(GROUND / "warm", TEMPLATES) as path:
+        yield path
+
+
+@contextmanager
+def template(directory: Path, templates: Path, **changes: object) -> Iterator[Path]:
+    """In `directory`, which is made, a configuration whose VMs continue from a template in `templates`."""
     directory.mkdir()
-    path = shim_config.variant(directory)
-    path.write_text(f'{path.read_text()}\n[factory]\nenable_template = true\ntemplate_path = "{TEMPLATES}"\n')
+    path = shim_config.variant(directory, **changes)
+    path.write_text(f'{path.read_text()}\n[factory]\nenable_template = true\ntemplate_path = "{templates}"\n')
     try:
         assert "made" in factory(path, "init")
         yield path
@@ -89,6 +98,38 @@ def test_two_clones_are_two_machines(
             assert one != two, script
     lines = continued()
     assert len([line for line in lines if "vm continued" in line]) == 2, lines
+
+
+QEMU_AN_HOUR_BEHIND = """#!/bin/sh
+for word; do
+    shift
+    case $word in base=utc,*) word=base=$(date -u -d '1 hour ago' +%Y-%m-%dT%H:%M:%S),${{word#base=utc,}} ;; esac
+    set -- "$@" "$word"
+done
+exec {qemu} "$@"
+"""
+
+
+def test_a_clone_has_the_right_time_an_hour_after_its_template_was_made(
+    ctr: Ctr, runtime: Runtime, module_leaves_nothing: None, name: str, scratch: Path
+) -> None:
+    if Runtime.chosen().has_vsock_program:
+        pytest.skip("needs the agent at a serial port: a VM whose vsock a program serves has to boot")
+    qemu = scratch / "qemu-system-an-hour-behind"
+    qemu.write_text(QEMU_AN_HOUR_BEHIND.format(qemu=shutil.which("qemu-system-x86_64")))
+    qemu.chmod(0o755)
+
+    with template(scratch / "behind", scratch / "templates", path=qemu) as config:
+        start(ctr, runtime, config, name, "--cap-add", "CAP_SYSLOG")
+        now = int(inside(ctr, name, "date +%s").out)
+        boot_log = inside(ctr, name, "dmesg").out
+        state = json.loads(runtime.persisted(name).read_text())["Pyshim"]["Snapshot"]
+        ctr.remove([name])
+
+    assert state["Origin"].startswith("cloned from ")
+    (booted,) = re.findall(r"setting system clock to \S+ UTC \((\d+)\)", boot_log)
+    assert time.time() - int(booted) > 3500, "the template's guest was behind"
+    assert abs(now - time.time()) < 30
 
 
 def test_a_clone_has_volumes_network_and_execs(
