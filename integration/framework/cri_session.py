@@ -180,7 +180,8 @@ def crio_daemon(binaries: Path, registries: Mapping[str, str] | None = None) -> 
         )
         cri: Cri | None = None
         try:
-            wanted = {CRI_IMAGE: (), PAUSE_IMAGE: ("sleep", "100000")}
+            # Ended by SIGTERM: CRI-O waits for its end as long as StopPodSandbox may last.
+            wanted = {CRI_IMAGE: (), PAUSE_IMAGE: ("sh", "-c", "trap exit TERM; sleep 100000 & wait")}
             with crio.image_source(where.root, wanted, registries or {}):
                 daemon.start()
                 cri = Cri(daemon, logs=GROUND / "pods")
