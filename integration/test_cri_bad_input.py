@@ -51,7 +51,8 @@ def test_a_pod_container_whose_sandbox_no_shim_serves_is_refused_by_name(cri: Cr
 def test_a_pod_whose_network_namespace_has_gone_is_stopped_and_removed(cri: Cri) -> None:
     with cri.pod() as pod:
         pod.start()
-        subprocess.run(["umount", str(pod.namespace)], check=True)
+        # CRI-O keeps the file open.
+        subprocess.run(["umount", "--lazy", str(pod.namespace)], check=True)
 
         pod.stop()
         cri.call("RemovePodSandbox", pod_sandbox_id=pod.id)
