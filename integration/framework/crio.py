@@ -46,6 +46,10 @@ DIFFERENCES = {
     "test_a_pod_reaches_its_gateway_and_the_host_reaches_the_pod": "CRI-O gives no NET_RAW, which ping needs",
     "test_figures_of_a_container_are_those_of_its_cgroup_in_the_guest": "CRI-O reads no page faults of a VM: "
     "internal/oci/runtime_vm_linux.go, metricsV1ToCgroupStats",
+    "test_figures_of_the_pod_are_those_of_its_vm": "CRI-O's cgroupfs manager reads a pod's cgroup as a systemd slice: "
+    "internal/config/cgmgr/cgroupfs_linux.go, SandboxCgroupManager",
+    "test_a_pod_whose_guest_hangs_is_stopped_and_removed": "CRI-O waits for SIGTERM as long as the call may last: "
+    "server/utils.go, stopTimeoutFromContext",
     "test_seccomp_holds_inside_the_guest[runtime-default]": _NO_SECCOMP,
     "test_a_local_seccomp_profile_denies_what_it_says_and_survives_unknown_calls": _NO_SECCOMP,
     "test_a_seccomp_profile_that_is_no_profile_is_refused": _NO_SECCOMP,
