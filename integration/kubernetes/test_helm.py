@@ -286,6 +286,58 @@ def test_the_api_server_calls_the_webhook_of_the_chart(kube: Cluster, images: No
     assert "hostNetwork" not in refusal(kube, denied), "nobody calls it any more"
 
 
+_OWN_CLASSES = """
+classes:
+  small:
+    base: pykata
+    overhead: {{cpu: 250m, memory: 320Mi}}
+    dropIn: |
+      [hypervisor.qemu]
+      default_memory = {mib}
+  large:
+    base: pykata
+    overhead: {{cpu: 250m, memory: 320Mi}}
+    dropIn: |
+      [hypervisor.qemu]
+      default_memory = 700
+"""
+
+
+@pytest.mark.timeout(2400)
+def test_own_classes_and_a_changed_configuration(kube: Cluster, images: None) -> None:
+    """A class's settings are on the node, a change of them is rolled out, and `helm test` runs a pod in a VM."""
+    release, before, values = Release(), everything(), GROUND / "values.yaml"
+    words = ("--set=removal.timeout=550", f"--values={values}")
+    handlers = {"pykata": "true", "small": "true", "large": "true"}
+
+    values.write_text(_OWN_CLASSES.format(mib=300))
+    release.run("install", image.FIRST, "--create-namespace", *words)
+    until(kube, lambda: is_ready(kube) and handlers.items() <= of_node(kube, "labels").items(), "all classes are ready")
+    assert memory_mib(kube, "small-1", "small") <= 300 < memory_mib(kube, "large-1", "large") <= 700
+
+    values.write_text(_OWN_CLASSES.format(mib=450))
+    release.run("upgrade", image.FIRST, *words)
+    settings = Path("/etc/pyshim/classes/small/config.d/10-install.toml")
+    until(kube, lambda: is_ready(kube) and "450" in settings.read_text(), "the change is rolled out")
+    assert 300 < memory_mib(kube, "small-2", "small") <= 450
+    ended(release.start("test", "--timeout=5m"))
+
+    ended(release.start("uninstall", "--timeout=10m"))
+    until(kube, lambda: all_of_the_release(kube) == [], "nothing is in the cluster")
+    kube.remove_ended_sandboxes()
+    assert everything() == before
+
+
+def memory_mib(kube: Cluster, name: str, runtime_class: str) -> float:
+    """Of the guest in which a pod of the class, without limits, has run."""
+    script = container("awk '/MemTotal/ {print $2}' /proc/meminfo")
+    kube.create("pods", manifest(name, script, nodeName=None, runtimeClassName=runtime_class))
+    kube.phase(name, "Succeeded")
+    found = int(kube.log(name)) / 1024
+    kube.delete(name, 0)
+    return found
+
+
 def refusal(kube: Cluster, pod: dict[str, Any]) -> str:
     """Why the API server would not take the pod; empty when it would."""
     try:
