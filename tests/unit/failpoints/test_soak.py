@@ -18,7 +18,7 @@ from tests.unit.failpoints.pod_life import PodLife
 
 ROUNDS = int(os.environ.get("PYSHIM_SOAK_ROUNDS", "200"))
 WARM_UP = 120
-"""Rounds after which the interpreter's caches hardly grow: each adds three blocks at first, none after 250."""
+"""Until then the interpreter's caches grow: by three to five blocks a round at first, by less than two afterwards."""
 BLOCKS_PER_ROUND = 4.0
 """Memory blocks a round may keep on average: what the interpreter caches. A kept task or stream is dozens."""
 
