@@ -166,12 +166,16 @@ def crio_daemon(binaries: Path, registries: Mapping[str, str] | None = None) -> 
     """A CRI-O with images and network, until the end of the block; `registries` as in `crio.image_source`."""
     where = crio.CrioDirectories(root=GROUND / "crio", state=Path("/run/crio"))
     where.root.mkdir(parents=True)
+    # CRI-O leaves out a runtime whose configuration is not there when it starts.
+    REMOTE_CONFIG.parent.mkdir()
+    REMOTE_CONFIG.touch()
     with pod_network():
         daemon = crio.Crio(
             where,
             handlers=(
                 Handler(name=HANDLER, source="", config_path=str(PROJECT / "configs/configuration-qemu.toml")),
                 Handler(name=STAND_IN_HANDLER, source="", config_path=str(stubs.config(GROUND))),
+                Handler(name=REMOTE_HANDLER, source="", config_path=str(REMOTE_CONFIG)),
             ),
             shim=binaries / "containerd-shim-pykata-v2",
             cni=GROUND / "cni",
@@ -180,8 +184,8 @@ def crio_daemon(binaries: Path, registries: Mapping[str, str] | None = None) -> 
         )
         cri: Cri | None = None
         try:
-            # Ended by SIGTERM: CRI-O waits for its end as long as StopPodSandbox may last.
-            wanted = {CRI_IMAGE: (), PAUSE_IMAGE: ("sh", "-c", "trap exit TERM; sleep 100000 & wait")}
+            # SIGTERM ends it, for whose end CRI-O waits in StopPodSandbox. Not `sleep`, which critest looks for.
+            wanted = {CRI_IMAGE: (), PAUSE_IMAGE: ("sh", "-c", "trap exit TERM; tail -f /dev/null & wait")}
             with crio.image_source(where.root, wanted, registries or {}):
                 daemon.start()
                 cri = Cri(daemon, logs=GROUND / "pods")
