@@ -29,7 +29,7 @@ from .framework.daemon import Directories
 from .framework.kubelet_volumes import PodDirectory
 from .framework.leaks import HostState, assert_nothing_left
 from .framework.remote_peer import peer, remote_network, remote_run  # noqa: F401  (fixtures)
-from .framework.runtime import Runtime
+from .framework.runtime import WARM_CHOICE, Runtime
 from .framework.shim_modes import Mode, Starts
 
 PROJECT = Path(__file__).resolve().parents[1]
@@ -66,6 +66,8 @@ def pytest_configure(config: pytest.Config) -> None:
         shim_config.reach_agents_over_vsock(GROUND)
     if kata_agent.is_chosen():
         kata_agent.put_in_place(GROUND / "kata")
+    if os.environ.get(WARM_CHOICE):
+        shim_config.continue_from_template(GROUND / "template")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

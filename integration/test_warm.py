@@ -21,10 +21,13 @@ from .framework.containerd import Containerd
 from .framework.ctr import Ctr, Result
 from .framework.images import IMAGE
 from .framework.networks import pod_network
-from .framework.runtime import Runtime
+from .framework.runtime import WARM_CHOICE, Runtime
 from .framework.waiting import eventually
 
-pytestmark = pytest.mark.vm
+pytestmark = [
+    pytest.mark.vm,
+    pytest.mark.skipif(WARM_CHOICE in os.environ, reason="makes templates of its own: run it without --warm"),
+]
 
 TEMPLATES = GROUND / "templates"
 

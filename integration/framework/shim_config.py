@@ -29,6 +29,20 @@ def reach_agents_over_vsock(directory: Path) -> None:
     bind(changed, SHIPPED)
 
 
+def continue_from_template(directory: Path) -> None:
+    """In this mount namespace VMs of the shipped file continue from a template, which is made."""
+    directory.mkdir(parents=True)
+    bind(with_templates(directory, directory / "templates"), SHIPPED)
+    subprocess.run([_PROJECT / "bin" / "pyshim", "factory", "init", "--config", SHIPPED], check=True, timeout=400)
+
+
+def with_templates(directory: Path, templates: Path, **changes: object) -> Path:
+    """A variant of the shipped file, whose VMs continue from templates in `templates`."""
+    path = variant(directory, **changes)
+    path.write_text(f'{path.read_text()}\n[factory]\nenable_template = true\ntemplate_path = "{templates}"\n')
+    return path
+
+
 def bind(source: Path, target: Path) -> None:
     """Within this mount namespace `target` is `source`."""
     subprocess.run(["mount", "--bind", source, target], check=True)
