@@ -336,7 +336,8 @@ def _machine() -> Iterator[None]:
     subprocess.run(["ip", "address", "add", f"{ADDRESS}/24", "dev", NODE], check=True)
     subprocess.run(["ip", "address", "add", f"{SERVICE_ADDRESS}/32", "dev", NODE], check=True)
     subprocess.run(["ip", "link", "set", NODE, "up"], check=True)
-    Path("/run/containerd").mkdir(exist_ok=True)
+    for directory in ("/run/containerd", "/run/pyshim/nri"):
+        Path(directory).mkdir(parents=True, exist_ok=True)
     for hierarchy in Path("/sys/fs/cgroup").iterdir():
         for quality in ("besteffort", "burstable"):
             (hierarchy / "kubepods" / quality).mkdir(parents=True, exist_ok=True)
