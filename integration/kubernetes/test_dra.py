@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from guest.image.rootfs import PARTITION_OFFSET_BYTES, pack_root
 from integration.framework import cri_session, images, releases
@@ -23,6 +24,7 @@ from integration.framework.cri import CRI_IMAGE
 from integration.framework.remote_peer import RemotePeer, remote_peer
 from integration.framework.waiting import eventually
 
+from . import helm
 from .cluster import ADDRESS, GROUND, NODE, PROJECT, TOKEN, Cluster, Daemon, container, manifest
 from .test_pods import SLEEP
 
@@ -132,6 +134,12 @@ def offered(kube: Cluster) -> list[str]:
     newest = max((each["spec"]["pool"]["generation"] for each in found), default=0)
     slices = [each for each in found if each["spec"]["pool"]["generation"] == newest]
     return sorted(device["name"] for each in slices for device in each["spec"].get("devices", ()))
+
+
+def test_the_api_server_takes_the_charts_examples(kube: Cluster, gpus: RemotePeer) -> None:
+    for each in yaml.safe_load_all((helm.CHART / "files" / "claims.yaml").read_text()):
+        path = f"{_RESOURCE}/namespaces/default/resourceclaimtemplates?dryRun=All&fieldValidation=Strict"
+        kube.call("POST", path, each)
 
 
 @contextlib.contextmanager

@@ -67,6 +67,6 @@ class SandboxSnapshot(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"
     sandbox_config: Mapping[str, object] = msgspec.field(default_factory=dict)
     """Keys of Kata's SandboxConfig that this sandbox was started with, besides its hypervisor's."""
     origin: str = ""
-    """`booted`, or `cloned from` and the key of its template."""
+    """`booted`, of a remote VM `booted as` and its type, or `cloned from` and the key of its template."""
     trace: Mapping[str, object] = msgspec.field(default_factory=dict)
     """The spans from Create to the first output (`model/trace.py`)."""

@@ -122,7 +122,7 @@ class Sandbox:
         self._stop_lock = asyncio.Lock()
         self._leave_lock = asyncio.Lock()
         self._pid = 0
-        self.origin = BOOTED
+        self.origin = _booted(plan)
         """How the guest came to run, in words for a person: see `SandboxSnapshot`."""
         self.failure = ""
         self.is_stopped = False
@@ -465,6 +465,11 @@ class Sandbox:
 def monitor_path(sandbox_id: str) -> str:
     """Kata's place, by which its own programs find the socket."""
     return f"{STATE_ROOT}/{sandbox_id}/{MONITOR_SOCKET}"
+
+
+def _booted(plan: SandboxPlan) -> str:
+    machine_type = plan.config.hypervisor.machine_type
+    return f"{BOOTED} as {machine_type}" if plan.config.is_remote and machine_type else BOOTED
 
 
 def _log_sizing(plan: SandboxPlan) -> None:

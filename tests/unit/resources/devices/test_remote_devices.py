@@ -173,6 +173,7 @@ async def test_devices_of_a_claim_choose_the_instance_type(stack: Stack) -> None
     assert vm is not None
     assert vm.remote is not None
     found = vm.remote.annotations
+    assert stack.records[0].snapshots[-1].origin == "booted as p5.48xlarge"
     words = ("machine_type", "default_gpus", "default_gpu_model")
     assert [found[f"{HYPERVISOR}{word}"] for word in words] == ["p5.48xlarge", "2", "H100"]
     assert agent_saw(stack, "a1") == {"cdi.k8s.io/device0": "nvidia.com/gpu=0"}
