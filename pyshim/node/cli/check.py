@@ -11,30 +11,39 @@ from msgspec import to_builtins
 from pyshim.config.load import build_config
 from pyshim.config.sources import named_file, read_source
 from pyshim.model.config import Config
-from pyshim.model.errors import FailedPrecondition, ShimError
+from pyshim.model.errors import FailedPrecondition, NotFound, ShimError
 from pyshim.node.cli.check_host import look
 from pyshim.node.cli.check_verdicts import Level, Verdict, verdicts
 from pyshim.node.cli.output import examples, json_option, print_json, print_table
+from pyshim.node.install.plan import settings_of
 from pyshim.node.kubernetes.manifest import overhead_of, read_documents
 
 
 @click.command(
     epilog=examples(
         "pyshim check",
+        "pyshim check --handler pykata-tdx",
         "pyshim check --runtimeclass runtimeclass.yaml --strict",
         "pyshim check --json | jq '.verdicts[] | select(.level != \"ok\")'",
     )
 )
 @click.option("--config", "config_path", metavar="FILE", help="Default: the one a sandbox would read.")
+@click.option("--handler", metavar="NAME", help="In place of --config: what 'pyshim install' gave this handler.")
 @click.option("--runtimeclass", "class_path", metavar="FILE", help="Compare the overhead of this RuntimeClass.")
 @click.option("--strict", is_flag=True, help="Exit 1 for warnings, too.")
 @json_option
-def command(config_path: str | None, class_path: str | None, strict: bool, as_json: bool) -> int:
+def command(config_path: str | None, handler: str | None, class_path: str | None, strict: bool, as_json: bool) -> int:
     """Say whether this host can run pods in virtual machines.
 
     A line per thing that pods need: ok, warning (they run, but slower, or with less), missing (they do not run), with
     what to do. Exit code 1 when something is missing.
     """
+    if handler is not None:
+        if config_path is not None:
+            raise click.UsageError("--handler and --config name a configuration each")
+        config_path = settings_of(handler)
+        if not os.path.exists(config_path):
+            raise NotFound(f"check handler '{handler}': no '{config_path}' (hint: 'pyshim status' lists handlers)")
     pod_fixed = _pod_fixed(class_path) if class_path else None
     config, problem = _config(config_path)
     found = verdicts(look(config, problem), pod_fixed)

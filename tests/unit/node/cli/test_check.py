@@ -15,6 +15,7 @@ from pyshim.model.units import MIB
 from pyshim.node.cli.check_host import HostReport, look
 from pyshim.node.cli.check_verdicts import Level, Verdict, verdicts
 from pyshim.node.cli.command import run
+from pyshim.node.install import plan
 from pyshim.node.install.drop_ins import HANDLERS, crio_text
 from tests.fakes.inputs import config
 
@@ -318,6 +319,20 @@ def test_a_broken_configuration_does_not_end_the_check(tmp_path: Path, capsys: p
     shown = capsys.readouterr()
     assert "missing  configuration" in shown.out
     assert shown.err == ""
+
+
+def test_the_configuration_of_a_handler_is_judged_by_its_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan, "_OWN", str(tmp_path))
+    (tmp_path / "gpu").mkdir()
+    (tmp_path / "gpu" / "configuration.toml").write_text("[hypervisor")
+
+    assert run(["check", "--handler", "gpu"]) == 1
+    assert f"{tmp_path}/gpu/configuration.toml" in "".join(capsys.readouterr().out.split())
+    assert run(["check", "--handler", "none"]) == 1
+    assert "check handler 'none': " in capsys.readouterr().err
+    assert run(["check", "--handler", "gpu", "--config", "x"]) == 2
 
 
 def test_a_runtimeclass_that_is_not_there_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
