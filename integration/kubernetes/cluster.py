@@ -24,7 +24,7 @@ from typing import Any
 
 import yaml
 
-from integration.framework import cri_session, zygote
+from integration.framework import cri_session, crio, zygote
 from integration.framework.bare_node import BareNode, layouts
 from integration.framework.containerd import Containerd
 from integration.framework.cri import CRI_IMAGE, Cri
@@ -265,7 +265,8 @@ def cluster() -> Iterator[Cluster]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(_ground())
         stack.enter_context(_machine())
-        cri = stack.enter_context(cri_session.cri_daemon(PROJECT / "bin"))
+        runtime = cri_session.crio_daemon if crio.is_chosen() else cri_session.cri_daemon
+        cri = stack.enter_context(runtime(PROJECT / "bin"))
         made = stack.enter_context(_control_plane(cri))
         made.call("POST", _CLASSES, yaml.safe_load(_RUNTIME_CLASS.read_text()))
         yield made
