@@ -47,8 +47,8 @@ def _answers(calls: AgentCalls) -> list[Family]:
         gauges(
             "pyshim_agent_answer_seconds",
             "Time that the agent's latest answers to health checks and scrapes took.",
-            "quantile",
-            {f"{each / 100:g}": seconds for each, seconds in calls.percentiles().items()},
+            "percentile",
+            {str(each): seconds for each, seconds in calls.percentiles().items()},
         )
     ]
     age_s = calls.age_s()

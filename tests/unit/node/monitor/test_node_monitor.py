@@ -54,6 +54,7 @@ class Node:
         calls, agent_calls = Durations(), AgentCalls(time.monotonic)
         calls.took("create", 0.003)
         agent_calls.took("grpc.CheckRequest", 0.001)
+        agent_calls.answered()
         answers = ShimAnswers(pod, calls=calls, agent_calls=agent_calls)
         monitor = MonitorSockets(
             MonitorSocket(str(self.root / name / "shim-monitor.sock"), answers.answer),
