@@ -79,27 +79,43 @@ def test_a_verbose_status_has_the_sizing_and_the_vmm(cri: Cri, runtime: Runtime,
     assert json.loads(info["sizing"])["vcpus"]["granted"] == vm["vcpus"]
 
 
-def test_the_vm_follows_an_update_of_the_sandbox(cri: Cri) -> None:
-    """containerd does not send it yet."""
+@pytest.fixture
+def vm_handler() -> Iterator[str]:
+    """A handler whose pods have a real VM, which follows its containers."""
     drop_in = SANDBOX_API_VM_CONFIG.parent / "config.d" / "50-sizing.toml"
     drop_in.parent.mkdir(parents=True)
     shim_config.variant(SANDBOX_API_VM_CONFIG.parent)
     drop_in.write_text(
         "[hypervisor.qemu]\ndefault_vcpus = 1\ndefault_memory = 256\n[runtime]\nstatic_sandbox_resource_mgmt = false\n"
     )
-    try:
-        with cri.pod(handler=SANDBOX_API_VM_HANDLER) as pod:
-            container = pod.start()
-            _update(cri, pod, {"cpu": {"quota": 100_000, "period": 100_000}, "memory": {"limit": 256 * MIB}})
+    yield SANDBOX_API_VM_HANDLER
+    shutil.rmtree(SANDBOX_API_VM_CONFIG.parent)
 
-            info = cri.call("PodSandboxStatus", pod_sandbox_id=pod.id, verbose=True).info
-            vm = json.loads(info["vm"])
-            assert (vm["vcpus"], vm["memoryMiB"], vm["origin"]) == (2, 512, "booted")
-            eventually(lambda: container.sh("nproc") == "2\n", what="the guest uses the second CPU")
-            with pytest.raises(RemoteError, match=r"cpu\.period is negative"):
-                _update(cri, pod, {"cpu": {"period": -1}})
-    finally:
-        shutil.rmtree(SANDBOX_API_VM_CONFIG.parent)
+
+def test_the_vm_follows_an_update_of_the_sandbox(cri: Cri, vm_handler: str) -> None:
+    """containerd does not send it yet."""
+    with cri.pod(handler=vm_handler) as pod:
+        container = pod.start()
+        _update(cri, pod, {"cpu": {"quota": 100_000, "period": 100_000}, "memory": {"limit": 256 * MIB}})
+
+        info = cri.call("PodSandboxStatus", pod_sandbox_id=pod.id, verbose=True).info
+        vm = json.loads(info["vm"])
+        assert (vm["vcpus"], vm["memoryMiB"], vm["origin"]) == (2, 512, "booted")
+        eventually(lambda: container.sh("nproc") == "2\n", what="the guest uses the second CPU")
+        with pytest.raises(RemoteError, match=r"cpu\.period is negative"):
+            _update(cri, pod, {"cpu": {"period": -1}})
+
+
+def test_the_end_of_the_file_server_is_the_pods_end(cri: Cri, runtime: Runtime, vm_handler: str) -> None:
+    with cri.pod(handler=vm_handler) as pod:
+        container = pod.start()
+        for process in runtime.virtiofsds(pod.id):
+            with contextlib.suppress(ProcessLookupError):  # the end of one may have been the end of the other
+                os.kill(process.pid, signal.SIGKILL)
+
+        eventually(lambda: _is_over(pod), what="the pod is not ready")
+        assert container.exit_code() == 255
+        assert not runtime.vmms(pod.id)
 
 
 def _update(cri: Cri, pod: Pod, resources: Mapping[str, object]) -> None:
