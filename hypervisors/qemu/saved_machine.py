@@ -16,7 +16,7 @@ from pyshim.model.units import MIB
 from pyshim.model.vm import VmConfig
 
 MEMORY, STATE = "memory", "state"
-_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.005, 0.05
+_PAUSE_S = 0.005
 """Between two looks whether QEMU is done: it has an event only for those who set a capability for it."""
 _FILE_URIS = (8, 2)
 """From this version on QEMU takes files by name; older ones take any descriptor. Source: QEMU's qapi/migration.json."""
@@ -24,19 +24,24 @@ _FD_NAME = "saved-machine"
 _ENDS = ("completed", "failed", "cancelled")
 
 
-async def machine_memory(config: VmConfig) -> OwnedFd:
-    """The memory of one VM, without a name: empty, or a copy of that of the saved machine. Raises OSError."""
+def machine_memory(config: VmConfig) -> OwnedFd:
+    """The memory of one VM, without a name and empty. Raises OSError."""
     memory = OwnedFd(os.memfd_create("guest-memory", os.MFD_CLOEXEC))
     try:
-        if config.saved_machine:
-            with _opened(f"{config.saved_machine}/{MEMORY}", os.O_RDONLY) as saved:
-                await thread_to_the_end(copy_sparse, saved, memory)
-        if os.fstat(memory.fileno()).st_size != config.memory.boot_mib * MIB:
-            os.truncate(memory.fileno(), config.memory.boot_mib * MIB)
+        os.truncate(memory.fileno(), config.memory.boot_mib * MIB)
     except BaseException:
         memory.close()
         raise
     return memory
+
+
+async def fill_memory(memory: OwnedFd, directory: str) -> None:
+    """The empty memory has the content of the saved machine's. Raises OSError.
+
+    QEMU may have mapped it: before the machine continues it looks at nothing in there.
+    """
+    with _opened(f"{directory}/{MEMORY}", os.O_RDONLY) as saved:
+        await thread_to_the_end(copy_sparse, saved, memory)
 
 
 async def save_machine(monitor: Monitor, memory: OwnedFd, directory: str) -> None:
@@ -72,9 +77,7 @@ async def _uri(monitor: Monitor, file: OwnedFd) -> str:
 
 
 async def _completed(monitor: Monitor, doing: str) -> None:
-    pause_s = _FIRST_PAUSE_S
-    while (progress := await monitor.migration()).status not in _ENDS:
-        await asyncio.sleep(pause_s)
-        pause_s = min(2 * pause_s, _LAST_PAUSE_S)
+    while (progress := await monitor.migration()).status not in _ENDS:  # noqa: ASYNC110 - its event needs a capability
+        await asyncio.sleep(_PAUSE_S)
     if progress.status != "completed":
         raise QmpError(f"{doing}: {progress.error or progress.status}")

@@ -27,7 +27,7 @@ from hypervisors.qemu.guards.sev import NO_ENCRYPTION, Encryption
 from hypervisors.qemu.hotplug import Hotplug, capabilities_of
 from hypervisors.qemu.memory_dump import dump_memory
 from hypervisors.qemu.qmp import Monitor, QmpError, QmpEvent
-from hypervisors.qemu.saved_machine import continue_machine, machine_memory, save_machine
+from hypervisors.qemu.saved_machine import continue_machine, fill_memory, machine_memory, save_machine
 from hypervisors.qemu.user import (
     first_denied,
     hand_over,
@@ -40,7 +40,7 @@ from hypervisors.qemu.user import (
 from hypervisors.qemu.view import host_view_reason, vmm_view, vsock_view
 from hypervisors.qemu.vsock import reserve_cid, start_program
 from pyshim.concurrency.deadlines import CHANGE_S, MARGIN_S, VM_S, given_s, within_s
-from pyshim.concurrency.tasks import cancel_all
+from pyshim.concurrency.tasks import cancel_all, together
 from pyshim.concurrency.threads import ended
 from pyshim.host.fds import OwnedFd
 from pyshim.host.mounts.view import ViewPath, make_view
@@ -226,9 +226,26 @@ class QemuVm:
             theirs.append(fds.enter_context(listening_socket(extra_monitor_path(config))).fileno())
             numbers.append(table.monitor)
         if config.is_copyable:
-            self._memory = await machine_memory(config)
+            self._memory = machine_memory(config)
             theirs.append(self._memory.fileno())
             numbers.append(table.memory)
+        argv = qemu_argv(config, table)
+        coming_up = self._come_up(config, argv, dict(zip(numbers, theirs, strict=True)), fds, reserved)
+        await together(coming_up, self._fill_memory(config))
+        if config.saved_machine:
+            await self._continue_machine(config)
+        assert self._plugged is not None
+        await self._plugged.check_places()
+
+    async def _come_up(
+        self,
+        config: VmConfig,
+        argv: tuple[str, ...],
+        theirs: Mapping[int, int],
+        fds: ExitStack,
+        reserved: User | None,
+    ) -> None:
+        """QEMU runs and QMP answers; `fds`, which QEMU has copies of, are closed."""
         view = await self._view(config)
         if view is not None:
             fds.enter_context(view)
@@ -237,16 +254,17 @@ class QemuVm:
         try:
             # Before the spawn: when QEMU dies early, its copy of the listener goes and this end hears so at once.
             connection.connect(qmp_path(config))
-            await self._spawn(config, qemu_argv(config, table), dict(zip(numbers, theirs, strict=True)), view, user)
+            await self._spawn(config, argv, theirs, view, user)
             fds.close()
         except BaseException:
             connection.close()
             raise
         await self._greet(config, connection)
+
+    async def _fill_memory(self, config: VmConfig) -> None:
         if config.saved_machine:
-            await self._continue_machine(config)
-        assert self._plugged is not None
-        await self._plugged.check_places()
+            assert self._memory is not None, "what continues is copyable"
+            await fill_memory(self._memory, config.saved_machine)
 
     async def _continue_machine(self, config: VmConfig) -> None:
         """The guest is where the saved machine was. Raises VmStartFailed, with QEMU's own words."""

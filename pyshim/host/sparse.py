@@ -11,8 +11,12 @@ _ZEROS = bytes(_PAGE_BYTES)
 
 
 def copy_sparse(source: OwnedFd, target: OwnedFd) -> None:
-    """`target`, empty so far, has the content and size of `source`, and holes where that has some. Raises OSError."""
-    os.truncate(target.fileno(), os.fstat(source.fileno()).st_size)
+    """`target`, only a hole so far, has the content of `source`, and holes where that has some. Raises OSError.
+
+    It grows to the size of `source`, and does not shrink: others may have mapped it.
+    """
+    if os.fstat(target.fileno()).st_size < (size := os.fstat(source.fileno()).st_size):
+        os.truncate(target.fileno(), size)
     for start, end in _data(source.fileno()):
         os.lseek(target.fileno(), start, os.SEEK_SET)
         while start < end:

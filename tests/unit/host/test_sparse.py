@@ -49,3 +49,13 @@ def test_an_empty_file_and_one_of_holes_only(tmp_path: Path) -> None:
 
             assert os.fstat(target.fileno()).st_size == size
             assert os.fstat(target.fileno()).st_blocks == 0
+
+
+def test_a_larger_target_does_not_shrink(tmp_path: Path) -> None:
+    with opened(tmp_path / "source") as source, opened(tmp_path / "target") as target:
+        os.pwrite(source.fileno(), b"x", 0)
+        os.truncate(target.fileno(), MIB)
+
+        copy_sparse(source, target)
+
+        assert (tmp_path / "target").read_bytes() == b"x" + bytes(MIB - 1)
