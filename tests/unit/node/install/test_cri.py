@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from concurrent import futures
+from contextlib import contextmanager
 from pathlib import Path
 
 import grpc
@@ -55,15 +56,20 @@ class Runtime(v1_pb2_grpc.RuntimeServiceServicer):
         return pb.RemovePodSandboxResponse()
 
 
+@contextmanager
+def serving(socket: str, runtime: Runtime) -> Iterator[Runtime]:
+    server = grpc.server(futures.ThreadPoolExecutor(2))
+    v1_pb2_grpc.add_RuntimeServiceServicer_to_server(runtime, server)
+    server.add_insecure_port(f"unix://{socket}")
+    server.start()
+    yield runtime
+    server.stop(None).wait()
+
+
 @pytest.fixture(params=[BEFORE_2, LISTING], ids=["as containerd 1.x", "as containerd 2.x and CRI-O"])
 def runtime(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Runtime]:
-    server = grpc.server(futures.ThreadPoolExecutor(2))
-    found = Runtime(request.param)
-    v1_pb2_grpc.add_RuntimeServiceServicer_to_server(found, server)
-    server.add_insecure_port(f"unix://{tmp_path}/cri.sock")
-    server.start()
-    yield found
-    server.stop(None).wait()
+    with serving(f"{tmp_path}/cri.sock", Runtime(request.param)) as found:
+        yield found
 
 
 def test_a_runtime_that_lists_the_handlers_runs_a_pod(runtime: Runtime, tmp_path: Path) -> None:

@@ -7,15 +7,18 @@ import msgspec
 import pytest
 
 from integration.framework.containerd import DEBIAN
+from protos.cri import v1_pb2 as pb
 from pyshim.model.errors import FailedPrecondition
 from pyshim.node.cli.install import node_containerd
 from pyshim.node.install import runtime
 from pyshim.node.install.apply import apply, read_manifest, remove
 from pyshim.node.install.containerd_config import runtimes_in
+from pyshim.node.install.cri import verify
 from pyshim.node.install.disk import Disk
 from pyshim.node.install.drop_ins import HANDLERS
 from pyshim.node.install.plan import PREFIX, Release, install_plan
 from tests.unit.node.install.test_apply import CONFIGS, everything, make_release
+from tests.unit.node.install.test_cri import Runtime, serving
 
 NAMES = {handler.name for handler in HANDLERS}
 FIRST, SECOND = (Release(id=f"0.1.0-{letter * 12}", python="3.11") for letter in "ab")
@@ -34,6 +37,7 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True):
     version: str
     name: str
     unit: str
+    socket: str = "/run/containerd/containerd.sock"
     written: str
     """The file that has the handlers."""
     starts: str = ""
@@ -61,6 +65,7 @@ KINDS = {
         version="1.7.23",
         name="k3s",
         unit="k3s",
+        socket="/run/k3s/containerd/containerd.sock",
         written=f"{K3S}/config.toml.tmpl",
         starts='{{ template "base" . }}\n',
     ),
@@ -69,6 +74,7 @@ KINDS = {
         version="2.0.4",
         name="k3s",
         unit="k3s",
+        socket="/run/k3s/containerd/containerd.sock",
         written=f"{K3S}/config-v3.toml.tmpl",
         starts="# mine\n",
     ),
@@ -77,6 +83,7 @@ KINDS = {
         version="2.1.5",
         name="k3s",
         unit="k3s-agent",
+        socket="/run/k3s/containerd/containerd.sock",
         written=f"{K3S}/config-v3.toml.d/pyshim.toml",
     ),
     "rke2-server": Kind(
@@ -84,6 +91,7 @@ KINDS = {
         version="1.7.23",
         name="rke2",
         unit="rke2-server",
+        socket="/run/k3s/containerd/containerd.sock",
         written=f"{RKE2}/config.toml.tmpl",
         starts='{{ template "base" . }}\n',
     ),
@@ -92,6 +100,7 @@ KINDS = {
         version="1.7.23",
         name="k0s",
         unit="k0sworker",
+        socket="/run/k0s/containerd.sock",
         written="etc/k0s/containerd.d/pyshim.toml",
     ),
     "microk8s": Kind(
@@ -99,6 +108,7 @@ KINDS = {
         version="1.6.36",
         name="microk8s",
         unit="snap.microk8s.daemon-containerd",
+        socket="/var/snap/microk8s/common/run/containerd.sock",
         written="var/snap/microk8s/current/args/containerd-template.toml",
         starts=RENDERED_2,
     ),
@@ -132,6 +142,7 @@ KINDS = {
         version="1.36.3",
         name="CRI-O",
         unit="crio",
+        socket="/run/crio/crio.sock",
         written="etc/crio/crio.conf.d/99-pyshim.conf",
     ),
     "linked-configuration": Kind(
@@ -181,19 +192,23 @@ def install(disk: Disk, release: Release = FIRST) -> None:
     apply(plan, disk, make_release=make_release(disk, plan))
 
 
+def handlers_in(text: str) -> set[str]:
+    """Names of the handlers of a file, as the runtime that reads it has them."""
+    document = tomllib.loads(text.removeprefix('{{ template "base" . }}\n'))
+    return set(document["crio"]["runtime"]["runtimes"] if "crio" in document else runtimes_in(document))
+
+
 def test_each_kind_is_recognized_and_has_the_handlers_until_it_is_uninstalled(node: Installed) -> None:
     disk, kind = node
     root = Path(disk.root)
     before = everything(root)
     caller = runtime.container_runtime(root=disk.root)
-    assert (caller.name, caller.unit) == (kind.name, kind.unit)
+    assert (caller.name, caller.unit, caller.socket) == (kind.name, kind.unit, kind.socket)
 
     install(disk)
     text = (root / kind.written).read_text()
     assert text.startswith(kind.starts)
-    document = tomllib.loads(text.removeprefix('{{ template "base" . }}\n'))
-    handlers = document["crio"]["runtime"]["runtimes"] if "crio" in document else runtimes_in(document)
-    assert handlers.keys() >= NAMES
+    assert handlers_in(text) >= NAMES
     installed = everything(root)
     install(disk)
     assert everything(root) == installed
@@ -202,6 +217,23 @@ def test_each_kind_is_recognized_and_has_the_handlers_until_it_is_uninstalled(no
     assert (root / kind.written).read_text() == text
     remove(disk, PREFIX)
     assert everything(root) == before
+
+
+def test_verify_runs_a_pod_where_the_runtime_has_read_what_was_written(node: Installed, tmp_path: Path) -> None:
+    disk, kind = node
+    file = Path(disk.root) / kind.written
+    with serving(f"{tmp_path}/cri.sock", Runtime(pb.StatusResponse())) as restarted_before:
+        install(disk)
+        with pytest.raises(FailedPrecondition, match="has not been restarted since"):
+            verify(f"{tmp_path}/cri.sock", frozenset(NAMES), pod="pykata")
+    assert restarted_before.handler == ""
+
+    listing = pb.StatusResponse(
+        runtime_handlers=[pb.RuntimeHandler(name=each) for each in handlers_in(file.read_text())]
+    )
+    with serving(f"{tmp_path}/cri.sock", Runtime(listing)) as restarted:
+        verify(f"{tmp_path}/cri.sock", frozenset(NAMES), pod="pykata")
+    assert (restarted.handler, restarted.pods) == ("pykata", [])
 
 
 def test_what_the_operator_adds_around_the_block_stays(node: Installed) -> None:
