@@ -33,6 +33,8 @@ class FdTable(msgspec.Struct, frozen=True, kw_only=True):
     """Listening: the second monitor, where there is one."""
     memory: int
     """The guest's memory, of a machine that can be copied."""
+    memory_is_saved: bool
+    """It is that of the saved machine itself, which the VM must not change."""
     guest_cid: int
     """0 without vsock."""
     image_bytes: int
@@ -41,7 +43,14 @@ class FdTable(msgspec.Struct, frozen=True, kw_only=True):
     """NO_ENCRYPTION without a guard of SEV's kinds."""
 
 
-def fd_table(config: VmConfig, *, guest_cid: int, image_bytes: int, encryption: Encryption = NO_ENCRYPTION) -> FdTable:
+def fd_table(
+    config: VmConfig,
+    *,
+    guest_cid: int,
+    image_bytes: int,
+    memory_is_saved: bool = False,
+    encryption: Encryption = NO_ENCRYPTION,
+) -> FdTable:
     """Numbers from FIRST_FD up, in the order of the fields; per NIC first its vhost fds, then its taps."""
     numbers = iter(range(FIRST_FD, 1 << 16))
     return FdTable(
@@ -58,6 +67,7 @@ def fd_table(config: VmConfig, *, guest_cid: int, image_bytes: int, encryption: 
         ),
         monitor=next(numbers),
         memory=next(numbers),
+        memory_is_saved=memory_is_saved,
         guest_cid=guest_cid,
         image_bytes=image_bytes,
         encryption=encryption,
@@ -156,7 +166,7 @@ def qemu_argv(config: VmConfig, fds: FdTable) -> tuple[str, ...]:
     words += devices.cpus(config.cpu, hotplug=hotplug)
     words += devices.memory(config.memory, hotplug=hotplug, pmem_bytes=image_bytes)
     if config.is_copyable:
-        words += devices.ram_in_file(config.memory, fds.memory)
+        words += devices.ram_in_file(config.memory, fds.memory, is_saved=fds.memory_is_saved)
     else:
         words += devices.numa(config.memory, config.numa) if config.numa else devices.ram(config.memory)
     words += ("-no-user-config", "-nodefaults", "-display", "none", "-vga", "none", "-no-reboot", "-S")

@@ -166,9 +166,13 @@ def ram(config: MemoryConfig) -> Words:
     return _ram(config, RAM_ID, config.boot_mib)
 
 
-def ram_in_file(config: MemoryConfig, fd: int) -> Words:
-    """RAM in the open file `fd`, which is as large: QEMU opens it once more by a name that needs no directory."""
-    fields: Fields = {"id": RAM_ID, "size": f"{config.boot_mib}M", "mem-path": f"/proc/self/fd/{fd}", "share": True}
+def ram_in_file(config: MemoryConfig, fd: int, *, is_saved: bool) -> Words:
+    """RAM in the open file `fd`, which is as large: QEMU opens it once more by a name that needs no directory.
+
+    The file `is_saved` for others as well: it is only read, and what the guest writes is this QEMU's own.
+    """
+    fields: Fields = {"id": RAM_ID, "size": f"{config.boot_mib}M", "mem-path": f"/proc/self/fd/{fd}"}
+    fields |= {"share": False, "readonly": True, "rom": False} if is_saved else {"share": True}
     return ("-object", option("memory-backend-file", fields))
 
 

@@ -1,25 +1,30 @@
 """A whole machine in two files: its memory, with holes where the guest has used none, and the state of its devices.
 
 It is QEMU's migration, with files for the other host. `x-ignore-shared` leaves the memory out of the stream: it is the
-file behind `-object memory-backend-file`. Each VM gets a copy of its own, as a descriptor: QEMU's user needs no rights
-on it, and nothing of it stays behind. Source: QEMU's docs/devel/migration and docs/system/vm-templating.
+file behind `-object memory-backend-file`. Each VM gets it as a descriptor, of which nothing stays behind: the saved
+file itself, mapped privately, where QEMU can do that with a file it may only read and nobody else maps the VM's memory;
+else a copy of its own. Source: QEMU's docs/devel/migration and docs/system/vm-templating.
 """
 
 import asyncio
 import os
+import stat
 
 from hypervisors.qemu.qmp import Monitor, QmpError
 from pyshim.concurrency.threads import thread_to_the_end
 from pyshim.host.fds import OwnedFd
 from pyshim.host.sparse import copy_sparse, copy_without_zeros
 from pyshim.model.units import MIB
-from pyshim.model.vm import VmConfig
+from pyshim.model.vm import MemoryBacking, VmConfig
 
 MEMORY, STATE = "memory", "state"
 _PAUSE_S = 0.005
 """Between two looks whether QEMU is done: it has an event only for those who set a capability for it."""
 _FILE_URIS = (8, 2)
 """From this version on QEMU takes files by name; older ones take any descriptor. Source: QEMU's qapi/migration.json."""
+_READ_ONLY_MEMORY = (8, 2)
+"""From this version on QEMU makes RAM from a file that it may only read (`rom=off`). An older one would have to be
+trusted with a file that other VMs continue from. Source: QEMU's qapi/qom.json."""
 _FD_NAME = "saved-machine"
 _ENDS = ("completed", "failed", "cancelled")
 
@@ -35,6 +40,22 @@ def machine_memory(config: VmConfig) -> OwnedFd:
     return memory
 
 
+def saved_memory(config: VmConfig) -> OwnedFd | None:
+    """The memory of the saved machine itself, for reading; None where the VM cannot have it as its own. Raises OSError.
+
+    Memory that other programs map has to be a copy, and one that the guest gives back: QEMU would punch holes.
+    """
+    memory = config.memory
+    if not config.saved_machine or memory.backing is not MemoryBacking.PRIVATE or memory.reclaim:
+        return None
+    saved = _opened(f"{config.saved_machine}/{MEMORY}", os.O_RDONLY)
+    found = os.fstat(saved.fileno())
+    if found.st_mode & stat.S_IROTH and found.st_size == memory.boot_mib * MIB:
+        return saved
+    saved.close()
+    return None
+
+
 async def fill_memory(memory: OwnedFd, directory: str) -> None:
     """The empty memory has the content of the saved machine's. Raises OSError.
 
@@ -45,13 +66,19 @@ async def fill_memory(memory: OwnedFd, directory: str) -> None:
 
 
 async def save_machine(monitor: Monitor, memory: OwnedFd, directory: str) -> None:
-    """The two files are in `directory`, for root only. The paused VM cannot run any more. Raises QmpError, OSError."""
+    """The two files are in `directory`. The paused VM cannot run any more. Raises QmpError, OSError.
+
+    QEMU's user may open the memory for reading, where that is enough for a VM: the directory lets only root in, so it
+    is one that was given a descriptor.
+    """
     with _opened(f"{directory}/{STATE}", os.O_WRONLY | os.O_CREAT | os.O_EXCL) as state:
         await monitor.leave_out_shared_memory()
         await monitor.migrate(await _uri(monitor, state))
         await _completed(monitor, "save machine")
     with _opened(f"{directory}/{MEMORY}", os.O_WRONLY | os.O_CREAT | os.O_EXCL) as saved:
         await thread_to_the_end(copy_without_zeros, memory, saved)
+        if monitor.version >= _READ_ONLY_MEMORY:
+            os.fchmod(saved.fileno(), 0o644)
 
 
 async def continue_machine(monitor: Monitor, directory: str) -> None:

@@ -27,7 +27,13 @@ from hypervisors.qemu.guards.sev import NO_ENCRYPTION, Encryption
 from hypervisors.qemu.hotplug import Hotplug, capabilities_of
 from hypervisors.qemu.memory_dump import dump_memory
 from hypervisors.qemu.qmp import Monitor, QmpError, QmpEvent
-from hypervisors.qemu.saved_machine import continue_machine, fill_memory, machine_memory, save_machine
+from hypervisors.qemu.saved_machine import (
+    continue_machine,
+    fill_memory,
+    machine_memory,
+    save_machine,
+    saved_memory,
+)
 from hypervisors.qemu.user import (
     first_denied,
     hand_over,
@@ -217,7 +223,14 @@ class QemuVm:
                 theirs.append(fds.enter_context(device).fileno())
                 self._address = HvsockAddress(channel.socket_path, channel.port)
         encryption = await self._encryption(config)
-        table = fd_table(config, guest_cid=guest_cid, image_bytes=image_bytes, encryption=encryption)
+        saved = saved_memory(config)
+        table = fd_table(
+            config,
+            guest_cid=guest_cid,
+            image_bytes=image_bytes,
+            memory_is_saved=saved is not None,
+            encryption=encryption,
+        )
         numbers = [table.qmp, table.console, table.serial, table.agent]
         for nic, nic_fds in zip(config.nics, table.nics, strict=True):
             theirs += (*nic.vhost_fds, *nic.tap_fds)
@@ -226,12 +239,12 @@ class QemuVm:
             theirs.append(fds.enter_context(listening_socket(extra_monitor_path(config))).fileno())
             numbers.append(table.monitor)
         if config.is_copyable:
-            self._memory = machine_memory(config)
+            self._memory = saved or machine_memory(config)
             theirs.append(self._memory.fileno())
             numbers.append(table.memory)
         argv = qemu_argv(config, table)
         coming_up = self._come_up(config, argv, dict(zip(numbers, theirs, strict=True)), fds, reserved)
-        await together(coming_up, self._fill_memory(config))
+        await together(coming_up, *(() if saved else (self._fill_memory(config),)))
         if config.saved_machine:
             await self._continue_machine(config)
         assert self._plugged is not None
@@ -449,7 +462,7 @@ class QemuVm:
     async def save_machine(self, directory: str) -> None:
         """The paused VM is saved in `directory`, for others to continue from; it has had its life."""
         monitor = self._live("save machine", Phase.PAUSED)
-        if self._memory is None:
+        if self._memory is None or self._continues:
             raise FailedPrecondition(f"save machine of vm {self._clues.sandbox_id!r}: it is not made to be copied")
         await save_machine(monitor, self._memory, directory)
 

@@ -146,7 +146,12 @@ class TemplateStore:
             raise TemplateDamaged(f"use template {key!r}: a file of it is missing") from None
         except OSError as error:
             raise TemplateDamaged(f"use template {key!r}: {describe_os_error(error)}") from error
-        exposed = [name for name, facts in found.items() if facts.st_mode & 0o077 or facts.st_uid != os.geteuid()]
+        closed_to_others = {_MEMORY: 0o033, _STATE: 0o077, _RECORD: 0o077}
+        exposed = [
+            name
+            for name, facts in found.items()
+            if facts.st_mode & closed_to_others[name] or facts.st_uid != os.geteuid()
+        ]
         if exposed:
             raise TemplateDamaged(f"use template {key!r}: others can open {exposed[0]!r}")
         wanted = (template.memory_mib * MIB, template.state_bytes, key)
