@@ -63,8 +63,8 @@ def _own_guest() -> Path:
 
 def _warm(config: Path) -> Path:
     """`config` with templates, and its template made."""
-    path = config.with_name("warm.toml")
-    keys = f'[factory]\nenable_template = true\ntemplate_path = "{GROUND}/templates"\n'
-    path.write_text(f"{config.read_text()}\n{keys}")
+    directory = GROUND / "warm"
+    directory.mkdir()
+    path = shim_config.variant(directory, config, enable_template=True, template_path=GROUND / "templates")
     subprocess.run([PROJECT / "bin" / "pyshim", "factory", "init", "--config", path], check=True, capture_output=True)
     return path

@@ -36,7 +36,7 @@ SOCKET = BARE.socket
 PAUSE = "docker.io/local/pause:test"
 BRIDGE = "cniinstall"
 LAYOUTS = layouts(GROUND, PAUSE)
-HANDLERS = {"runc", "pykata", "pykata-tdx", "pykata-snp", "pykata-remote", "pykata-debug"}
+HANDLERS = {"runc", "pykata", "pykata-tdx", "pykata-snp", "pykata-remote", "pykata-debug", "pykata-warm"}
 DROP_IN = Path("/etc/containerd/conf.d/pyshim.toml")
 _CONFLIST = f"""\
 {{"cniVersion": "0.4.0", "name": "install", "plugins": [{{"type": "bridge", "bridge": "{BRIDGE}", "ipam":

@@ -45,8 +45,7 @@ def warm(module_leaves_nothing: None) -> Iterator[Path]:
 def template(directory: Path, templates: Path, **changes: object) -> Iterator[Path]:
     """In `directory`, which is made, a configuration whose VMs continue from a template in `templates`."""
     directory.mkdir()
-    path = shim_config.variant(directory, **changes)
-    path.write_text(f'{path.read_text()}\n[factory]\nenable_template = true\ntemplate_path = "{templates}"\n')
+    path = shim_config.with_templates(directory, templates, **changes)
     try:
         assert "made" in factory(path, "init")
         yield path

@@ -38,9 +38,7 @@ def continue_from_template(directory: Path) -> None:
 
 def with_templates(directory: Path, templates: Path, **changes: object) -> Path:
     """A variant of the shipped file, whose VMs continue from templates in `templates`."""
-    path = variant(directory, **changes)
-    path.write_text(f'{path.read_text()}\n[factory]\nenable_template = true\ntemplate_path = "{templates}"\n')
-    return path
+    return variant(directory, enable_template=True, template_path=templates, **changes)
 
 
 def bind(source: Path, target: Path) -> None:

@@ -35,7 +35,8 @@ class Handler(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     """The file of configs/ that it starts from."""
     config_path: str
-    debug: bool = False
+    turned_on: str = ""
+    """A key that is false in `source`, and true here."""
     is_local: bool = True
     """Its VMs run on the node, in QEMU."""
     guest_pulls: bool = False
@@ -71,7 +72,13 @@ HANDLERS = (
         name="pykata-debug",
         source="configuration-qemu.toml",
         config_path="/etc/pyshim/debug/configuration.toml",
-        debug=True,
+        turned_on="enable_debug",
+    ),
+    Handler(
+        name="pykata-warm",
+        source="configuration-qemu.toml",
+        config_path="/etc/pyshim/warm/configuration.toml",
+        turned_on="enable_template",
     ),
 )
 

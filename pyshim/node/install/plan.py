@@ -199,8 +199,8 @@ def _programs(prefix: str, home: str, release: Release, shim: str) -> list[Write
 
 def _configuration(handler: Handler, shipped: str, home: str) -> list[Write]:
     text = shipped.replace("../.build/guest/", f"{home}/guest/")
-    if handler.debug:
-        text = text.replace("enable_debug = false", "enable_debug = true")
+    if handler.turned_on:
+        text = text.replace(f"{handler.turned_on} = false", f"{handler.turned_on} = true")
     directory = posixpath.dirname(handler.config_path)
     found: list[Write] = [FileWrite(path=handler.config_path, content=_CONFIG_HEAD.format(directory=directory) + text)]
     if handler.drop_in is not None:

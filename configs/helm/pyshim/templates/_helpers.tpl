@@ -27,7 +27,7 @@ imagePullSecrets:
 {{- end -}}
 
 {{- define "pyshim.shipped" -}}
-pykata,pykata-tdx,pykata-snp,pykata-remote,pykata-debug
+pykata,pykata-tdx,pykata-snp,pykata-remote,pykata-debug,pykata-warm
 {{- end -}}
 
 {{- /* The enabled classes, the usual one first: a node is ready when its test pod runs with that. Own ones come last. */ -}}

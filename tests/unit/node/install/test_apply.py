@@ -134,6 +134,8 @@ def test_install_again_upgrade_and_uninstall(node: Path) -> None:
     assert FIRST.id.encode() in installed["opt/pyshim/bin/containerd-shim-pykata-v2"][1]
     assert installed["usr/local/bin/containerd-shim-pykata-v2"][1] == b"/opt/pyshim/bin/containerd-shim-pykata-v2"
     assert b"enable_debug = true" in installed["etc/pyshim/debug/configuration.toml"][1]
+    assert b"enable_template = true" in installed["etc/pyshim/warm/configuration.toml"][1]
+    assert b"enable_template = false" in installed["etc/pyshim/configuration.toml"][1]
     assert f"/opt/pyshim/releases/{FIRST.id}/guest/vmlinux".encode() in installed["etc/pyshim/configuration.toml"][1]
 
     assert install(disk, plan(disk)) == ()
