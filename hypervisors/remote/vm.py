@@ -166,7 +166,7 @@ class RemoteVm:
         request = service.create_vm(
             config.sandbox_id, dict(remote.annotations), config.netns_path or "", remote.timeout_s, self._late_s
         )
-        with span("ask CreateVM"):
+        with span(f"ask CreateVM of {config.machine_type}" if config.machine_type else "ask CreateVM"):
             await self._ask(
                 "CreateVM", f"create remote vm {config.sandbox_id!r}", self._created(config.sandbox_id, request)
             )

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from hypervisors.remote.vm import RemoteVm
 from protos import hypervisor_pb2 as pb
@@ -53,19 +54,22 @@ async def test_a_vm_is_created_started_and_stopped(service: FakeRemoteService, l
     assert service.methods() == ["Version", "CreateVM", "StartVM", "StopVM"]
 
 
-async def test_the_services_work_has_spans(service: FakeRemoteService, ledger: FakeLedger) -> None:
+@pytest.mark.parametrize(("machine_type", "asked"), [("", "ask CreateVM"), ("g5.xlarge", "ask CreateVM of g5.xlarge")])
+async def test_the_services_work_has_spans_with_the_type_that_was_asked(
+    service: FakeRemoteService, ledger: FakeLedger, machine_type: str, asked: str
+) -> None:
     trace = Trace(time.monotonic_ns)
 
     vm = RemoteVm(ledger=ledger)
 
     async def life() -> None:
-        await vm.create(config(service))
+        await vm.create(replace(config(service), machine_type=machine_type))
         await vm.start()
         await vm.stop()
 
     await trace.of("pod", life())
 
-    assert [span.name for span in trace.spans] == ["pod", "ask CreateVM", "ask StartVM"]
+    assert [span.name for span in trace.spans] == ["pod", asked, "ask StartVM"]
 
 
 async def test_the_service_gets_annotations_namespace_and_deadlines_but_none_for_the_end(
