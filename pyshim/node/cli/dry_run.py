@@ -16,9 +16,11 @@ from hypervisors.qemu.cmdline import check_config, fd_table, qemu_argv
 from hypervisors.qemu.devices import is_image_pmem
 from pyshim.config.load import load_config
 from pyshim.config.sources import named_file
+from pyshim.host.os_errors import os_errors
 from pyshim.model.capacity import CapacityFacts, CgroupLimits
 from pyshim.model.confidential import Tee, TeeFacts
 from pyshim.model.config import Config
+from pyshim.model.devices import DeviceRequest, FoundDevice, PodDevices
 from pyshim.model.errors import InvalidArgument
 from pyshim.model.host_facts import UNBOUNDED_CPUS, CgroupMode, HostFacts
 from pyshim.model.ids import ContainerId, HostPath, SandboxId
@@ -33,6 +35,7 @@ from pyshim.node.kubernetes.manifest import PodManifest, overhead_of, pod_sizing
 from pyshim.pod.plan.container import container_plan
 from pyshim.pod.plan.placed import with_guest_nodes
 from pyshim.pod.plan.sandbox import VM_ROOT, sandbox_plan
+from pyshim.resources.devices.plan.instances import MAX_BYTES, MOST_OFFERED, VENDOR, InstanceTable, read_instances
 from pyshim.resources.machine import read_machine
 from pyshim.resources.probe import probe_host
 from pyshim.resources.sizing.host import probe_capacity
@@ -52,8 +55,8 @@ _LEFT_OUT = (
     "network cards: they come from the pod's network namespace",
     "devices of the kubelet's PodResources and of CDI: the kubelet is not asked",
 )
-
-
+_CLAIMS = "devices of the pod's claims, and the type of its VM: the scheduler chooses them (hint: --claimed)"
+_NO_DEVICES = PodDevices()
 _ABLE_HOST = HostFacts(
     cpu_count=UNBOUNDED_CPUS,
     memory_mib=0,
@@ -95,14 +98,21 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 )
 @click.argument("source", metavar="BUNDLE|POD.yaml")
 @click.option("--config", "config_path", metavar="FILE", help="Default: the one a sandbox would read.")
+@click.option(
+    "--claimed",
+    multiple=True,
+    metavar="PRODUCT=NUMBER",
+    help="Devices that the scheduler gives to the pod's claims: a remote VM's instance type follows from them.",
+)
 @json_option
-def command(source: str, config_path: str | None, as_json: bool) -> int:
+def command(source: str, config_path: str | None, claimed: tuple[str, ...], as_json: bool) -> int:
     """Show the VM, QEMU's command line, mounts, devices and sizes of a pod, without touching anything.
 
     BUNDLE is a directory with config.json; POD.yaml holds pods, or anything with a pod template.
     """
     options = named_file(config_path)
-    plans = [of_bundle(source, options)] if os.path.isdir(source) else of_manifest(source, options)
+    devices = _claimed(claimed)
+    plans = [of_bundle(source, options, devices)] if os.path.isdir(source) else of_manifest(source, options, devices)
     if as_json:
         print_json([as_document(plan) for plan in plans])
     else:
@@ -110,16 +120,28 @@ def command(source: str, config_path: str | None, as_json: bool) -> int:
     return 0
 
 
-def of_bundle(bundle: str, options: RuntimeOptions | None) -> Plan:
+def _claimed(words: tuple[str, ...]) -> PodDevices:
+    """The devices that `pyshim dra run` gives to a pod with such claims. Raises InvalidArgument naming the word."""
+    names = []
+    for word in words:
+        product, _, number = word.partition("=")
+        if not product or not number.isdecimal() or not 1 <= int(number) <= MOST_OFFERED:
+            raise InvalidArgument(f"plan with claimed devices {word!r}: expected PRODUCT=NUMBER, 1 to {MOST_OFFERED}")
+        names += [f"{VENDOR}/{product}=planned-{each}" for each in range(int(number))]
+    requests = (DeviceRequest(name=name, origin="--claimed") for name in names)
+    return PodDevices(devices=tuple(FoundDevice(request=request, nodes=()) for request in requests))
+
+
+def of_bundle(bundle: str, options: RuntimeOptions | None, devices: PodDevices) -> Plan:
     """The plan that Create of this bundle makes, without the root file system, which containerd names in its call."""
     bundle = os.path.realpath(bundle)
     where = f"{bundle}/config.json"
-    spec = parse_spec(_content(where), where)
+    spec = parse_spec(_content(where, MAX_SPEC_BYTES), where)
     container_id = ContainerId(os.path.basename(bundle))
     member = membership(spec.annotations, container_id)
     config = load_config(options, spec.annotations, dict(os.environ))
     has_vm = member.kind is not ContainerKind.POD_CONTAINER
-    sandbox = _sandbox_here(member.sandbox_id, member.kind, spec, config) if has_vm else None
+    sandbox = _sandbox_here(member.sandbox_id, member.kind, spec, config, devices) if has_vm else None
     container = None
     if member.kind is not ContainerKind.POD_SANDBOX:
         container = container_plan(
@@ -144,14 +166,18 @@ def of_bundle(bundle: str, options: RuntimeOptions | None) -> Plan:
     )
 
 
-def of_manifest(path: str, options: RuntimeOptions | None) -> list[Plan]:
+def of_manifest(path: str, options: RuntimeOptions | None, devices: PodDevices) -> list[Plan]:
     """The sandbox of each pod; its containers' mounts are the kubelet's to make, and are left out."""
     documents = read_documents(path)
-    return [_of_pod(manifest, path, documents, options) for manifest in pods_in(documents, path)]
+    return [_of_pod(manifest, path, documents, options, devices) for manifest in pods_in(documents, path)]
 
 
 def _of_pod(
-    manifest: PodManifest, path: str, documents: list[Mapping[str, Any]], options: RuntimeOptions | None
+    manifest: PodManifest,
+    path: str,
+    documents: list[Mapping[str, Any]],
+    options: RuntimeOptions | None,
+    devices: PodDevices,
 ) -> Plan:
     sizing = pod_sizing(manifest, path, overhead_of(documents, manifest.runtime_class, path))
     annotations = {
@@ -161,13 +187,14 @@ def _of_pod(
     }
     spec = _pod_spec(annotations, path, of_host=str(manifest.spec.get("hostNetwork")).lower() == "true")
     config = load_config(options, annotations, dict(os.environ))
-    sandbox = _sandbox_here(SandboxId("pod"), ContainerKind.POD_SANDBOX, spec, config)
+    sandbox = _sandbox_here(SandboxId("pod"), ContainerKind.POD_SANDBOX, spec, config, devices)
+    of_claims = (_CLAIMS,) if manifest.spec.get("resourceClaims") and not devices.devices else ()
     return Plan(
         title=manifest.title,
         config=config,
         sandbox=sandbox,
         argv=_argv(sandbox),
-        left_out=(*_LEFT_OUT, "containers and their volumes: the kubelet makes them; plan their bundles"),
+        left_out=(*_LEFT_OUT, *of_claims, "containers and their volumes: the kubelet makes them; plan their bundles"),
     )
 
 
@@ -186,7 +213,7 @@ def plan_empty_pod(config: Config, *, on_another_host: bool) -> None:
 def empty_pod(config: Config) -> SandboxPlan:
     """The sandbox, on this host, of a pod without containers and annotations."""
     spec = _pod_spec({}, "an empty pod", of_host=False)
-    return _sandbox_here(SandboxId("pod"), ContainerKind.POD_SANDBOX, spec, config)
+    return _sandbox_here(SandboxId("pod"), ContainerKind.POD_SANDBOX, spec, config, _NO_DEVICES)
 
 
 def _pod_spec(annotations: Mapping[str, str], where: str, *, of_host: bool) -> OciSpec:
@@ -202,18 +229,20 @@ def _pod_spec(annotations: Mapping[str, str], where: str, *, of_host: bool) -> O
     return parse_spec(msgspec.json.encode(document), where)
 
 
-def _content(path: str) -> bytes:
+def _content(path: str, most: int) -> bytes:
     with open(path, "rb") as file:
-        content = file.read(MAX_SPEC_BYTES + 1)
-    if len(content) > MAX_SPEC_BYTES:
-        raise InvalidArgument(f"read spec '{path}': larger than {MAX_SPEC_BYTES} bytes")
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise InvalidArgument(f"read '{path}': larger than {most} bytes")
     return content
 
 
-def _sandbox_here(sandbox_id: SandboxId, kind: ContainerKind, spec: OciSpec, config: Config) -> SandboxPlan:
+def _sandbox_here(
+    sandbox_id: SandboxId, kind: ContainerKind, spec: OciSpec, config: Config, devices: PodDevices
+) -> SandboxPlan:
     host = probe_host()
     capacity = probe_capacity(capacity_question(config, spec.cgroups_path), cgroup_mode=host.cgroup_mode)
-    plan = _sandbox(sandbox_id, kind, spec, config, host, capacity)
+    plan = _sandbox(sandbox_id, kind, spec, config, host, capacity, devices, _instances(config))
     return with_guest_nodes(plan, read_machine()) if config.hypervisor.enable_numa and not config.is_remote else plan
 
 
@@ -224,6 +253,8 @@ def _sandbox(
     config: Config,
     host: HostFacts,
     capacity: CapacityFacts,
+    devices: PodDevices = _NO_DEVICES,
+    instances: InstanceTable | None = None,
 ) -> SandboxPlan:
     return sandbox_plan(
         sandbox_id=sandbox_id,
@@ -234,7 +265,17 @@ def _sandbox(
         host=host,
         capacity=capacity,
         sources={path: source_facts(path, _store(config)) for path in volume_sources(spec)},
+        devices=devices,
+        instances=instances,
     )
+
+
+def _instances(config: Config) -> InstanceTable | None:
+    path = config.runtime.instance_types
+    if not config.is_remote or not path:
+        return None
+    with os_errors(f"read instance types '{path}'"):
+        return read_instances(_content(path, MAX_BYTES), path)
 
 
 def _store(config: Config) -> str:

@@ -200,3 +200,69 @@ def test_a_bundle_that_is_none_is_one_line(
     shown = capsys.readouterr()
     assert error in shown.err
     assert (shown.out, shown.err.count("\n")) == ("", 1)
+
+
+INSTANCES = """\
+[device.l4]
+kind = "nvidia.com/gpu"
+count = 4
+
+[[type]]
+name = "g-small"
+vcpus = 4
+memory_mib = 16384
+device = "l4"
+devices = 1
+
+[[type]]
+name = "g-large"
+vcpus = 8
+memory_mib = 65536
+device = "l4"
+devices = 2
+"""
+
+
+@pytest.fixture
+def remote(tmp_path: Path) -> list[str]:
+    (tmp_path / "instances.toml").write_text(INSTANCES)
+    path = tmp_path / "remote.toml"
+    enabled = 'enable_annotations = ["default_vcpus"]\n'
+    table = f'[runtime]\ninstance_types = "{tmp_path}/instances.toml"\n'
+    path.write_text(f'[hypervisor.remote]\nremote_hypervisor_socket = "/run/none.sock"\n{enabled}{table}')
+    return ["--config", str(path)]
+
+
+@pytest.mark.parametrize(("claimed", "chosen"), [("l4=1", "g-small"), ("l4=2", "g-large")])
+def test_the_type_of_a_remote_vm_follows_from_the_devices_of_its_claims(
+    tmp_path: Path, remote: list[str], capsys: pytest.CaptureFixture[str], claimed: str, chosen: str
+) -> None:
+    (found,) = planned([pod(tmp_path), *remote, "--claimed", claimed], capsys)
+
+    assert found["sandbox"]["vm"]["machine_type"] == chosen
+
+
+def test_a_pod_with_claims_is_said_to_have_a_type_that_the_scheduler_decides(
+    tmp_path: Path, remote: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (found,) = planned([pod(tmp_path, more="resourceClaims: [{name: gpu}]"), *remote], capsys)
+
+    assert found["sandbox"]["vm"]["machine_type"] == ""
+    assert [line for line in found["left_out"] if "the scheduler chooses them" in line]
+
+
+@pytest.mark.parametrize(
+    ("claimed", "said"),
+    [
+        ("l4", "'l4': expected PRODUCT=NUMBER"),
+        ("l4=0", "'l4=0': expected PRODUCT=NUMBER"),
+        ("l4=3", "no type of the table has all of it"),
+        ("h100=1", "choose instance type for 1 h100"),
+    ],
+)
+def test_claimed_devices_that_no_type_has_are_refused(
+    tmp_path: Path, remote: list[str], capsys: pytest.CaptureFixture[str], claimed: str, said: str
+) -> None:
+    assert run(["plan", pod(tmp_path), *remote, "--claimed", claimed]) == 1
+
+    assert said in capsys.readouterr().err
