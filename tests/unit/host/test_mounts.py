@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from pyshim.host import syscalls
 from pyshim.host.mounts.mounting import perform_mount
-from pyshim.host.mounts.table import mounted_below, unmount_all, with_mounts_below
+from pyshim.host.mounts.table import mounted_below, unmount_all, unmount_beneath, with_mounts_below
 from pyshim.host.mounts.targets import make_target, open_target
 from pyshim.model.errors import FailedPrecondition, InvalidArgument, ShimError, Unimplemented
 from pyshim.model.ids import HostPath
@@ -333,6 +334,28 @@ def test_every_layer_of_a_mount_point_is_unmounted_and_again_is_harmless(tmp_pat
     assert mounted_below(str(tmp_path)) == ()
     unmount_all(str(target))
     unmount_all(str(tmp_path / "missing"))
+
+
+def test_each_layer_takes_one_call_and_a_path_without_a_mount_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An unmount can take many seconds on a busy disk, and containerd gives the removal of a task ten."""
+    calls: list[str] = []
+    unmount = syscalls.umount2
+
+    def counted(target: str, flags: int) -> None:
+        calls.append(target)
+        unmount(target, flags)
+
+    for _ in range(2):
+        perform_mount(host_mount("tmpfs", tmp_path / "root/target", fs_type="tmpfs"))
+    monkeypatch.setattr(syscalls, "umount2", counted)
+
+    unmount_beneath(str(tmp_path / "root"), str(tmp_path / "root/target"))
+    unmount_beneath(str(tmp_path / "root"), str(tmp_path / "root/target"))
+
+    assert mounted_below(str(tmp_path)) == ()
+    assert len(calls) == 2
 
 
 def test_a_mount_in_use_is_unmounted_all_the_same(tmp_path: Path) -> None:
