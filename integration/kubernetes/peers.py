@@ -14,7 +14,8 @@ from pathlib import Path
 
 from integration.framework.releases import go_build, run_go
 
-VERSION = "v1.34.4"
+VERSION = os.environ.get("KUBERNETES", "v1.34.4")
+MINOR = int(VERSION.split(".")[1])
 _STAGING = VERSION.replace("v1.", "v0.", 1)
 """The version under which the modules that kubernetes keeps in its own tree are published."""
 PROGRAMS = Path(__file__).resolve().parents[2] / ".build" / "cache" / "kubernetes" / VERSION

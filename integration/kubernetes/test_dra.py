@@ -24,7 +24,7 @@ from integration.framework.cri import CRI_IMAGE
 from integration.framework.remote_peer import RemotePeer, remote_peer
 from integration.framework.waiting import eventually
 
-from . import helm
+from . import helm, peers
 from .cluster import ADDRESS, GROUND, NODE, PROJECT, TOKEN, Cluster, Daemon, container, manifest
 from .test_pods import SLEEP
 
@@ -58,6 +58,37 @@ kind = "nvidia.com/gpu"
 model = "TOY"
 memory_mib = 40960
 count = {count}
+"""
+
+PARTITIONED = """
+[[type]]
+name = "whole-gpu"
+vcpus = 8
+memory_mib = 16384
+device = "whole"
+devices = 1
+
+[[type]]
+name = "half-gpu"
+vcpus = 4
+memory_mib = 8192
+device = "half"
+devices = 1
+
+[device.whole]
+kind = "nvidia.com/gpu"
+memory_mib = 81920
+quota = "gpu"
+units = 2
+
+[device.half]
+kind = "nvidia.com/gpu"
+memory_mib = 40960
+quota = "gpu"
+units = 1
+
+[quota.gpu]
+units = 2
 """
 
 
@@ -203,6 +234,10 @@ def all_is_released(kube: Cluster) -> None:
     eventually(nothing_prepared, what=lambda: f"nothing is prepared: {log()}")
 
 
+def types_of(gpus: RemotePeer) -> list[str]:
+    return [record["annotations"][f"{_HYPERVISOR}machine_type"] for record in gpus.records()]
+
+
 def waits_for_a_device(kube: Cluster, pod: str) -> bool:
     return "cannot allocate all claims" in kube.event(pod, "FailedScheduling")
 
@@ -243,12 +278,37 @@ def test_two_pods_compete_for_the_last_device_and_what_no_type_has_waits(
                     )
                     loser = two if winner == one else one
                     kube.phase(winner, "Running")
-                    assert gpus.records()[0]["annotations"][f"{_HYPERVISOR}machine_type"] == "one-gpu"
+                    assert types_of(gpus) == ["one-gpu"]
                     assert waits_for_a_device(kube, loser)
                     kube.delete(winner, 1)
                     kube.phase(loser, "Running")
                 assert waits_for_a_device(kube, never)
                 assert "nodeName" not in kube.pod(never)["spec"]
+            all_is_released(kube)
+    finally:
+        table.write_text(TABLE.format(count=2))
+        eventually(lambda: offered(kube) == ["toy-0", "toy-1"], what="the devices are offered again")
+
+
+@pytest.mark.skipif(peers.MINOR < 36, reason="the API server has no shared counters (KUBERNETES=v1.36.3 has)")
+def test_a_whole_device_waits_until_none_of_its_partitions_is_taken(
+    kube: Cluster, gpus: RemotePeer, driver: Daemon
+) -> None:
+    table = GROUND / "instances.toml"
+    table.write_text(PARTITIONED)
+    names = ["half-0", "half-1", "whole-0"]
+    eventually(lambda: offered(kube) == names, what=lambda: f"partitions are offered: {log()}")
+    try:
+        with template(kube, "half", "40Gi"), template(kube, "whole", "80Gi"):
+            half, whole = (claiming(each, {"gpu": each}, given(SLEEP, "main", "gpu")) for each in ("half", "whole"))
+            with created(kube, half) as small:
+                kube.phase(small, "Running")
+                assert types_of(gpus) == ["half-gpu"]
+                with created(kube, whole) as large:
+                    assert waits_for_a_device(kube, large)
+                    kube.delete(small, 1)
+                    kube.phase(large, "Running")
+                    assert types_of(gpus) == ["whole-gpu"]
             all_is_released(kube)
     finally:
         table.write_text(TABLE.format(count=2))

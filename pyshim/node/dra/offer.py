@@ -69,7 +69,7 @@ async def _create(api: Api, specs: list[dict[str, object]], generation: int) -> 
                 await _delete(api, one["metadata"]["name"])
             raise FailedPrecondition(
                 f"offer devices of {slices.DRIVER}: the API server drops {field!r} of a slice (hint: a quota needs"
-                " Kubernetes 1.35 with DRAPartitionableDevices)"
+                " Kubernetes 1.36)"
             )
 
 
