@@ -25,7 +25,7 @@ _PART = re.compile("[/,=:]")
 """Between the parts of a word of a command line: paths, and options with their values."""
 
 
-class _Sandbox(NamedTuple):
+class _Belongings(NamedTuple):
     id: str
     container_ids: frozenset[str]
     own: tuple[str, ...]
@@ -49,7 +49,7 @@ def belongs_to(
     own = tuple(
         f"{root}/{sandbox_id}" for root in (places.vm_root, places.shared_root, state_root, places.metrics_root)
     )
-    sandbox = _Sandbox(sandbox_id, frozenset((sandbox_id, *container_ids)), own, places, proc_root)
+    sandbox = _Belongings(sandbox_id, frozenset((sandbox_id, *container_ids)), own, places, proc_root)
 
     def check(entry: LedgerEntry) -> None:
         if problem := _problem(entry, sandbox):
@@ -81,7 +81,7 @@ def is_foreign(entry: LedgerEntry, check: Callable[[LedgerEntry], None]) -> bool
     return False
 
 
-def _problem(entry: LedgerEntry, sandbox: _Sandbox) -> str:
+def _problem(entry: LedgerEntry, sandbox: _Belongings) -> str:
     """The reason why the entry cannot be the sandbox's; empty when it can."""
     key = entry.key
     match entry.kind:
@@ -111,7 +111,7 @@ def _problem(entry: LedgerEntry, sandbox: _Sandbox) -> str:
     return f"it is not a place of sandbox {sandbox.id!r}"
 
 
-def _problem_of_process(entry: LedgerEntry, sandbox: _Sandbox) -> str:
+def _problem_of_process(entry: LedgerEntry, sandbox: _Belongings) -> str:
     """A running process bears the sandbox's id in its command line, as all that are started for one do."""
     program = str(entry.detail.get("program", ""))
     if not _is_plain(program):
@@ -134,7 +134,7 @@ def _problem_of_process(entry: LedgerEntry, sandbox: _Sandbox) -> str:
     return ""
 
 
-def _problem_of_cgroup(entry: LedgerEntry, sandbox: _Sandbox) -> str:
+def _problem_of_cgroup(entry: LedgerEntry, sandbox: _Belongings) -> str:
     """One of its elements is named for the sandbox, as Kata, CRI-O and systemd do: its undo kills all that is in it."""
     roots = str(entry.detail.get("roots", "")).split(":")
     tops = [posixpath.normpath(root + entry.key) for root in roots]
@@ -149,7 +149,7 @@ def _problem_of_cgroup(entry: LedgerEntry, sandbox: _Sandbox) -> str:
     return f"it does not bear the id of sandbox {sandbox.id!r}"
 
 
-def _is_own_file(entry: LedgerEntry, sandbox: _Sandbox) -> bool:
+def _is_own_file(entry: LedgerEntry, sandbox: _Belongings) -> bool:
     """The sandbox's mark beside a direct volume's record, or a disk of an emptyDir whose entry bears the id."""
     key = entry.key
     if _is_below(key, (sandbox.places.direct_volumes,)):

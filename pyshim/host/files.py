@@ -202,7 +202,7 @@ def _unlinked_or_opened(above_fd: int, name: str, path: str) -> int | None:
         raise
 
 
-class _Level(NamedTuple):
+class _OpenDirectory(NamedTuple):
     """A directory that is being emptied."""
 
     fd: int
@@ -226,7 +226,7 @@ def _empty_once(top: int, path: str, moved: dict[str, str]) -> None:
 
     Without recursion, and with few descriptors, however deep the tree is.
     """
-    levels = [_Level(top, "", path, iter(os.listdir(top)))]
+    levels = [_OpenDirectory(top, "", path, iter(os.listdir(top)))]
     try:
         while levels:
             level = levels[-1]
@@ -243,7 +243,7 @@ def _empty_once(top: int, path: str, moved: dict[str, str]) -> None:
             if below is None:
                 continue
             if len(levels) < _OPEN_LEVELS:
-                levels.append(_Level(below, name, where, iter(os.listdir(below))))
+                levels.append(_OpenDirectory(below, name, where, iter(os.listdir(below))))
                 continue
             os.close(below)
             aside = f".removed-{os.getpid()}-{len(moved)}"

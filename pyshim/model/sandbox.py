@@ -30,7 +30,7 @@ class PodDns(msgspec.Struct, frozen=True, kw_only=True):
     options: tuple[str, ...]
 
 
-class PodResources(msgspec.Struct, frozen=True, kw_only=True):
+class PodResourceSums(msgspec.Struct, frozen=True, kw_only=True):
     """The sum over a pod's containers, as in the CRI; 0 for a figure that is absent."""
 
     cpu_period: int
@@ -52,7 +52,7 @@ class PodConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The pod's own, of its author."""
     cgroup_parent: str
     sysctls: Mapping[str, str]
-    resources: PodResources | None
+    resources: PodResourceSums | None
     host_namespaces: frozenset[str]
     """Of `network`, `pid` and `ipc`: those of the host, as the pod asks for."""
 
@@ -68,7 +68,7 @@ class CreateSandbox(msgspec.Struct, frozen=True, kw_only=True):
     pod: PodConfig | None
 
 
-class SandboxState(msgspec.Struct, frozen=True, kw_only=True):
+class SandboxStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A SandboxStatus answer."""
 
     sandbox_id: SandboxId

@@ -66,7 +66,7 @@ class ResizeRequest(NamedTuple):
     height: int
 
 
-class UpdateRequest(NamedTuple):
+class TaskUpdate(NamedTuple):
     container_id: ContainerId
     resources: Mapping[str, Any]
     annotations: Mapping[str, str]
@@ -137,11 +137,11 @@ def resize_request(payload: bytes) -> ResizeRequest:
     return ResizeRequest(_container_id(request.id), _exec_id(request.exec_id), request.width, request.height)
 
 
-def update_request(payload: bytes) -> UpdateRequest:
+def update_request(payload: bytes) -> TaskUpdate:
     request = parsed(pb.UpdateTaskRequest, payload)
     container_id = _container_id(request.id)
     resources = linux_resources(request, f"task {container_id!r}")
-    return UpdateRequest(container_id, resources, dict(request.annotations))
+    return TaskUpdate(container_id, resources, dict(request.annotations))
 
 
 def shutdown_request(payload: bytes) -> ShutdownRequest:

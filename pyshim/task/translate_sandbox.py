@@ -12,7 +12,7 @@ from protos.containerd import types_pb2
 from protos.cri import pod_sandbox_pb2 as cri
 from pyshim.model.errors import InvalidArgument
 from pyshim.model.ids import SandboxId, checked_id
-from pyshim.model.sandbox import CreateSandbox, PodConfig, PodDns, PodResources, SandboxState
+from pyshim.model.sandbox import CreateSandbox, PodConfig, PodDns, PodResourceSums, SandboxStatus
 from pyshim.model.task import ExitStatus
 from pyshim.task.translate import absolute_path, linux_resources, parsed, timestamp, type_name, uint32
 
@@ -33,7 +33,7 @@ class StatusRequest(NamedTuple):
     verbose: bool
 
 
-class UpdateRequest(NamedTuple):
+class SandboxUpdate(NamedTuple):
     sandbox_id: SandboxId
     resources: Mapping[str, Any]
 
@@ -70,13 +70,13 @@ def status_request(payload: bytes) -> StatusRequest:
     return StatusRequest(_sandbox_id(request.sandbox_id), request.verbose)
 
 
-def update_request(payload: bytes) -> UpdateRequest:
+def update_request(payload: bytes) -> SandboxUpdate:
     request = parsed(pb.UpdateSandboxRequest, payload)
     sandbox_id = _sandbox_id(request.sandbox_id)
-    return UpdateRequest(sandbox_id, linux_resources(request, f"sandbox {sandbox_id!r}"))
+    return SandboxUpdate(sandbox_id, linux_resources(request, f"sandbox {sandbox_id!r}"))
 
 
-def start_reply(state: SandboxState) -> bytes:
+def start_reply(state: SandboxStatus) -> bytes:
     """With the spec, which containerd keeps for its NRI plugins."""
     spec = AnyMessage(type_url=_SPEC, value=json.dumps(state.spec).encode())
     return pb.StartSandboxResponse(
@@ -95,7 +95,7 @@ def wait_reply(exit_status: ExitStatus) -> bytes:
     ).SerializeToString()
 
 
-def status_reply(state: SandboxState) -> bytes:
+def status_reply(state: SandboxStatus) -> bytes:
     """The state is in the CRI's words, as containerd compares them."""
     reply = pb.SandboxStatusResponse(
         sandbox_id=state.sandbox_id,
@@ -146,7 +146,7 @@ def _pod_config(options: AnyMessage, sandbox_id: SandboxId) -> PodConfig | None:
         annotations=dict(config.annotations),
         cgroup_parent=linux.cgroup_parent,
         sysctls=dict(linux.sysctls),
-        resources=PodResources(
+        resources=PodResourceSums(
             cpu_period=resources.cpu_period,
             cpu_quota=resources.cpu_quota,
             cpu_shares=resources.cpu_shares,

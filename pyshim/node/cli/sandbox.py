@@ -71,7 +71,7 @@ def recorded(state_dir: str, prefix: str = "") -> list[SandboxId]:
         return []
 
 
-class _Sandbox(click.ParamType[str]):
+class _SandboxParameter(click.ParamType[str]):
     name = "sandbox"
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -82,7 +82,7 @@ class _Sandbox(click.ParamType[str]):
 
 
 def sandbox_argument(command: _Command) -> _Command:
-    return click.argument("sandbox", metavar="SANDBOX", type=_Sandbox())(command)
+    return click.argument("sandbox", metavar="SANDBOX", type=_SandboxParameter())(command)
 
 
 def state_dir_option(command: _Command) -> _Command:

@@ -11,7 +11,7 @@ from pyshim.model.caller import Caller, caller_of, pod_of
 from pyshim.model.ids import HostPath, SandboxId
 from pyshim.model.kind import ContainerKind
 from pyshim.model.oci import OciSpec, parse_spec
-from pyshim.model.sandbox import CreateSandbox, PodConfig, PodDns, PodResources
+from pyshim.model.sandbox import CreateSandbox, PodConfig, PodDns, PodResourceSums
 from pyshim.pod.plan.pod_spec import pod_files, pod_spec, with_files
 from pyshim.resources.sizing.plan.workload import workload
 
@@ -53,7 +53,7 @@ def test_the_pod_is_named_as_containerd_names_it() -> None:
 
 
 def test_its_size_is_the_sum_of_its_containers() -> None:
-    size = PodResources(cpu_period=100_000, cpu_quota=150_000, cpu_shares=1536, memory_bytes=512 << 20)
+    size = PodResourceSums(cpu_period=100_000, cpu_quota=150_000, cpu_shares=1536, memory_bytes=512 << 20)
 
     found = workload(ContainerKind.POD_SANDBOX, spec_of(replace(POD, resources=size)).annotations, {})
 

@@ -8,7 +8,7 @@ import pytest
 
 from pyshim.model.errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound, ShimError, Unavailable
 from pyshim.model.ids import ContainerId, HostPath, SandboxId
-from pyshim.model.sandbox import CreateSandbox, PodConfig, PodDns, PodResources
+from pyshim.model.sandbox import CreateSandbox, PodConfig, PodDns, PodResourceSums
 from pyshim.model.task import Status
 from pyshim.pod.process import EXIT_KILLED, EXIT_SANDBOX_LOST
 from pyshim.pod.served import ServedSandbox
@@ -26,7 +26,7 @@ CONFIG = PodConfig(
     annotations={},
     cgroup_parent="/kubepods/podu1",
     sysctls={},
-    resources=PodResources(cpu_period=100_000, cpu_quota=150_000, cpu_shares=1536, memory_bytes=512 << 20),
+    resources=PodResourceSums(cpu_period=100_000, cpu_quota=150_000, cpu_shares=1536, memory_bytes=512 << 20),
     host_namespaces=frozenset(),
 )
 IN_POD = {

@@ -18,7 +18,7 @@ from protos.cri import v1_pb2 as cri
 from pyshim.model.errors import NotFound
 from pyshim.model.host_facts import CgroupMode
 from pyshim.model.ids import SandboxId
-from pyshim.model.sandbox import CreateSandbox, PodConfig, PodDns, PodResources, SandboxState
+from pyshim.model.sandbox import CreateSandbox, PodConfig, PodDns, PodResourceSums, SandboxStatus
 from pyshim.model.stats import ContainerStats
 from pyshim.model.task import ExitStatus
 from pyshim.task.calls import Calls
@@ -46,7 +46,7 @@ class FakeSandbox:
     async def create(self, request: CreateSandbox) -> None:
         self.calls.append(("create", request))
 
-    async def start(self, sandbox_id: SandboxId) -> SandboxState:
+    async def start(self, sandbox_id: SandboxId) -> SandboxStatus:
         self._enter("start", sandbox_id)
         return self.status(sandbox_id, verbose=False)
 
@@ -64,10 +64,10 @@ class FakeSandbox:
         await self.exited.wait()
         return EXIT
 
-    def status(self, sandbox_id: SandboxId, verbose: bool) -> SandboxState:
+    def status(self, sandbox_id: SandboxId, verbose: bool) -> SandboxStatus:
         self._enter("status", sandbox_id, verbose)
         ended = self.exited.is_set()
-        return SandboxState(
+        return SandboxStatus(
             sandbox_id=sandbox_id,
             pid=4321,
             is_ready=not ended,
@@ -165,7 +165,7 @@ def test_a_pods_configuration_arrives_whole() -> None:
                     annotations={"io.katacontainers.config.hypervisor.default_vcpus": "2"},
                     cgroup_parent="/kubepods/podu1",
                     sysctls={"net.core.somaxconn": "512"},
-                    resources=PodResources(
+                    resources=PodResourceSums(
                         cpu_period=100_000, cpu_quota=150_000, cpu_shares=1536, memory_bytes=512 << 20
                     ),
                     host_namespaces=frozenset({"ipc"}),
