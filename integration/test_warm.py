@@ -88,16 +88,27 @@ def test_two_clones_are_two_machines(
     ctr: Ctr, runtime: Runtime, warm: Path, name: str, continued: Callable[[], list[str]]
 ) -> None:
     random = "/proc/sys/kernel/random"
-    script = f"cat {random}/uuid {random}/boot_id; head -c 16 /dev/urandom | od -An -tx1"
-    with own_name(ctr) as other:
-        start(ctr, runtime, warm, name)
-        start(ctr, runtime, warm, other)
-        texts = [inside(ctr, each, script).lines for each in (name, other)]
-        now = int(inside(ctr, name, "date +%s").out)
-
-        assert abs(now - time.time()) < 30
-        for one, two in zip(*texts, strict=True):
-            assert one != two, script
+    different = {
+        "uuid": f"cat {random}/uuid",
+        "boot id": f"cat {random}/boot_id",
+        "random numbers": "head -c 16 /dev/urandom | od -An -tx1",
+        "hostname": "hostname",
+        "mac": "cat /sys/class/net/eth0/address",
+        "address": "ip -o -4 addr show dev eth0",
+    }
+    with (
+        own_name(ctr) as other,
+        pod_network("it-warm-1", subnet=30) as one_network,
+        pod_network("it-warm-2", subnet=31) as other_network,
+    ):
+        for each, network in ((name, one_network), (other, other_network)):
+            start(ctr, runtime, warm, each, "--with-ns", f"network:{network.namespace}")
+        for what, script in different.items():
+            one, two = (inside(ctr, each, script).out for each in (name, other))
+            assert one, what
+            assert one != two, what
+        assert abs(int(inside(ctr, name, "date +%s").out) - time.time()) < 30
+        ctr.remove([name, other])
     lines = continued()
     assert len([line for line in lines if "vm continued" in line]) == 2, lines
 
@@ -172,6 +183,23 @@ def test_the_end_of_its_vmm_is_the_end_of_a_clone(ctr: Ctr, runtime: Runtime, wa
     os.kill(vmm.pid, signal.SIGKILL)
 
     eventually(lambda: ctr.state_of(name) == "STOPPED", what="the task has stopped")
+
+
+def test_a_template_is_made_once_beside_the_first_pods_that_could_have_used_it(
+    ctr: Ctr, runtime: Runtime, warm: Path, name: str, continued: Callable[[], list[str]]
+) -> None:
+    assert "1 templates removed" in factory(warm, "destroy")
+    with own_name(ctr) as second, own_name(ctr) as third:
+        start(ctr, runtime, warm, name)
+        start(ctr, runtime, warm, second)
+        made = eventually(lambda: list(TEMPLATES.glob("*/template.json")), what="a template is made", within_s=120)
+        eventually(lambda: not list(TEMPLATES.glob("*.tried")), what="its maker has ended")
+        start(ctr, runtime, warm, third)
+
+    assert len(made) == 1
+    *boots, last = continued()
+    assert ["vm boots" in line for line in boots] == [True, True], boots
+    assert "vm continued" in last
 
 
 @pytest.mark.parametrize("damaged", ["state", "memory"])

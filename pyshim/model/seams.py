@@ -225,8 +225,14 @@ class Host(Protocol):
     async def find_template(self, root: str, vm: VmConfig) -> str:
         """The directory of the template of this VM's machine. Raises NotFound without one."""
 
-    async def discard_template(self, directory: str) -> None:
-        """No VM continues from it any more. Idempotent."""
+    async def make_template(self, root: str, vm: VmConfig, source: str) -> None:
+        """Another process makes the template of this VM's machine, which is that of the configuration file `source`.
+
+        Unless one makes a template already, or this one could not be made within the last hour.
+        """
+
+    async def discard_template(self, directory: str, reason: str) -> None:
+        """No VM continues from it any more, and none like it is made for an hour. Idempotent."""
 
     async def mount(self, mount: HostMount) -> None: ...
     async def start_virtiofsd(self, plan: VirtiofsdPlan, ledger: Ledger) -> Virtiofsd: ...

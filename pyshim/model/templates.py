@@ -23,6 +23,8 @@ class Template(msgspec.Struct, frozen=True, kw_only=True):
     memory_mib: int
     state_bytes: int
     made_ns: int
+    files: tuple[tuple[str, str], ...]
+    """As in `MachineFacts`: when one has changed, no machine is like this one any more."""
 
 
 class StoredTemplate(msgspec.Struct, frozen=True, kw_only=True):

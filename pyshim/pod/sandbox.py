@@ -167,13 +167,14 @@ class Sandbox:
 
     async def _start(self, monitor: MonitorRpc, hooks: ContainerHooks) -> Agent:
         await self._run_hooks(hooks)  # outside the sandbox's cgroups: what a hook leaves behind is not of the sandbox
+        template = await self._template()  # outside as well: who makes one is not of the sandbox
         self._undo_last.push(self.cgroups.leave)
         # The kernel takes 10 to 20 ms to move a process. What serves the guest is started after the move; the share has
         # no process, and those that connect the network have ended when it is connected.
         entered = step("enter cgroups", self.cgroups.enter())
         await together(entered, make_share(self._services), self.network.connect())
         await self._start_virtiofsd()
-        if not await self._continue_from_template():
+        if not await self._continue_from(template):
             await self._boot()
         await self._open_monitor(monitor)  # the guest boots meanwhile
         agent = await self._or_lost(self._reach_guest())
@@ -252,11 +253,10 @@ class Sandbox:
             self._virtiofsd = await self._host.start_virtiofsd(self.plan.share.virtiofsd, self._services.ledger)
         self._undo.push(self._virtiofsd.stop)
 
-    async def _continue_from_template(self) -> bool:
-        """The VM runs on from a template; False, and nothing of it is left, where it has to boot."""
+    async def _continue_from(self, template: str) -> bool:
+        """The VM runs on from the template; False, and nothing of it is left, where it has to boot."""
         base = self.plan.warm_vm
-        template = await self._template(base) if base is not None else ""
-        if base is None or not template:
+        if base is None or not template or self._has_to_boot(self.network.vm, base):
             return False
         facts = {"sandbox": self.plan.sandbox_id, "template": template}
         is_awake = False
@@ -271,7 +271,7 @@ class Sandbox:
                 log.warning("clone given up", extra={**facts, "error": str(exc)})
             else:
                 log.warning("template discarded", extra={**facts, "error": str(exc)})
-                await self._host.discard_template(template)
+                await self._host.discard_template(template, str(exc))
             await self.hypervisor.stop()
             if self._virtiofsd is not None:
                 await self._virtiofsd.stop()  # it ends with its first VM
@@ -283,16 +283,32 @@ class Sandbox:
         self.origin = f"cloned from {template.rpartition('/')[2]}"
         return True
 
-    async def _template(self, base: VmConfig) -> str:
-        """The directory of the machine that the VM continues from; empty where it boots."""
-        level, reason = logging.INFO, reason_to_boot(self.network.vm, base)
-        if not reason:
+    async def _template(self) -> str:
+        """The directory of the machine that the VM continues from; empty where it boots. One may be made meanwhile."""
+        config, base = self.plan.config, self.plan.warm_vm
+        if base is None or self._has_to_boot(self.plan.vm, base):
+            return ""
+        try:
+            return await self._host.find_template(config.factory.template_path, base)
+        except NotFound as exc:
+            self._log_boot(str(exc))
+        except ShimError as exc:
+            self._log_boot(str(exc), logging.WARNING)
+            return ""
+        if not config.annotated:  # templates are made for configurations: pods could ask for any number
             try:
-                return await self._host.find_template(self.plan.config.factory.template_path, base)
+                await self._host.make_template(config.factory.template_path, base, config.source)
             except ShimError as exc:
-                level, reason = logging.INFO if isinstance(exc, NotFound) else logging.WARNING, str(exc)
-        log.log(level, "vm boots", extra={"sandbox": self.plan.sandbox_id, "reason": reason})
+                log.warning("no template made", extra={"sandbox": self.plan.sandbox_id, "error": str(exc)})
         return ""
+
+    def _has_to_boot(self, vm: VmConfig, base: VmConfig) -> bool:
+        if reason := reason_to_boot(vm, base):
+            self._log_boot(reason)
+        return bool(reason)
+
+    def _log_boot(self, reason: str, level: int = logging.INFO) -> None:
+        log.log(level, "vm boots", extra={"sandbox": self.plan.sandbox_id, "reason": reason})
 
     async def _wake(self) -> Agent:
         """The guest answers, and has its own randomness and the right time."""

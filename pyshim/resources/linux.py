@@ -5,6 +5,7 @@ import contextlib
 import logging
 import os
 import stat
+import sys
 from collections.abc import Callable, Collection
 from typing import ParamSpec, TypeVar
 
@@ -20,7 +21,7 @@ from pyshim.host.processes.hooks import hook_timeout_s, netns_member, run_hook
 from pyshim.host.processes.own_thread import in_own_thread
 from pyshim.host.streams.opening import Streams, open_streams
 from pyshim.model.copies import TreeEntry
-from pyshim.model.errors import FailedPrecondition, InvalidArgument, NotFound
+from pyshim.model.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from pyshim.model.host_facts import CgroupMode
 from pyshim.model.ledger import Ledger, LedgerEntry, ResourceKind
 from pyshim.model.mounts import HostMount
@@ -40,6 +41,16 @@ from pyshim.resources.volumes.host.virtiofsd_flavours import VirtiofsdFlavours
 log = logging.getLogger(__name__)
 
 P = ParamSpec("P")
+_ENV = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
+_LOG_FD, _LOCK_FD = 2, 3
+_MAKER = """
+import sys
+config, lock, *paths = sys.argv[1:]
+sys.path += paths
+from pyshim.__main__ import operator_main
+sys.exit(operator_main(["factory", "init", "--config", config, "--lock", lock]))
+"""
+"""As the shim, it is without site-packages (`-S`) and gets the shim's import path."""
 T = TypeVar("T")
 
 
@@ -153,10 +164,23 @@ class LinuxHost:
 
         return await _reading(root, find)
 
+    @within_s(CHANGE_S, "make template in '{root}'")
+    async def make_template(self, root: str, vm: VmConfig, source: str) -> None:
+        """The operator's command makes it, in the background: it boots a machine, and the sandbox may end before."""
+        store = TemplateStore(root)
+        key = await _reading(root, lambda: template_key(vm, machine_facts(vm)))
+        command = (sys.executable, "-I", "-S", "-c", _MAKER, source, f"{_LOCK_FD}", *map(os.path.abspath, sys.path))
+        with os_errors(f"make template in {root!r}"), contextlib.suppress(Unavailable), store.locked() as lock:
+            if not store.was_tried(key):
+                store.note_trial(key)
+                await self._children.spawn(command, env=_ENV, fds={_LOCK_FD: lock.fileno()}, stderr=_LOG_FD)
+
     @within_s(CHANGE_S, "discard template '{directory}'")
-    async def discard_template(self, directory: str) -> None:
+    async def discard_template(self, directory: str, reason: str) -> None:
         root, _, key = directory.rpartition("/")
-        await thread_to_the_end(TemplateStore(root).discard, key)
+        store = TemplateStore(root)
+        await thread_to_the_end(store.discard, key)
+        store.note_trial(key, reason)
 
     @within_s(CHANGE_S, "mount '{mount.source}' on '{mount.target}'")
     async def mount(self, mount: HostMount) -> None:

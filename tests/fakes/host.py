@@ -139,6 +139,8 @@ class FakeHost:
         self.netns_members: list[str | None] = []
         self.images: dict[str, int] = {}
         self.template: str | None = None
+        self.templates_asked_for: list[str] = []
+        """The configurations."""
         """The directory of a template for every VM."""
         self.on_discard: Callable[[], None] = lambda: None
         self.monitors: list[FakeMonitor] = []
@@ -168,7 +170,11 @@ class FakeHost:
             raise NotFound(f"find template in '{root}': there is none")
         return self.template
 
-    async def discard_template(self, directory: str) -> None:
+    async def make_template(self, root: str, vm: VmConfig, source: str) -> None:
+        self.faults.hit("make_template")
+        self.templates_asked_for.append(source)
+
+    async def discard_template(self, directory: str, reason: str) -> None:
         self.template = None
         self.on_discard()
 

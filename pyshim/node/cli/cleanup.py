@@ -1,7 +1,10 @@
 """`pyshim cleanup`: undo what dead shims left on this node, touch nothing else, and list lost remote VMs."""
 
+import os
 import sys
 import time
+from contextlib import suppress
+from glob import glob
 
 import click
 from msgspec import Struct
@@ -10,11 +13,15 @@ from pyshim.cleanup.conventions import Places
 from pyshim.cleanup.ended import answer_crio
 from pyshim.cleanup.lost_vms import LostVm, lost_vms, remove_tombstone
 from pyshim.cleanup.orphans import Orphan, Spared, candidates, clean_orphan, judged
+from pyshim.config.load import load_config
+from pyshim.config.sources import named_file
 from pyshim.model.errors import ShimError
 from pyshim.model.ids import checked_id
 from pyshim.model.ledger import LedgerEntry
 from pyshim.node.cli.output import examples
 from pyshim.node.cli.progress import counted
+from pyshim.node.install.plan import SETTINGS
+from pyshim.resources.templates.store import TemplateStore
 from pyshim.state.store import REGISTER, ROOT, StateStore
 
 CLEAN, FAILED, TO_DO, IN_USE = 0, 1, 3, 4
@@ -23,10 +30,11 @@ CLEAN, FAILED, TO_DO, IN_USE = 0, 1, 3, 4
 
 
 class CleanupPlaces(Struct, frozen=True, kw_only=True):
-    """The directories of sandboxes' states and leftovers."""
+    """The directories of sandboxes' states and leftovers, and of templates."""
 
     store: StateStore
     places: Places
+    templates: tuple[str, ...] = ()
 
 
 @click.command(
@@ -46,12 +54,14 @@ def command(
 ) -> int:
     """Undo what dead shims left on this node, touch nothing else, and list lost remote VMs.
 
-    Name one sandbox by its whole id, or all of them. A line per thing undone goes to stdout, one per thing that could
-    not be undone to stderr.
+    Name one sandbox by its whole id, or all of them: then templates that no VM can continue from any more go, too. A
+    line per thing undone goes to stdout, one per thing that could not be undone to stderr.
     """
     if sum((sandbox is not None, everything, strike is not None)) != 1:
         raise click.UsageError("expected one of ID, --all and --strike")
-    node = node or CleanupPlaces(store=StateStore(root=ROOT, register=REGISTER), places=Places())
+    node = node or CleanupPlaces(
+        store=StateStore(root=ROOT, register=REGISTER), places=Places(), templates=template_directories()
+    )
     if strike is not None:
         return _strike(strike)
     if sandbox is not None:
@@ -59,11 +69,33 @@ def command(
     else:
         names = counted(candidates(node.store, node.places), "look at sandboxes" if dry_run else "clean sandboxes")
         codes = [_one(node, name, dry_run, was_named=False) for name in names]
+        codes += [_templates(directory, dry_run) for directory in node.templates]
     for lost in lost_vms():
         if sandbox in (None, lost.id):
             print(_lost_line(lost), file=sys.stderr)
             codes.append(TO_DO if dry_run else FAILED)
     return next((code for code in (FAILED, TO_DO, IN_USE) if code in codes), CLEAN)
+
+
+def template_directories() -> tuple[str, ...]:
+    """Where VMs of the node's configurations find templates. A configuration that cannot be read counts as none."""
+    found = set()
+    for path in ("", *glob(f"{SETTINGS}/**/configuration.toml", recursive=True)):
+        with suppress(ShimError):
+            found.add(load_config(named_file(path), {}, dict(os.environ)).factory.template_path)
+    return tuple(sorted(found))
+
+
+def _templates(directory: str, dry_run: bool) -> int:
+    code = CLEAN
+    try:
+        for reason in TemplateStore(directory).discard_useless(dry_run=dry_run):
+            print(f"{'would discard' if dry_run else 'discarded'} a template: {reason}")
+            code = TO_DO if dry_run else CLEAN
+    except (ShimError, OSError) as error:
+        print(f"pyshim: clean templates in '{directory}': {error}", file=sys.stderr)
+        return FAILED
+    return code
 
 
 def _strike(vm_id: str) -> int:

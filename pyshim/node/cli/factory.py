@@ -1,8 +1,10 @@
 """`pyshim factory init|status|destroy`: the templates that VMs of this node continue from, with Kata's verbs."""
 
 import asyncio
+import logging
 import os
 import time
+from contextlib import nullcontext
 from uuid import uuid4
 
 import click
@@ -16,8 +18,9 @@ from pyshim.config.sources import named_file
 from pyshim.host.processes.children import Children
 from pyshim.host.processes.identity import our_pid_namespace
 from pyshim.host.processes.stat import start_ticks_of
+from pyshim.log import set_up
 from pyshim.model.config import Config
-from pyshim.model.errors import FailedPrecondition, NotFound
+from pyshim.model.errors import FailedPrecondition, NotFound, ShimError
 from pyshim.model.ids import SandboxId
 from pyshim.model.plans import SandboxPlan
 from pyshim.model.templates import StoredTemplate
@@ -35,6 +38,8 @@ from pyshim.state.records import SandboxRecords
 from pyshim.state.schema import ShimRecord
 from pyshim.state.store import REGISTER, StateStore
 
+log = logging.getLogger(__name__)
+
 _NOT_ENABLED = "templates are not enabled: enable_template in [factory] of '{source}'"
 _config_option = click.option("--config", "path", metavar="FILE", help="Default: the one a sandbox would read.")
 
@@ -51,25 +56,54 @@ def command() -> None:
 
 @command.command("init")
 @_config_option
-def _init(path: str | None) -> int:
-    """Boot the machine of the configuration once, and save it; a template that is there already is kept."""
+@click.option("--lock", "lock_fd", type=int, hidden=True)
+def _init(path: str | None, lock_fd: int | None) -> int:
+    """Boot the machine of the configuration once, and save it; a template that is there already is kept.
+
+    With `lock_fd`, which has locked the templates, it is done in the background for a shim, with its log.
+    """
     config = _config(path)
+    if lock_fd is not None:
+        return _init_for_shim(config)
+    with TemplateStore(config.factory.template_path).locked() if config.factory.enable_template else nullcontext():
+        return _init_locked(config)
+
+
+def _init_for_shim(config: Config) -> int:
+    if os.fork():
+        return 0
+    os.setsid()
+    set_up(debug=False)
+    try:
+        _init_locked(config)
+    except Exception as error:
+        log.warning("no template made", extra={"config": config.source, "error": str(error)})
+    return 0
+
+
+def _init_locked(config: Config) -> int:
     if not config.factory.enable_template:
         print(_NOT_ENABLED.format(source=config.source))
         return 0
     plan, vm = _planned(config)
     if reason := reason_to_boot(vm, vm):
         raise FailedPrecondition(f"make template for '{config.source}': a VM of it has to boot: {reason}")
-    key = template_key(vm, machine_facts(vm))
+    facts = machine_facts(vm)
+    key = template_key(vm, facts)
     store = TemplateStore(config.factory.template_path)
     try:
         print(f"template {key} is there already: {store.find(key)}")
         return 0
     except (NotFound, TemplateDamaged):
         pass
-    with store.making(key, vm.memory.boot_mib) as directory:
-        asyncio.run(_make(plan, vm, key, directory))
-        write_record(directory, key, vm)
+    try:
+        with store.making(key, vm.memory.boot_mib) as directory:
+            asyncio.run(_make(plan, vm, key, directory))
+            write_record(directory, key, vm, facts)
+    except (ShimError, OSError) as error:
+        store.note_trial(key, str(error))
+        raise
+    log.info("template made", extra={"template": f"{config.factory.template_path}/{key}"})
     print(f"template {key} made: {config.factory.template_path}/{key}")
     return 0
 

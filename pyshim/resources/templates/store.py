@@ -3,6 +3,7 @@
     ROOT/KEY/memory, state      the machine (`hypervisors/qemu/saved_machine.py`)
     ROOT/KEY/template.json      `Template`; its time is that of the last use
     ROOT/making                 one in the making, which nobody uses: it gets its name when it is whole
+    ROOT/KEY.tried              none could be made, why, and when: pods do not ask for one again so soon
 
 Whoever makes one has locked ROOT. Any number of VMs may continue from a template, also from one that is removed
 meanwhile: they have their own copy, or boot.
@@ -17,6 +18,7 @@ from contextlib import contextmanager, suppress
 
 import msgspec
 
+from pyshim.host.fds import OwnedFd
 from pyshim.host.file_answers import file_identity
 from pyshim.host.locks import lock_within, open_directory
 from pyshim.host.os_errors import describe_os_error, os_errors
@@ -27,10 +29,14 @@ from pyshim.model.vm import VmConfig
 
 MOST_TEMPLATES = 8
 """On one host; the one that was used least recently makes room."""
+MOST_BYTES = 4 << 30
+"""Of all templates on a host, likewise: they are in its memory."""
 MOST_DAYS = 30
 """The age to which a template is used: what a machine has worked out since its boot, keys included, gets no older."""
 _MEMORY, _STATE, _RECORD = "memory", "state", "template.json"
 _MAKING = "making"
+_TRIED = ".tried"
+_TRY_AGAIN_S = 3600
 _IS_KEY = re.compile(r"[0-9a-f]{32}")
 _MAX_RECORD_BYTES = 1 << 16
 _DAY_NS = 86_400 * 10**9
@@ -53,9 +59,6 @@ class TemplateStore:
         """
         try:
             stored = self._stored(key)
-            age_days = (time.time_ns() - stored.template.made_ns) / _DAY_NS
-            if age_days > MOST_DAYS:
-                raise TemplateDamaged(f"use template {key!r}: it is {age_days:.0f} days old")
         except TemplateDamaged:
             self.discard(key)
             raise
@@ -71,41 +74,89 @@ class TemplateStore:
                 continue  # it was removed meanwhile
             except TemplateDamaged as error:
                 yield error
+        for key in self._keys(_TRIED):
+            with suppress(FileNotFoundError), open(f"{self._root}/{key}{_TRIED}", encoding="utf-8") as file:
+                yield TemplateDamaged(f"make template {key!r}: {file.read(_MAX_RECORD_BYTES) or 'it is being made'}")
 
     def discard(self, key: str) -> None:
         """There is no template of that key."""
         _remove(f"{self._root}/{key}")
+
+    def discard_useless(self, *, dry_run: bool) -> Iterator[str]:
+        """What no VM can continue from any more is gone; why, one by one. Nothing happens while a template is made."""
+        if not self._keys() and not os.path.isdir(f"{self._root}/{_MAKING}"):
+            return
+        with suppress(Unavailable), self.locked():
+            if os.path.isdir(f"{self._root}/{_MAKING}"):
+                yield f"make template in '{self._root}': the process that made it has gone"
+                if not dry_run:
+                    _remove(f"{self._root}/{_MAKING}")
+            for key in self._keys():
+                try:
+                    self._stored(key)
+                except NotFound:
+                    continue
+                except TemplateDamaged as error:
+                    yield str(error)
+                    if not dry_run:
+                        self.discard(key)
+
+    def note_trial(self, key: str, reason: str = "") -> None:
+        """For an hour no pod asks for a template of that key, unless one is made; `reason` is why it was not.
+
+        Where the directory takes no file, as when it is full or was removed, pods may ask sooner.
+        """
+        with suppress(OSError), open(f"{self._root}/{key}{_TRIED}", "w", encoding="utf-8") as file:
+            file.write(reason)
+
+    def was_tried(self, key: str) -> bool:
+        try:
+            return time.time() - os.stat(f"{self._root}/{key}{_TRIED}").st_mtime < _TRY_AGAIN_S
+        except FileNotFoundError:
+            return False
 
     def discard_all(self) -> int:
         """No template is left, nor the root directory if nothing else is in it. Returns the number there were."""
         keys = self._keys()
         for name in (*keys, _MAKING):
             _remove(f"{self._root}/{name}")
+        for key in self._keys(_TRIED):
+            os.unlink(f"{self._root}/{key}{_TRIED}")
         with suppress(OSError):
             os.rmdir(self._root)
         return len(keys)
 
     @contextmanager
-    def making(self, key: str, memory_mib: int) -> Iterator[str]:
-        """An empty directory for a new template's machine; after the block the template is in use.
+    def locked(self) -> Iterator[OwnedFd]:
+        """Nobody else makes a template, until the descriptor and all copies of it are closed.
 
-        Raises Unavailable while another process makes one, ResourceExhausted where there is no room for the memory.
+        Raises Unavailable while another process makes one.
         """
         os.makedirs(self._root, mode=0o700, exist_ok=True)
         self._check_root()
         with open_directory(self._root) as directory:
             if not lock_within(directory, 0):
                 raise Unavailable(f"make template in '{self._root}': another process makes one")
-            self._check_room(memory_mib)
+            yield directory
+
+    @contextmanager
+    def making(self, key: str, memory_mib: int) -> Iterator[str]:
+        """An empty directory for a new template's machine; after the block the template is in use.
+
+        The caller has locked the templates. Raises ResourceExhausted where there is no room for the memory.
+        """
+        self._check_room(memory_mib)
+        _remove(f"{self._root}/{_MAKING}")
+        os.mkdir(f"{self._root}/{_MAKING}", 0o700)
+        try:
+            yield f"{self._root}/{_MAKING}"
+            self.discard(key)
+            os.rename(f"{self._root}/{_MAKING}", f"{self._root}/{key}")
+        finally:
             _remove(f"{self._root}/{_MAKING}")
-            os.mkdir(f"{self._root}/{_MAKING}", 0o700)
-            try:
-                yield f"{self._root}/{_MAKING}"
-                self.discard(key)
-                os.rename(f"{self._root}/{_MAKING}", f"{self._root}/{key}")
-            finally:
-                _remove(f"{self._root}/{_MAKING}")
-            self._make_room(key)
+        with suppress(FileNotFoundError):
+            os.unlink(f"{self._root}/{key}{_TRIED}")
+        self._make_room(key)
 
     def _check_root(self) -> None:
         found = os.lstat(self._root)
@@ -123,17 +174,22 @@ class TemplateStore:
             )
 
     def _make_room(self, newest: str) -> None:
-        others = [each for each in self.all() if isinstance(each, StoredTemplate) and each.template.key != newest]
-        others.sort(key=lambda each: each.used_ns, reverse=True)
-        for each in others[MOST_TEMPLATES - 1 :]:
-            self.discard(each.template.key)
+        found = [each for each in self.all() if isinstance(each, StoredTemplate)]
+        found.sort(key=lambda each: (each.template.key == newest, each.used_ns), reverse=True)
+        room_bytes = MOST_BYTES
+        for number, each in enumerate(found):
+            room_bytes -= each.used_bytes
+            if number and (number >= MOST_TEMPLATES or room_bytes < 0):
+                self.discard(each.template.key)
 
-    def _keys(self) -> tuple[str, ...]:
+    def _keys(self, suffix: str = "") -> tuple[str, ...]:
+        """Of all directories, or files, of a key's name and this suffix."""
         try:
             names = os.listdir(self._root)
         except FileNotFoundError:
             return ()
-        return tuple(sorted(name for name in names if _IS_KEY.fullmatch(name)))
+        keys = (name.removesuffix(suffix) for name in names if name.endswith(suffix))
+        return tuple(sorted(key for key in keys if _IS_KEY.fullmatch(key)))
 
     def _stored(self, key: str) -> StoredTemplate:
         directory = f"{self._root}/{key}"
@@ -155,6 +211,12 @@ class TemplateStore:
         if exposed:
             raise TemplateDamaged(f"use template {key!r}: others can open {exposed[0]!r}")
         wanted = (template.memory_mib * MIB, template.state_bytes, key)
+        age_days = (time.time_ns() - template.made_ns) / _DAY_NS
+        if age_days > MOST_DAYS:
+            raise TemplateDamaged(f"use template {key!r}: it is {age_days:.0f} days old")
+        for path, identity in template.files:
+            if _identity_now(path) != identity:
+                raise TemplateDamaged(f"use template {key!r}: it was made with another {path!r}")
         if (found[_MEMORY].st_size, found[_STATE].st_size, template.key) != wanted:
             raise TemplateDamaged(f"use template {key!r}: its files have other sizes than when it was made")
         used_bytes = sum(facts.st_blocks * 512 for facts in found.values())
@@ -163,7 +225,7 @@ class TemplateStore:
         )
 
 
-def write_record(directory: str, key: str, vm: VmConfig) -> None:
+def write_record(directory: str, key: str, vm: VmConfig, facts: MachineFacts) -> None:
     """The machine in `directory` is described; call when its other files are whole."""
     template = Template(
         key=key,
@@ -172,6 +234,7 @@ def write_record(directory: str, key: str, vm: VmConfig) -> None:
         memory_mib=vm.memory.boot_mib,
         state_bytes=os.stat(f"{directory}/{_STATE}").st_size,
         made_ns=time.time_ns(),
+        files=facts.files,
     )
     with open(os.open(f"{directory}/{_RECORD}", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as f:
         f.write(msgspec.json.encode(template))
@@ -205,6 +268,14 @@ def machine_facts(vm: VmConfig) -> MachineFacts:
         cpu=_cpu(),
         host_kernel=os.uname().release,
     )
+
+
+def _identity_now(path: str) -> str:
+    """Empty when it cannot be looked at."""
+    try:
+        return file_identity(os.stat(path))
+    except OSError:
+        return ""
 
 
 def _identity(path: str) -> str:

@@ -93,6 +93,8 @@ class Stack:
         self.agent = FakeAgent()
         self.capacity = CAPACITY
         self.document: Mapping[str, Any] = DOCUMENT
+        self.annotated: Mapping[str, str] = {}
+        """As in `Config`."""
         self.block_hotplug = True
         self.find_devices = no_devices
         self.ask_placement: AskPlacement = no_plugin
@@ -146,7 +148,8 @@ class Stack:
     async def _load_config(self, options: object, annotations: object) -> Any:
         self.host.faults.hit("config")
         await asyncio.sleep(0)
-        return build_config(Source(path="test.toml", directory="/", document=self.document))
+        config = build_config(Source(path="test.toml", directory="/", document=self.document))
+        return replace(config, annotated=self.annotated)
 
     def _export_trace(self, trace: Trace, endpoint: str, sandbox_id: str, annotations: Mapping[str, str]) -> None:
         self.traced_to.append(endpoint)

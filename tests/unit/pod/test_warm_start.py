@@ -79,6 +79,27 @@ async def test_without_a_template_for_its_machine_a_vm_boots(stack: Stack) -> No
     assert (vm.config.saved_machine, vm.plugged) == ("", {})
     assert "ReseedRandomDev" not in stack.agent.calls
     assert not stack.host.monitors[0].pod.observe().is_cloned
+    assert stack.host.templates_asked_for == ["test.toml"]
+    await end(stack)
+
+
+async def test_a_template_that_nobody_can_make_is_a_warning(stack: Stack, caplog: pytest.LogCaptureFixture) -> None:
+    stack.document = WARM
+    stack.host.faults.plan({"make_template": 1})
+
+    await stack.run("c1", ["sleep"])
+
+    assert "no template made" in caplog.text
+    await end(stack)
+
+
+async def test_no_template_is_made_for_a_pod_whose_annotations_change_the_machine(stack: Stack) -> None:
+    stack.document = WARM
+    stack.annotated = {"default_memory": "io.katacontainers.config.hypervisor.default_memory"}
+
+    await stack.run("c1", ["sleep"])
+
+    assert stack.host.templates_asked_for == []
     await end(stack)
 
 

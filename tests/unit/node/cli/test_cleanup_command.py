@@ -84,7 +84,7 @@ class Node:
         return Path(f"{self.store.root}/{sandbox_id}/persist.json")
 
     def cleanup(self, *words: str) -> int:
-        node = cleanup.CleanupPlaces(store=self.store, places=self.places)
+        node = cleanup.CleanupPlaces(store=self.store, places=self.places, templates=(f"{self.store.root}-templates",))
         code: int = cleanup.command.main(words, obj=node, standalone_mode=False)
         return code
 
@@ -410,3 +410,16 @@ def test_a_lost_remote_vm_is_listed_until_a_person_strikes_it(node: Node, capsys
     ]
     assert node.cleanup("--strike", "../x") == cleanup.FAILED
     assert "not a valid identifier" in capsys.readouterr().err
+
+
+def test_templates_that_no_vm_can_continue_from_go_with_all(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    templates = Path(f"{node.store.root}-templates")
+    (templates / ("1" * 32)).mkdir(parents=True, mode=0o700)
+    templates.chmod(0o700)
+    said = f"a template: use template '{'1' * 32}': a file of it is missing\n"
+
+    assert node.cleanup("--all", "--dry-run") == cleanup.TO_DO
+    assert capsys.readouterr().out == f"would discard {said}"
+    assert node.cleanup("--all") == cleanup.CLEAN
+    assert capsys.readouterr().out == f"discarded {said}"
+    assert list(templates.iterdir()) == []

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from pyshim.model.templates import MachineFacts
 from pyshim.node.cli.command import run
 from pyshim.resources.templates.store import TemplateStore, write_record
 from tests.fakes.vm_config import vm_config, with_memory
@@ -34,11 +35,13 @@ def asked(verb: str, config: Path, capsys: pytest.CaptureFixture[str], *words: s
 
 
 def stored(config: Path, key: str) -> None:
-    with TemplateStore(str(config.parent / "templates")).making(key, 1) as directory:
+    store = TemplateStore(str(config.parent / "templates"))
+    with store.locked(), store.making(key, 1) as directory:
         for name in ("memory", "state"):
             with open(os.open(f"{directory}/{name}", os.O_WRONLY | os.O_CREAT, 0o600), "wb") as file:
                 file.write(b"x" * (1 << 20))
-        write_record(directory, key, with_memory(vm_config(), boot_mib=1))
+        facts = MachineFacts(files=(), cpu="", host_kernel="")
+        write_record(directory, key, with_memory(vm_config(), boot_mib=1), facts)
 
 
 def test_where_templates_are_not_enabled_nothing_is_made(config: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from pyshim.host.file_answers import file_identity
 from pyshim.model.errors import FailedPrecondition, NotFound, ResourceExhausted, ShimError, Unavailable
-from pyshim.model.templates import StoredTemplate
+from pyshim.model.templates import MachineFacts, StoredTemplate
 from pyshim.resources.templates import store as module
 from pyshim.resources.templates.store import (
     MOST_TEMPLATES,
@@ -20,14 +21,15 @@ from tests.fakes.vm_config import vm_config, with_boot, with_memory
 
 K1, K2, NEW = (digit * 32 for digit in "12f")
 VM = with_memory(vm_config(), boot_mib=1)
+NO_FACTS = MachineFacts(files=(), cpu="", host_kernel="")
 
 
-def make(store: TemplateStore, key: str) -> str:
-    with store.making(key, 1) as directory:
+def make(store: TemplateStore, key: str, facts: MachineFacts = NO_FACTS) -> str:
+    with store.locked(), store.making(key, 1) as directory:
         for name in ("memory", "state"):
             with open(os.open(f"{directory}/{name}", os.O_WRONLY | os.O_CREAT, 0o600), "wb") as file:
                 file.write(b"x" * (1 << 20))
-        write_record(directory, key, VM)
+        write_record(directory, key, VM, facts)
     return store.find(key)
 
 
@@ -113,7 +115,7 @@ def test_a_failed_making_leaves_nothing_and_what_was_there(store: TemplateStore,
     make(store, K1)
 
     def fail() -> None:
-        with store.making(K1, 1) as directory:
+        with store.locked(), store.making(K1, 1) as directory:
             Path(directory, "memory").write_bytes(b"half")
             raise RuntimeError
 
@@ -135,12 +137,51 @@ def test_what_a_killed_maker_left_is_gone_with_the_next(store: TemplateStore, ro
 
 
 def test_of_two_makers_one_makes_it(store: TemplateStore) -> None:
-    with pytest.raises(Unavailable, match="another process makes one"), store.making(K1, 1):
-        make(TemplateStore(store._root), K1)
+    with store.locked() as lock:
+        copy = os.dup(lock.fileno())
+        with pytest.raises(Unavailable, match="another process makes one"):
+            make(TemplateStore(store._root), K1)
+
+    with pytest.raises(Unavailable):  # whoever has a copy of the descriptor has the lock
+        make(store, K1)
+    os.close(copy)
+    make(store, K1)
+
+
+def test_one_that_could_not_be_made_is_not_asked_for_again_so_soon(store: TemplateStore, root: Path) -> None:
+    store.note_trial(K1)  # there is no directory for it: nothing happens
+    make(store, K2)
+    assert not store.was_tried(K1)
+
+    store.note_trial(K1, "no room")
+
+    assert store.was_tried(K1)
+    assert [str(each) for each in store.all() if isinstance(each, TemplateDamaged)] == [
+        f"make template {K1!r}: no room"
+    ]
+    os.utime(root / f"{K1}.tried", (0, 0))
+    assert not store.was_tried(K1)
+    store.note_trial(K1)
+    make(store, K1)
+    assert not store.was_tried(K1)
+    store.note_trial(NEW)
+    assert store.discard_all() == 2
+    assert not root.exists()
+
+
+def test_templates_are_bounded_in_bytes(store: TemplateStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_BYTES", 5 << 20)  # each has 2 MiB and its record
+    for key in (K1, K2, NEW):
+        make(store, key)
+
+    assert {each.template.key for each in store.all() if isinstance(each, StoredTemplate)} == {K2, NEW}
+    monkeypatch.setattr(module, "MOST_BYTES", 1)
+    make(store, K1)
+    assert {each.template.key for each in store.all() if isinstance(each, StoredTemplate)} == {K1}
 
 
 def test_no_template_is_begun_without_room_for_it(store: TemplateStore) -> None:
-    with pytest.raises(ResourceExhausted, match="are free"), store.making(K1, 1 << 40):
+    with pytest.raises(ResourceExhausted, match="are free"), store.locked(), store.making(K1, 1 << 40):
         pytest.fail("begun")
 
 
@@ -150,7 +191,7 @@ def test_a_root_that_is_no_directory_of_ours_is_refused(tmp_path: Path) -> None:
     os.chmod(tmp_path / "real", 0o755)
 
     for root in ("link", "real"):
-        with pytest.raises(FailedPrecondition), TemplateStore(str(tmp_path / root)).making(K1, 1):
+        with pytest.raises(FailedPrecondition), TemplateStore(str(tmp_path / root)).locked():
             pytest.fail("begun")
         assert os.listdir(tmp_path / "real") == []
 
@@ -193,3 +234,26 @@ def test_facts_change_with_the_files(tmp_path: Path) -> None:
     kernel.unlink()
     with pytest.raises(FailedPrecondition, match="kernel"):
         machine_facts(vm)
+
+
+def test_what_no_vm_can_continue_from_is_found_and_removed(store: TemplateStore, root: Path, tmp_path: Path) -> None:
+    kernel = tmp_path / "vmlinux"
+    kernel.write_bytes(b"one")
+    facts = MachineFacts(files=((str(kernel), file_identity(kernel.stat())),), cpu="", host_kernel="")
+    make(store, K1, facts)
+    make(store, K2)
+    (root / "making").mkdir()
+    assert [each.template.key for each in store.all() if isinstance(each, StoredTemplate)] == [K1, K2]
+
+    kernel.write_bytes(b"another")
+
+    said = [
+        f"make template in '{root}': the process that made it has gone",
+        f"use template {K1!r}: it was made with another {str(kernel)!r}",
+    ]
+    with store.locked():
+        assert list(TemplateStore(str(root)).discard_useless(dry_run=False)) == []
+    assert list(store.discard_useless(dry_run=True)) == said
+    assert list(store.discard_useless(dry_run=False)) == said
+    assert list(store.discard_useless(dry_run=False)) == []
+    assert sorted(path.name for path in root.iterdir()) == [K2]
