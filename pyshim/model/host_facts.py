@@ -43,6 +43,8 @@ class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Confidential guests this host can run."""
     tsc_khz: int = 0
     """The rate of the time stamp counter; 0 when the host does not say it."""
+    hostname: str = ""
+    """The node's; empty when the host does not say it."""
 
 
 def unbounded(host: HostFacts) -> HostFacts:

@@ -11,6 +11,8 @@ import posixpath
 from collections.abc import Mapping
 from typing import Any
 
+from msgspec.structs import replace
+
 from pyshim.model.errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound
 from pyshim.model.ids import ContainerId, HostPath, SandboxId
 from pyshim.model.kind import ContainerKind, membership
@@ -36,6 +38,7 @@ class ServedSandbox:
         """`options` are those of the runtime handler: containerd gives them to `start` alone."""
         self._pod = pod
         self._host = environment.host
+        self._host_facts = environment.host_facts
         self._clock_ns = environment.clock_ns
         self._options = options
         self._request: SandboxRequest | None = None
@@ -62,14 +65,17 @@ class ServedSandbox:
         """The request as the plan needs it. Raises InvalidArgument."""
         if request.pod is None:
             return await self._read_spec(request)
-        contents = pod_files(request.sandbox_id, request.pod, await self._resolv_conf(request.pod))
+        pod = request.pod
+        if not pod.hostname and "network" in pod.host_namespaces:
+            pod = replace(pod, hostname=(await self._host_facts()).hostname)
+        contents = pod_files(request.sandbox_id, pod, await self._resolv_conf(pod))
         files = {path: HostPath(f"{request.bundle}/{posixpath.basename(path)}") for path in contents}
         for path, content in contents.items():
             await self._host.write_bytes(files[path], content, 0o644)
         return SandboxRequest(
             sandbox_id=request.sandbox_id,
             kind=ContainerKind.POD_SANDBOX,
-            spec=pod_spec(request, request.pod, files),
+            spec=pod_spec(request, pod, files),
             options=self._options,
             files=files,
         )

@@ -54,6 +54,7 @@ def probe_host(
             sys_root=sys_root, dev_root=dev_root, quote_socket=f"{run_root}{QUOTE_SOCKET.removeprefix('/run')}"
         ),
         tsc_khz=_tsc_khz(cpuinfo, flags),
+        hostname=read(f"{proc_root}/sys/kernel/hostname").strip(),
     )
 
 

@@ -22,5 +22,6 @@ def host_facts(**changes: Any) -> HostFacts:
         "nested": False,
         "cgroup_mode": CgroupMode.V1,
         "systemd": False,
+        "hostname": "node-7",
     }
     return HostFacts(**{**fields, **changes})

@@ -30,15 +30,21 @@ _SHARED = Storage(
 
 
 def guest_sandbox(
-    sandbox_id: SandboxId, spec: OciSpec, config: Config, sources: Mapping[str, SourceFacts], dns: tuple[str, ...]
+    sandbox_id: SandboxId,
+    spec: OciSpec,
+    config: Config,
+    sources: Mapping[str, SourceFacts],
+    dns: tuple[str, ...],
+    *,
+    host_name: str,
 ) -> GuestSandbox:
     """The sandbox in the guest; `sources` has the facts of the mounts, `dns` the lines of the pod's resolv.conf.
 
-    Raises InvalidArgument.
+    `host_name` is for a pod that has none of its own; empty for the head of its id. Raises InvalidArgument.
     """
     return GuestSandbox(
         sandbox_id=sandbox_id,
-        hostname=(spec.hostname or unnamed_host(sandbox_id))[:_MAX_HOSTNAME],
+        hostname=(spec.hostname or host_name or unnamed_host(sandbox_id))[:_MAX_HOSTNAME],
         dns=dns,
         storages=(
             *((_SHARED,) if config.hypervisor.shared_fs != "none" else ()),

@@ -142,7 +142,9 @@ def sandbox_plan(
         vm=vm,
         warm_vm=warm_vm,
         share=share,
-        guest=guest_sandbox(sandbox_id, spec, config, sources, dns),
+        guest=guest_sandbox(
+            sandbox_id, spec, config, sources, dns, host_name=host.hostname if _is_on_hosts_network(spec) else ""
+        ),
         sizing=sizing,
         initdata=initdata if vm.initdata else None,
         cgroups=cgroup_plan(sandbox_id=sandbox_id, cgroups_path=spec.cgroups_path, config=config, host=host),
@@ -397,13 +399,16 @@ def _memory(config: Config, sizing: SizingRecord, room: Headroom, devices: PodDe
 
 def _check_network(kind: ContainerKind, spec: OciSpec, config: Config) -> None:
     """A VM has no part in the host's network: a pod that counts on it would run, and nothing would reach it."""
-    of_host = bool(spec.namespaces) and spec.namespace_path("network") is None
     asked = "hostNetwork is true" if kind is ContainerKind.POD_SANDBOX else "the spec is for the host's network"
-    if of_host and not config.runtime.allow_host_network:
+    if _is_on_hosts_network(spec) and not config.runtime.allow_host_network:
         raise InvalidArgument(
             f"start sandbox: {asked}, and a VM cannot have the host's network"
             f" (hint: allow_host_network = true in '{config.source}' starts such pods with a loopback only)"
         )
+
+
+def _is_on_hosts_network(spec: OciSpec) -> bool:
+    return bool(spec.namespaces) and spec.namespace_path("network") is None
 
 
 def _makes_netns(spec: OciSpec, config: Config) -> bool:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from pyshim.model.errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound, ShimError, Unavailable
 from pyshim.model.ids import ContainerId, HostPath, SandboxId
@@ -102,6 +103,12 @@ async def test_a_container_has_the_pods_files_unless_it_brings_its_own(stack: St
     assert [mount.destination for mount in mounts] == ["/etc/hosts", "/etc/resolv.conf", "/etc/hostname"]
     assert stack.host.files[f"{BUNDLES}/p1/hostname"] == b"web-0\n"
     assert stack.host.files[f"{BUNDLES}/p1/resolv.conf"].startswith(b"nameserver 10.0.0.10\nsearch svc.local\n")
+
+
+async def test_a_pod_in_the_hosts_network_without_a_name_has_the_nodes(stack: Stack, api: ServedSandbox) -> None:
+    await api.create(request(replace(CONFIG, hostname="", host_namespaces=frozenset({"network"}))))
+
+    assert stack.host.files[f"{BUNDLES}/p1/hostname"] == b"node-7\n"
 
 
 async def test_calls_for_a_sandbox_that_is_not_there_are_refused(stack: Stack, api: ServedSandbox) -> None:
