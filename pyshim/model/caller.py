@@ -30,6 +30,8 @@ class CallerKeys(NamedTuple):
     pod_uid: str
     container_name: str
     image_name: str
+    name_of_sandbox: str = ""
+    """`container_name` of a sandbox itself, which its pod cannot change."""
 
 
 class PodName(msgspec.Struct, frozen=True):
@@ -52,6 +54,7 @@ KEYS: Mapping[Caller, CallerKeys] = {
         "io.kubernetes.cri-o.SandboxID",
         *_KUBELETS_LABELS,
         "io.kubernetes.cri-o.ImageName",
+        name_of_sandbox="POD",
     ),
     Caller.CONTAINERD: CallerKeys(
         container_type="io.kubernetes.cri.container-type",
@@ -62,7 +65,9 @@ KEYS: Mapping[Caller, CallerKeys] = {
         container_name="io.kubernetes.cri.container-name",
         image_name="io.kubernetes.cri.image-name",
     ),
-    Caller.CRI_DOCKERD: CallerKeys("io.kubernetes.docker.type", "io.kubernetes.sandbox.id", *_KUBELETS_LABELS, ""),
+    Caller.CRI_DOCKERD: CallerKeys(
+        "io.kubernetes.docker.type", "io.kubernetes.sandbox.id", *_KUBELETS_LABELS, "", "POD"
+    ),
 }
 
 

@@ -31,7 +31,8 @@ class Membership(msgspec.Struct, frozen=True, kw_only=True):
 def membership(annotations: Mapping[str, str], container_id: ContainerId) -> Membership:
     """The container's kind and sandbox, as its annotations say.
 
-    Raises InvalidArgument for an unknown type, a pod container without a sandbox, or the types of two runtimes.
+    Raises InvalidArgument for an unknown type, a pod container without a sandbox, the types of two runtimes, and for a
+    sandbox that names another one: under CRI-O a pod's annotations write over those of its sandbox.
     """
     keys = keys_of(annotations)
     value = annotations.get(keys.container_type)
@@ -44,6 +45,10 @@ def membership(annotations: Mapping[str, str], container_id: ContainerId) -> Mem
     sandbox_id = annotations.get(keys.sandbox_id, "")
     if not sandbox_id:
         raise InvalidArgument(f"read annotation '{keys.sandbox_id}': container '{container_id}' names no sandbox")
+    if keys.name_of_sandbox and annotations.get(keys.container_name) == keys.name_of_sandbox:
+        raise InvalidArgument(
+            f"read annotation '{keys.sandbox_id}': '{container_id}' is a sandbox itself, and joins none"
+        )
     return Membership(
         kind=ContainerKind.POD_CONTAINER,
         sandbox_id=SandboxId(checked_id(sandbox_id, f"annotation '{keys.sandbox_id}'")),

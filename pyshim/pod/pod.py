@@ -18,7 +18,6 @@ from pyshim.model.errors import (
     AgentGone,
     AlreadyExists,
     FailedPrecondition,
-    InvalidArgument,
     NotFound,
     ShimError,
     Unavailable,
@@ -118,7 +117,7 @@ class Pod:
         hooks = ContainerHooks(self._env.host, spec, name=container_id, bundle=request.bundle)
         try:
             if member.kind is ContainerKind.POD_CONTAINER:
-                sandbox = self._joined(member, container_id, spec)
+                sandbox = self._joined(member, container_id)
                 spec = with_files(spec, self._files)
                 await hooks.before_create(sandbox.pid)
                 container = await self._create_container(request, spec, sandbox, hooks)
@@ -257,19 +256,11 @@ class Pod:
         )
         return sandbox
 
-    def _joined(self, member: Membership, container_id: ContainerId, spec: OciSpec) -> Sandbox:
-        """The sandbox that the container names. Raises InvalidArgument for a container of another pod.
-
-        A pod under CRI-O can write a foreign sandbox into the spec of its own, but not another pod's UID.
-        """
+    def _joined(self, member: Membership, container_id: ContainerId) -> Sandbox:
+        """The sandbox that the container names. Raises NotFound for that of another shim."""
         sandbox = self._sandbox
         if sandbox is None or sandbox.plan.sandbox_id != member.sandbox_id:
             raise NotFound(f"create container '{container_id}': no sandbox '{member.sandbox_id}' in this shim")
-        uids = {pod_of(spec.annotations).uid, self._pod.uid} - {""}
-        if len(uids) > 1:
-            raise InvalidArgument(
-                f"create container '{container_id}': it is of another pod than sandbox '{member.sandbox_id}'"
-            )
         return sandbox
 
     async def _create_container(

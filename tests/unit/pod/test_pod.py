@@ -378,24 +378,17 @@ async def test_a_pod_whose_resolv_conf_cannot_be_read_starts_without_name_server
     assert list(stack.agent.sandbox.dns) == []
 
 
-@pytest.mark.parametrize(
-    ("sandbox_uid", "uid", "joins"),
-    [("u1", "u1", True), ("u1", "u2", False), ("u1", "", True), ("", "u2", True)],
-    ids=["its own pod", "another pod", "a client without labels", "a sandbox without a uid"],
-)
-async def test_a_container_joins_the_sandbox_of_its_own_pod_only(
-    sandbox_uid: str, uid: str, joins: bool, stack: Stack
-) -> None:
-    """Under CRI-O a pod can write any sandbox's id into the spec of its own sandbox, but not another pod's UID."""
+async def test_a_sandbox_that_names_another_one_does_not_join_it(stack: Stack) -> None:
+    """Under CRI-O a pod can write any sandbox's id into the spec of its own, but not the name of a container."""
     crio = {"io.kubernetes.cri-o.SandboxID": "c1"}
-
-    sandbox = {**crio, "io.kubernetes.cri-o.ContainerType": "sandbox", "io.kubernetes.pod.uid": sandbox_uid}
-    container = {**crio, "io.kubernetes.cri-o.ContainerType": "container", "io.kubernetes.pod.uid": uid}
+    sandbox = {**crio, "io.kubernetes.cri-o.ContainerType": "sandbox", "io.kubernetes.container.name": "POD"}
+    container = {**sandbox, "io.kubernetes.cri-o.ContainerType": "container"}
     await stack.run("c1", ["pause"], annotations=sandbox)
 
-    if joins:
-        await stack.run("app", ["sleep"], annotations=container)
-    else:
-        with pytest.raises(InvalidArgument, match="it is of another pod than sandbox 'c1'"):
-            await stack.create("app", ["sleep"], annotations=container)
-    assert ("app" in stack.agent.containers) == joins
+    with pytest.raises(InvalidArgument, match="'app' is a sandbox itself, and joins none"):
+        await stack.create("app", ["sleep"], annotations=container)
+    assert "app" not in stack.agent.containers
+
+    # Labels are the client's own.
+    await stack.run("app", ["sleep"], annotations={**container, "io.kubernetes.container.name": "app"})
+    assert "app" in stack.agent.containers
