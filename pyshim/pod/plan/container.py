@@ -10,6 +10,7 @@ from pyshim.model.config import FILE_SYSTEM_OPTION_PREFIX, Config
 from pyshim.model.errors import FailedPrecondition, InvalidArgument, Unimplemented
 from pyshim.model.guest import GuestContainer, GuestDevice
 from pyshim.model.ids import ContainerId, HostPath
+from pyshim.model.kind import ContainerKind, membership
 from pyshim.model.mounts import HostMount, SourceKind, TargetKind
 from pyshim.model.oci import OciDevice, OciSpec
 from pyshim.model.plans import ContainerPlan, DiskUse, SharePlan
@@ -84,10 +85,21 @@ def container_plan(
             ),
             storages=(*((pulled,) if pulled else ()), *volumes.storages),
             devices=(),
-            # A path is the sandbox's namespace on the host, or that of a container in it: the guest has one for all.
-            shared_pid_namespace=bool(spec.namespace_path("pid")),
+            shared_pid_namespace=_shares_pid_namespace(spec, container_id),
         ),
     )
+
+
+def _shares_pid_namespace(spec: OciSpec, container_id: ContainerId) -> bool:
+    """True for a container that has its pod's processes in sight; the guest has one such namespace.
+
+    A path is the sandbox's namespace on the host, or that of a container in it. The host's own is asked for by hostPID
+    under CRI-O and cri-dockerd; containerd gives the sandbox's for it.
+    """
+    path = spec.namespace_path("pid")
+    if path is not None or not spec.namespaces:
+        return bool(path)
+    return membership(spec.annotations, container_id).kind is ContainerKind.POD_CONTAINER
 
 
 def _root_share(host_rootfs: HostPath, container_id: ContainerId, share: SharePlan) -> HostMount:

@@ -158,19 +158,25 @@ def test_host_only_members_are_trimmed_and_limits_stay(plan: Planner) -> None:
     assert "seccomp" not in guest["linux"]  # disable_guest_seccomp is Kata's default
 
 
+OF_CRIO = {"io.kubernetes.cri-o.ContainerType": "container", "io.kubernetes.cri-o.SandboxID": "pod"}
+
+
 @pytest.mark.parametrize(
-    ("namespaces", "shared"),
+    ("namespaces", "annotations", "shared"),
     [
-        pytest.param([{"type": "pid"}], False, id="its own"),
+        pytest.param([{"type": "pid"}], {}, False, id="its own"),
         pytest.param(
-            [{"type": "pid", "path": "/proc/7/ns/pid"}], True, id="the sandbox's, as CRI says for hostPID too"
+            [{"type": "pid", "path": "/proc/7/ns/pid"}], {}, True, id="the sandbox's, containerd's for hostPID"
         ),
-        pytest.param([], False, id="the host's"),
+        pytest.param([], {}, False, id="the host's for a container without a pod"),
+        pytest.param([], OF_CRIO, True, id="the host's, CRI-O's for hostPID"),
     ],
 )
-def test_the_agent_makes_the_pid_namespace(plan: Planner, namespaces: list[dict[str, str]], shared: bool) -> None:
+def test_the_agent_makes_the_pid_namespace(
+    plan: Planner, namespaces: list[dict[str, str]], annotations: dict[str, str], shared: bool
+) -> None:
     """It adds one to the spec in any case: two would be one too many."""
-    planned = plan(spec(linux={"namespaces": [*namespaces, {"type": "ipc"}]}))
+    planned = plan(spec(linux={"namespaces": [*namespaces, {"type": "ipc"}]}, annotations=annotations))
 
     assert planned.guest.shared_pid_namespace is shared
     assert planned.guest.spec["linux"]["namespaces"] == [{"type": "ipc"}, {"type": "uts"}]
