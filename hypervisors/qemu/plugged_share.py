@@ -9,8 +9,8 @@ from hypervisors.qemu.vhost_user import ANSWER_TIMEOUT_S, AddBehindBridge, conne
 from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, ShimError
 from pyshim.model.vm import GuestLocation, ShareDevice
 
-DRIVER_TIMEOUT_S = 10.0
-"""Seconds for the guest's driver to start: tens of milliseconds, and under emulation some hundred."""
+DRIVER_TIMEOUT_S = 60.0
+"""Seconds for the guest's driver to start: tens of milliseconds, and 6 s where 30 emulated VMs begin on two cores."""
 _PAUSE_S = 0.01
 
 

@@ -67,6 +67,7 @@ from pyshim.model.vm import (
     GuestLocation,
     MemoryDump,
     SerialChannel,
+    ShareDevice,
     VfioDevice,
     VhostUserVsockChannel,
     VmConfig,
@@ -114,7 +115,8 @@ def _stop_s(vm: "QemuVm") -> float:
 
 
 def _plug_s(_vm: "QemuVm", device: Device) -> float:
-    return VM_S if isinstance(device, VfioDevice) else CHANGE_S  # VFIO pins the guest's memory, all of it
+    # VFIO pins the guest's memory, all of it; a share is there once the guest's driver serves it.
+    return VM_S if isinstance(device, VfioDevice | ShareDevice) else CHANGE_S
 
 
 class QemuVm:

@@ -52,8 +52,9 @@ STATE_ROOT = "/run/vc/sbs"
 DESTROY_TIMEOUT_S = 3.0
 LOST_REASON_WAIT_S = 0.5
 BOOTED = "booted"
-WAKE_S = 20.0
-"""Seconds for the agent of a guest that continues to answer: it ran already. After them the VM boots."""
+WAKE_S = 60.0
+"""Seconds for the agent of a guest that continues to answer: it ran already. After them the template is taken for no
+good and the VM boots, so it is more than a crowded host needs: 6 s where 30 emulated VMs begin on two cores."""
 SEED_BYTES = 512
 """Of the host's random numbers for each guest that continues, as many as Kata gives."""
 OOM_PAUSE_S = 0.1

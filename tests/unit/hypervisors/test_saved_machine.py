@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from hypervisors.qemu import plugged_share
 from hypervisors.qemu.cmdline import fd_table, qemu_argv
 from hypervisors.qemu.plugged_share import plug_share
 from hypervisors.qemu.qmp import QmpError
@@ -263,8 +264,9 @@ def share_at(path: Path) -> ShareDevice:
     ],
 )
 async def test_a_share_is_there_once_the_guest_uses_it(
-    tmp_path: Path, started: list[bool | None], error: type[ShimError] | None
+    tmp_path: Path, started: list[bool | None], error: type[ShimError] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(plugged_share, "DRIVER_TIMEOUT_S", 0.1)
     said = list(started)
 
     def status(peer: QmpPeer, request: dict[str, Any]) -> None:
