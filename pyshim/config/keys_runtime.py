@@ -341,7 +341,7 @@ FACTORY: tuple[Key, ...] = (
         "enable_template",
         BOOL,
         False,
-        "VMs continue from a template, where one was made for their machine: docs/WARM_PODS.md.",
+        "VMs continue from a template of their machine, which the first of them has made: docs/WARM_PODS.md.",
     ),
     _F.used("template_path", PATH, "/run/vc/vm/template", "Directory of the templates, on a file system in memory."),
     _F.later("vm_cache_number", whole(0, _U32), 0, "VMs started ahead."),
