@@ -4,7 +4,7 @@ import asyncio
 import logging
 import os
 import time
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from uuid import uuid4
 
 import click
@@ -58,33 +58,28 @@ def command() -> None:
 @_config_option
 @click.option("--lock", "lock_fd", type=int, hidden=True)
 def _init(path: str | None, lock_fd: int | None) -> int:
-    """Boot the machine of the configuration once, and save it; a template that is there already is kept.
-
-    With `lock_fd`, which has locked the templates, it is done in the background for a shim, with its log.
-    """
+    """Boot the machine of the configuration once, and save it; a template that is there already is kept."""
     config = _config(path)
-    if lock_fd is not None:
-        return _init_for_shim(config)
-    with TemplateStore(config.factory.template_path).locked() if config.factory.enable_template else nullcontext():
-        return _init_locked(config)
-
-
-def _init_for_shim(config: Config) -> int:
-    if os.fork():
-        return 0
-    os.setsid()
-    set_up(debug=False)
-    try:
-        _init_locked(config)
-    except Exception as error:
-        log.warning("no template made", extra={"config": config.source, "error": str(error)})
+    if not config.factory.enable_template:
+        print(_NOT_ENABLED.format(source=config.source))
+    elif lock_fd is None:
+        _make_missing(config, TemplateStore(config.factory.template_path).locked())
+    elif not os.fork():
+        _make_for_shim(config)
     return 0
 
 
-def _init_locked(config: Config) -> int:
-    if not config.factory.enable_template:
-        print(_NOT_ENABLED.format(source=config.source))
-        return 0
+def _make_for_shim(config: Config) -> None:
+    """In the background, with the log and the lock of the shim that asks: both are descriptors of ours."""
+    os.setsid()
+    set_up(debug=False)
+    try:
+        _make_missing(config, nullcontext())
+    except (ShimError, OSError) as error:
+        log.warning("no template made", extra={"config": config.source, "error": str(error)})
+
+
+def _make_missing(config: Config, lock: AbstractContextManager[object]) -> None:
     plan, vm = _planned(config)
     if reason := reason_to_boot(vm, vm):
         raise FailedPrecondition(f"make template for '{config.source}': a VM of it has to boot: {reason}")
@@ -93,19 +88,19 @@ def _init_locked(config: Config) -> int:
     store = TemplateStore(config.factory.template_path)
     try:
         print(f"template {key} is there already: {store.find(key)}")
-        return 0
+        return
     except (NotFound, TemplateDamaged):
         pass
-    try:
-        with store.making(key, vm.memory.boot_mib) as directory:
-            asyncio.run(_make(plan, vm, key, directory))
-            write_record(directory, key, vm, facts)
-    except (ShimError, OSError) as error:
-        store.note_trial(key, str(error))
-        raise
+    with lock:
+        try:
+            with store.making(key, vm.memory.boot_mib) as directory:
+                asyncio.run(_make(plan, vm, key, directory))
+                write_record(directory, key, vm, facts)
+        except (ShimError, OSError) as error:
+            store.note_trial(key, str(error))
+            raise
     log.info("template made", extra={"template": f"{config.factory.template_path}/{key}"})
     print(f"template {key} made: {config.factory.template_path}/{key}")
-    return 0
 
 
 async def _make(plan: SandboxPlan, vm: VmConfig, key: str, directory: str) -> None:
