@@ -38,12 +38,12 @@ integration: setup guest ## tests through a real containerd with real virtual ma
 	@echo "==> integration tests"
 	@scripts/integration $(FILES)
 
-kubelet: setup guest ## pods through a real kubelet and API server, which Go builds the first time (CONTAINERD=2.3 as above)
+kubelet: setup guest ## pods through a real kubelet and API server, which Go builds the first time (CONTAINERD, CRI, FILES as above)
 	@scripts/setup kubelet
 	@$(PYTHON) -m integration.kubernetes.peers
 	@$(PYTHON) -m integration.kubernetes.helm
 	@$(PYTHON) -m integration.kubernetes.image
-	@KUBELET=1 scripts/integration integration/kubernetes
+	@KUBELET=1 scripts/integration $(or $(FILES),integration/kubernetes)
 
 conformance: setup guest ## critest on containerd 2.3, or with CRI=crio on CRI-O, with runc and with pyshim (CONFORMANCE="--handler pykata --focus exec" for some)
 	@CONTAINERD=2.3 $(PYTHON) -m integration.framework.releases
