@@ -16,7 +16,15 @@ from guest.agent.container.cdi import NamedDevices, apply_edits
 from guest.agent.container.container import CONTAINERS, Container, Containers
 from guest.agent.container.crun import Crun
 from guest.agent.container.oom import OomEvents
-from guest.agent.container.spec import check_id, check_spec, guest_cgroup, oci_config, oci_resources
+from guest.agent.container.spec import (
+    GuestFacts,
+    check_id,
+    check_spec,
+    guest_cgroup,
+    oci_config,
+    oci_resources,
+    page_size_name,
+)
 from guest.agent.container.sysctls import apply_sysctls
 from guest.agent.container.users import apply_string_user
 from guest.agent.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument
@@ -25,7 +33,7 @@ from guest.agent.sandbox import Sandbox
 from guest.agent.storage.devices import add_devices
 from guest.agent.storage.hotplug import Hotplug
 from guest.agent.storage.passthrough import rewrite_env
-from guest.agent.storage.table import StorageTable
+from guest.agent.storage.table import StorageTable, huge_page_sizes
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +96,7 @@ class ContainerCalls:
             cgroup=guest_cgroup(spec.Linux.CgroupsPath, cid),
             pid_namespace=self._pid_namespace(spec) if request.sandbox_pidns else "",
             hooks=self._sandbox.hooks,
-            online_cpus=_online_cpus(),
+            guest=_guest_facts(),
             limits_devices=self._crun.limits_devices,
         )
         if edits is not None:
@@ -162,7 +170,7 @@ class ContainerCalls:
     async def update(self, request: pb.UpdateContainerRequest) -> None:
         container = self._containers.find(request.container_id)
         if request.HasField("resources"):
-            await container.update(oci_resources(request.resources, _online_cpus()))
+            await container.update(oci_resources(request.resources, _guest_facts()))
 
 
 def _mounted_root(cid: str, spec: Spec) -> str:
@@ -176,8 +184,9 @@ def _mounted_root(cid: str, spec: Spec) -> str:
     return rootfs
 
 
-def _online_cpus() -> str:
-    return read_text("/sys/devices/system/cpu/online").strip()
+def _guest_facts() -> GuestFacts:
+    sizes = {page_size_name(page_bytes) for page_bytes in huge_page_sizes()}
+    return GuestFacts(read_text("/sys/devices/system/cpu/online").strip(), frozenset(sizes))
 
 
 def _pid_namespace_of(container: Container) -> str:

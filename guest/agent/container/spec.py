@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
@@ -79,6 +79,14 @@ def check_process(process: pb.Process, doing: str) -> None:
             raise InvalidArgument(f"{doing}: NUL byte in process {name}")
 
 
+class GuestFacts(NamedTuple):
+    """What of a host's limits can be meant in this guest."""
+
+    online_cpus: str
+    page_sizes: frozenset[str]
+    """Of huge pages, as cgroups name them: `2MB`, `1GB`."""
+
+
 def oci_config(
     spec: pb.Spec,
     *,
@@ -86,18 +94,17 @@ def oci_config(
     cgroup: str,
     pid_namespace: str,
     hooks: Mapping[str, Iterable[pb.Hook]],
-    online_cpus: str,
+    guest: GuestFacts,
     limits_devices: bool,
 ) -> Json:
     """config.json of a container.
 
     `rootfs` and `cgroup` replace the spec's paths. `pid_namespace` is the path of the one to join, "" for a new one;
-    network, UTS and IPC namespace are crun's own. `hooks` are the guest's own, after the spec's. `online_cpus` limits
-    the cpuset, if the spec has one, which the host may mean for its own CPUs. `limits_devices` says whether device
-    rules can be enforced at all.
+    network, UTS and IPC namespace are crun's own. `hooks` are the guest's own, after the spec's. `limits_devices` says
+    whether device rules can be enforced at all.
     """
     linux = _linux(spec.Linux, cgroup, pid_namespace)
-    resources = linux["resources"] = oci_resources(spec.Linux.Resources, online_cpus)
+    resources = linux["resources"] = oci_resources(spec.Linux.Resources, guest)
     if limits_devices:
         resources["devices"] = _device_rules(spec.Linux)
     config: Json = {
@@ -228,9 +235,10 @@ def _device_rule(rule: pb.LinuxDeviceCgroup) -> Json:
     return out
 
 
-def oci_resources(resources: pb.LinuxResources, online_cpus: str) -> Json:
+def oci_resources(resources: pb.LinuxResources, guest: GuestFacts) -> Json:
     """Limits as cgroup v2 has them. What v2 has no file for (kernel memory, swappiness, realtime, network classes) is
-    left out.
+    left out, and so is what the host means for itself: CPUs that the guest lacks, and the limit of 0 that a kubelet
+    sets for each size of the host's huge pages.
     """
     given = _object(resources)
     out: Json = {}
@@ -239,16 +247,27 @@ def oci_resources(resources: pb.LinuxResources, online_cpus: str) -> Json:
             out[name] = found
     cpu = out.get("cpu", {})
     if "cpus" in cpu:
-        usable = cpu_set(cpu.pop("cpus")) & cpu_set(online_cpus)
+        usable = cpu_set(cpu.pop("cpus")) & cpu_set(guest.online_cpus)
         if usable:
             cpu["cpus"] = ",".join(str(number) for number in sorted(usable))
         if not cpu:
             del out["cpu"]
     for device in out.get("blockIO", {}).get("weightDevice", ()):
         del device["leafWeight"]
-    if "hugepageLimits" in given:
-        out["hugepageLimits"] = given["hugepageLimits"]
+    pages = [
+        each for each in given.get("hugepageLimits", ()) if each.get("limit") or each["pageSize"] in guest.page_sizes
+    ]
+    if pages:
+        out["hugepageLimits"] = pages
     return out
+
+
+def page_size_name(size_bytes: int) -> str:
+    """As the kernel names the files of cgroups. Source: mem_fmt of mm/hugetlb_cgroup.c."""
+    for unit, name in ((1 << 30, "GB"), (1 << 20, "MB")):
+        if size_bytes >= unit:
+            return f"{size_bytes // unit}{name}"
+    return f"{size_bytes >> 10}KB"
 
 
 def cpu_set(text: str) -> set[int]:

@@ -211,6 +211,12 @@ def set_directory_options(path: str, options: Sequence[str]) -> None:
         os.chmod(path, mode & 0o7777)
 
 
+def huge_page_sizes() -> list[int]:
+    """In bytes; none where the kernel has no huge pages."""
+    names = os.listdir(_HUGEPAGES) if os.path.isdir(_HUGEPAGES) else []
+    return [int(name.removeprefix("hugepages-").removesuffix("kB")) << 10 for name in names]
+
+
 def allocate_hugepages(options: Sequence[str]) -> None:
     """The kernel has set aside what `pagesize=` and `size=` (bytes) in `options` ask for, on top of what others have.
     Internal says how much it gave instead, and takes it back.

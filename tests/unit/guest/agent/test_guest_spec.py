@@ -15,8 +15,12 @@ from protos.agent import agent_pb2, oci_pb2
 
 def config_of(message: oci_pb2.Spec, **fields: Any) -> Any:
     given: dict[str, Any] = {"rootfs": "/b/rootfs", "cgroup": "/g", "pid_namespace": "", "hooks": {}}
-    given |= {"online_cpus": "0-3", "limits_devices": True}
+    given |= {"guest": guest("0-3"), "limits_devices": True}
     return spec.oci_config(message, **(given | fields))
+
+
+def guest(online_cpus: str, *page_sizes: str) -> spec.GuestFacts:
+    return spec.GuestFacts(online_cpus, frozenset(page_sizes))
 
 
 # -- spec ------------------------------------------------------------------------------------------------------------
@@ -114,7 +118,7 @@ def test_limits_of_devices_and_pages_are_of_cgroup_v2() -> None:
         HugepageLimits=[oci_pb2.LinuxHugepageLimit(Pagesize="2MB", Limit=1)],
     )
 
-    assert spec.oci_resources(resources, "0") == {
+    assert spec.oci_resources(resources, guest("0")) == {
         "blockIO": {
             "weight": 100,
             "weightDevice": [{"major": 8, "minor": 0, "weight": 7}],
@@ -131,14 +135,31 @@ def test_limits_without_a_file_in_cgroup_v2_and_zeros_are_left_out() -> None:
         Network=oci_pb2.LinuxNetwork(ClassID=4),
     )
 
-    assert spec.oci_resources(resources, "0-3") == {
+    assert spec.oci_resources(resources, guest("0-3")) == {
         "memory": {"limit": 100, "swap": -1},
         "cpu": {"shares": 2, "cpus": "2,3"},
     }
 
 
 def test_a_cpuset_the_guest_has_nothing_of_is_left_out() -> None:
-    assert spec.oci_resources(oci_pb2.LinuxResources(CPU=oci_pb2.LinuxCPU(Cpus="8-9")), "0-3") == {}
+    assert spec.oci_resources(oci_pb2.LinuxResources(CPU=oci_pb2.LinuxCPU(Cpus="8-9")), guest("0-3")) == {}
+
+
+def test_a_limit_of_zero_for_pages_that_the_guest_lacks_is_left_out() -> None:
+    """A kubelet sets one for each size of the host's. One that allows some stays, and crun names it."""
+    limits = [("2MB", 0), ("1GB", 0), ("16MB", 1 << 24)]
+    resources = oci_pb2.LinuxResources(
+        HugepageLimits=[oci_pb2.LinuxHugepageLimit(Pagesize=size, Limit=limit) for size, limit in limits]
+    )
+
+    found = spec.oci_resources(resources, guest("0", "2MB"))["hugepageLimits"]
+
+    assert [each["pageSize"] for each in found] == ["2MB", "16MB"]
+
+
+@pytest.mark.parametrize(("size", "name"), [(64 << 10, "64KB"), (2 << 20, "2MB"), (1 << 30, "1GB"), (16 << 30, "16GB")])
+def test_sizes_of_pages_are_named_as_the_files_of_cgroups(size: int, name: str) -> None:
+    assert spec.page_size_name(size) == name
 
 
 def test_without_device_rules_only_the_specs_devices_are_allowed() -> None:
