@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -31,8 +32,7 @@ from .framework.waiting import eventually
 
 PROJECT = Path(__file__).resolve().parents[1]
 GROUND = Path("/run/node")
-BARE = BareNode(ground=GROUND, state=GROUND / "state")
-SOCKET = BARE.socket
+SOCKET = GROUND / "state" / "containerd.sock"
 PAUSE = "docker.io/local/pause:test"
 BRIDGE = "cniinstall"
 LAYOUTS = layouts(GROUND, PAUSE)
@@ -50,6 +50,9 @@ virtio_fs_daemon = "{GROUND}/stubs/virtiofsd"
 
 
 class Node:
+    def __init__(self, bare: BareNode) -> None:
+        self.bare = bare
+
     def pyshim(self, *words: str, code: int = 0) -> str:
         """What `pyshim WORDS` of the checkout printed, called from a shell of root's."""
         path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -69,7 +72,11 @@ class Node:
         return self.pyshim("install", *given, *words, code=code)
 
     def log(self) -> str:
-        return BARE.log_end()
+        return self.bare.log_end()
+
+    def runtimes(self) -> frozenset[str]:
+        """Those of the files, as containerd reads them."""
+        return installed.effective_runtimes(installed.effective(str(self.bare.containerd), str(CONFIG)))
 
     def run_pod(self, handler: str) -> str:
         metadata = pb.PodSandboxMetadata(name=f"pod-{handler}", uid=f"uid-{handler}", namespace="default")
@@ -117,22 +124,30 @@ def layout(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def node(layout: str) -> Iterator[Node]:
+    with node_with(LAYOUTS[layout], releases.chosen(), cni=GROUND / "cni", pause=PAUSE) as made:
+        yield made
+
+
+@contextlib.contextmanager
+def node_with(config: str, release: releases.Release, *, cni: Path, pause: str) -> Iterator[Node]:
+    """A node whose containerd runs; `cni` and `pause` are what `config` says."""
     GROUND.mkdir()
-    made = Node()
+    made = Node(BareNode(ground=GROUND, state=SOCKET.parent, release=release))
     try:
-        with BARE.laid_out(LAYOUTS[layout], "/var/lib"):
-            (GROUND / "cni" / "net.d").mkdir(parents=True)
-            (GROUND / "cni" / "net.d" / "10-install.conflist").write_text(_CONFLIST)
+        with made.bare.laid_out(config, "/var/lib"):
+            (cni / "net.d").mkdir(parents=True, exist_ok=True)
+            (cni / "net.d" / "10-install.conflist").write_text(_CONFLIST)
+            (GROUND / "cni").mkdir(exist_ok=True)
             (GROUND / "cni" / "bin").symlink_to("/usr/lib/cni")
             stubs.config(GROUND)
             Path("/etc/pyshim/config.d").mkdir(parents=True)
             Path("/etc/pyshim/config.d/10-stand-in.toml").write_text(_STAND_IN)
             with Sources(checkout=str(PROJECT), guest="", lock="", wheel=None, wheels=None) as sources:
                 shutil.copy(sources.wheel(), GROUND)
-            BARE.restart_containerd()
+            made.bare.restart_containerd()
             eventually(made.answers, what=lambda: f"containerd answers: {made.log()}")
-            images.write_archive(GROUND / "pause.tar", PAUSE, ("sleep", "100000"))
-            ctr = [str(releases.chosen().programs / "ctr"), f"--address={SOCKET}", "--namespace=k8s.io"]
+            images.write_archive(GROUND / "pause.tar", pause, ("sleep", "100000"))
+            ctr = [str(release.programs / "ctr"), f"--address={SOCKET}", "--namespace=k8s.io"]
             subprocess.run([*ctr, "images", "import", GROUND / "pause.tar"], check=True, capture_output=True)
             try:
                 yield made
@@ -141,14 +156,11 @@ def node(layout: str) -> Iterator[Node]:
     finally:
         subprocess.run(["ip", "link", "delete", BRIDGE], check=False, capture_output=True)
         shutil.rmtree(GROUND)
+        # containerd makes it for NRI, which is on by default in 2.x, and leaves it.
+        shutil.rmtree("/run/nri", ignore_errors=True)
         # runc's shim makes it with the first container of a namespace, and leaves it.
         with contextlib.suppress(FileNotFoundError):
             Path("/run/containerd/runc/k8s.io").rmdir()
-
-
-def runtimes() -> frozenset[str]:
-    """Those of the files, as containerd reads them."""
-    return installed.effective_runtimes(installed.effective(str(BARE.containerd), str(CONFIG)))
 
 
 def refused_without_a_change(node: Node) -> None:
@@ -196,7 +208,7 @@ def test_install_upgrade_and_uninstall(node: Node, layout: str, scratch: Path) -
     assert everything() == before
 
     said = node.install("--restart")
-    assert runtimes() == HANDLERS
+    assert node.runtimes() == HANDLERS
     assert ("change /etc/containerd/config.toml" in said) == (layout not in ("imports", "version-4"))
     assert DROP_IN.exists() == (layout in ("version-3", "version-4", "imports"))
     assert "ok: containerd" in node.pyshim("verify", "--socket", str(SOCKET))
@@ -236,3 +248,27 @@ def test_install_upgrade_and_uninstall(node: Node, layout: str, scratch: Path) -
     assert node.is_ready(pods["runc"])
     node.remove_pod(pods["runc"])
     assert "nothing is installed" in node.pyshim("uninstall")
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("release", releases.RELEASES.values(), ids=releases.RELEASES)
+def test_a_fresh_install_on_the_unmodified_default_of_a_release(release: releases.Release) -> None:
+    containerd = release.programs / "containerd"
+    if not containerd.exists():
+        build = f"{releases.CHOICE}={release.generation} python -m integration.framework.releases"
+        pytest.skip(f"containerd {release.generation} is not built (hint: {build})")
+    default = subprocess.run([containerd, "config", "default"], check=True, capture_output=True, text=True).stdout
+    (pause,) = re.findall(r"^ +sandbox(?:_image)? = ['\"](.+)['\"]$", default, re.MULTILINE)
+    with node_with(default, release, cni=Path("/etc/cni"), pause=pause) as node:
+        Path("/opt/cni").mkdir(exist_ok=True)
+        Path("/opt/cni/bin").symlink_to("/usr/lib/cni")
+        before = everything()
+
+        node.install("--restart")
+
+        assert node.runtimes() == HANDLERS
+        pod = node.run_pod("pykata")
+        assert node.is_ready(pod)
+        node.remove_pod(pod)
+        node.pyshim("uninstall", "--restart")
+        assert everything() == before

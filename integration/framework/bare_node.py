@@ -11,7 +11,7 @@ import os
 import stat
 import subprocess
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from . import releases
@@ -47,6 +47,7 @@ class BareNode:
 
     ground: Path
     state: Path
+    release: releases.Release = field(default_factory=releases.chosen)
 
     @property
     def socket(self) -> Path:
@@ -55,7 +56,7 @@ class BareNode:
     @property
     def containerd(self) -> Path:
         """The program."""
-        return releases.chosen().programs / "containerd"
+        return self.release.programs / "containerd"
 
     @property
     def log(self) -> Path:
@@ -94,9 +95,8 @@ class BareNode:
             systemctl = Path("/usr/local/sbin/systemctl")
             systemctl.write_text(_SYSTEMCTL.format(ground=self.ground, state=self.state))
             systemctl.chmod(0o755)
-            release = releases.chosen()
-            for name in _PROGRAMS if release.is_built else ():
-                Path("/usr/local/bin", name).symlink_to(release.programs / name)
+            for name in _PROGRAMS if self.release.is_built else ():
+                Path("/usr/local/bin", name).symlink_to(self.release.programs / name)
             yield
         finally:
             self.end_containerd()
