@@ -237,6 +237,7 @@ def test_install_upgrade_and_uninstall(node: Node, layout: str, scratch: Path) -
     assert f"release {first} stays" in said
     (second,) = {path.name for path in Path("/opt/pyshim/releases").iterdir()} - {first}
     assert json.loads(node.pyshim("status", "--json"))["pods"] == {first: ["default/pod-pykata"], second: []}
+    assert [each["release"] for each in json.loads(node.pyshim("list", "--json"))] == [first]
     assert f"processes of {first}: " in node.pyshim("status")
     assert all(node.is_ready(pod) for pod in pods.values())
 

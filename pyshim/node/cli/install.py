@@ -4,7 +4,7 @@ import os
 import signal
 import sys
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 
 import click
@@ -280,9 +280,9 @@ def status(prefix: str, root: str, state_dir: str, as_json: bool) -> int:
         raise NotFound(f"show the installation in '{prefix}': there is none")
     files = states(manifest, disk)
     caller = runtime.container_runtime(root=disk.root)
-    running = {name: runtime.running_of(f"{prefix}/releases/{name}") for name in disk.names(f"{prefix}/releases")}
-    releases = {name: len(pids) for name, pids in running.items()}
-    pods = _pods_of(running, state_dir) if root == "/" else {}
+    names = disk.names(f"{prefix}/releases")
+    releases = {name: len(runtime.running_of(f"{prefix}/releases/{name}")) for name in names}
+    pods = _pods_of(names, state_dir) if root == "/" else {}
     bad = [path for path, state in files if state != "ok"]
     if as_json:
         document = {"release": manifest.release, "is_complete": manifest.is_complete, "releases": releases}
@@ -478,15 +478,14 @@ def _installed(manifest: Manifest) -> tuple[str, ...]:
     return installed_handlers(tuple(entry.path for entry in manifest.entries))
 
 
-def _pods_of(running: Mapping[str, tuple[int, ...]], state_dir: str) -> dict[str, list[str]]:
+def _pods_of(names: Iterable[str], state_dir: str) -> dict[str, list[str]]:
     """By release, the pods whose shim was started from it; a sandbox that is no pod has its id."""
     from pyshim.node.cli.sandboxes import sandboxes
 
-    found: dict[str, list[str]] = {name: [] for name in running}
+    found: dict[str, list[str]] = {name: [] for name in names}
     for sandbox in sandboxes(state_dir):
-        pids = {process.pid for process in sandbox.processes}
-        for name in (name for name, ours in running.items() if pids & set(ours)):
-            found[name].append(sandbox.pod or sandbox.id)
+        if sandbox.release in found:
+            found[sandbox.release].append(sandbox.pod or sandbox.id)
     return found
 
 

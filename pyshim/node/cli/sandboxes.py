@@ -9,7 +9,7 @@ from typing import Any
 import psutil
 from msgspec import Struct
 
-from pyshim.host.processes.identity import ProcessRef, is_alive, our_pid_namespace
+from pyshim.host.processes.identity import ProcessRef, arguments, is_alive, our_pid_namespace
 from pyshim.host.processes.stat import is_stopped
 from pyshim.model.caller import pod_of
 from pyshim.model.errors import NotFound, ShimError
@@ -18,6 +18,7 @@ from pyshim.model.sizing import SizingRecord
 from pyshim.model.snapshot import SandboxSnapshot, SandboxStatus
 from pyshim.model.trace import spans_from_json
 from pyshim.model.units import MIB
+from pyshim.node.install.plan import release_of
 from pyshim.state.errors import NotOurState
 from pyshim.state.schema import SandboxState
 from pyshim.state.store import StateStore
@@ -43,6 +44,8 @@ class SandboxRow(Struct, frozen=True, kw_only=True):
     vcpus: int = 0
     memory_mib: int = 0
     """The VM's own size."""
+    release: str = ""
+    """The installed release whose code its shim runs; empty for a checkout's, and when it is not known."""
     origin: str = ""
     """How its guest came to run; empty: not known."""
     health: str
@@ -83,8 +86,9 @@ def described(state: SandboxState) -> SandboxRow:
     known = {"shim": ProcessRef(state.shim.pid, state.shim.start_ticks), **_servers(state)}
     living = {name: process for name, process in known.items() if ours and is_alive(process)}
     health = _health(snapshot, known, living) if ours else "not known: its processes are in another pid namespace"
+    release = release_of(next(iter(arguments(living["shim"].pid)), "")) if "shim" in living else ""
     if snapshot is None:
-        return SandboxRow(id=state.sandbox_id, health=health, processes=tuple(living.values()))
+        return SandboxRow(id=state.sandbox_id, release=release, health=health, processes=tuple(living.values()))
     asked_vcpus = asked_mib = 0.0
     vcpus = memory_mib = 0
     if snapshot.sizing:
@@ -104,6 +108,7 @@ def described(state: SandboxState) -> SandboxRow:
         requested_memory_mib=asked_mib,
         vcpus=vcpus,
         memory_mib=memory_mib,
+        release=release,
         origin=snapshot.origin,
         health=health,
         processes=tuple(living.values()),
@@ -249,6 +254,7 @@ def document(sandbox: SandboxRow, usage: Usage, *, now_ns: int) -> dict[str, obj
         "age_s": max(now_ns - sandbox.started_ns, 0) // 10**9 if sandbox.started_ns else None,
         "requested": {"vcpus": sandbox.requested_vcpus, "memory_mib": sandbox.requested_memory_mib},
         "vm": {"vcpus": sandbox.vcpus, "memory_mib": sandbox.memory_mib},
+        "release": sandbox.release,
         "origin": sandbox.origin,
         "used": {"cpu_percent": usage.cpu_percent, "memory_mib": usage.memory_mib},
         "agent_age_s": sandbox.agent_age_s,

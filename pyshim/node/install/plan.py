@@ -89,6 +89,17 @@ def release_path(prefix: str, release: Release) -> str:
     return f"{prefix}/releases/{release.id}"
 
 
+def python_path(home: str) -> str:
+    """The interpreter of the release that is in `home`."""
+    return f"{home}/venv/bin/python"
+
+
+def release_of(program: str) -> str:
+    """The id of the release whose interpreter `program` is; empty for that of a checkout."""
+    found = re.search(python_path("/releases/([^/]+)") + "$", program)
+    return found[1] if found else ""
+
+
 def packages_path(home: str, release: Release) -> str:
     return f"{home}/venv/lib/python{release.python}/site-packages"
 
@@ -187,7 +198,7 @@ def install_plan(
 
 
 def _programs(prefix: str, home: str, release: Release, shim: str) -> list[Write]:
-    python = f"{home}/venv/bin/python"
+    python = python_path(home)
     operator = f"{prefix}/bin/pyshim"
     return [
         FileWrite(path=shim, content=launcher_text(python, (packages_path(home, release),)), mode=0o755),

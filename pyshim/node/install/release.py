@@ -15,7 +15,7 @@ from hashlib import file_digest, sha256
 from pyshim import __version__
 from pyshim.host.writers import writable_below, writable_by_others
 from pyshim.model.errors import FailedPrecondition, NotFound
-from pyshim.node.install.plan import Release, packages_path
+from pyshim.node.install.plan import Release, packages_path, python_path
 
 GUEST_FILES = ("vmlinux", "initrd.img", "rootfs.img", "relay")
 _PACKAGES = ("pyshim", "hypervisors", "protos", "configs")
@@ -89,7 +89,7 @@ class Sources:
                 "make the virtual environment", [_base_python(), "-m", "venv", "--without-pip", f"{directory}/venv"]
             )
             begin_step("install the locked dependencies")
-            self._install(f"{directory}/venv/bin/python")
+            self._install(python_path(directory))
             begin_step("copy the guest")
             os.mkdir(f"{directory}/guest")
             for name in GUEST_FILES:
@@ -100,7 +100,7 @@ class Sources:
             os.symlink(f"{final}/guest", f"{packages}/.build/guest")
         finally:
             os.umask(before)
-        found = (*writable_by_others((directory, f"{directory}/venv/bin/python")), *writable_below((directory,)))
+        found = (*writable_by_others((directory, python_path(directory))), *writable_below((directory,)))
         if found:
             raise FailedPrecondition(f"install '{final}': users other than root can write {', '.join(found[:10])}")
 

@@ -30,6 +30,7 @@ from pyshim.node.cli import sandboxes as module
 from pyshim.node.cli.command import run
 from pyshim.node.cli.sandbox import sandbox_id
 from pyshim.node.cli.sandboxes import SandboxRow, UsageMeter, age_text, row
+from pyshim.node.install.plan import python_path, release_of
 from pyshim.state.schema import SandboxState, ShimRecord
 from pyshim.state.store import StateStore
 from tests.unit.state import states
@@ -127,10 +128,31 @@ def test_a_running_pod_has_its_name_age_sizes_and_use(
         "containers": 1,
         "requested": {"vcpus": 0.5, "memory_mib": 512.0},
         "vm": {"vcpus": 2, "memory_mib": 768},
+        "release": "",
         "origin": "cloned from 0123",
         "agent_age_s": 3.5,
         "health": "ok",
     }
+
+
+def test_programs_get_the_release_that_a_shim_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    python = python_path("/opt/pyshim/releases/0.2.0-0123456789ab")
+    with subprocess.Popen([python, "600"], executable="/bin/sleep") as process:
+        save(tmp_path, "ab12", ref(process), ref(process))
+        save(tmp_path, "cd34", GONE, ref(process))
+
+        installed, gone = listed(tmp_path, capsys)
+
+        process.kill()
+
+    assert (installed["release"], gone["release"]) == ("0.2.0-0123456789ab", "")
+
+
+@pytest.mark.parametrize(
+    "program", ["", "/src/.venv/bin/python", "/a/releases/1/venv/bin/python3", "/a/releases/1/x/venv/bin/python"]
+)
+def test_another_interpreter_is_of_no_release(program: str) -> None:
+    assert not release_of(program)
 
 
 def test_people_get_a_table(
