@@ -12,7 +12,8 @@ from pyshim.host.streams.opening import Streams, open_streams
 from pyshim.model.task import Stdio
 
 TIMEOUT_S = 20
-SHORT = LogProgramTimes(ready_s=0.5, end_of_input_s=0.2, terminate_s=0.2)
+PATIENT = LogProgramTimes(ready_s=TIMEOUT_S, end_of_input_s=TIMEOUT_S, terminate_s=TIMEOUT_S)
+"""A program that obeys does so before, however busy the machine is."""
 
 
 async def opened(
@@ -21,11 +22,17 @@ async def opened(
     stderr: str | Path = "",
     *,
     terminal: bool = False,
-    log_program_times: LogProgramTimes | None = None,
+    children: Children | None = None,
+    log_program_times: LogProgramTimes = PATIENT,
 ) -> Streams:
     stdio = Stdio(stdin=str(stdin), stdout=str(stdout), stderr=str(stderr), terminal=terminal)
-    times = log_program_times or LogProgramTimes()
-    return await open_streams(stdio, namespace="ns1", process_id="exec1", children=Children(), log_program_times=times)
+    return await open_streams(
+        stdio,
+        namespace="ns1",
+        process_id="exec1",
+        children=children or Children(),
+        log_program_times=log_program_times,
+    )
 
 
 async def input_from(path: str | Path) -> FifoInput | FileInput:

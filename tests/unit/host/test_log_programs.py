@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
+from pyshim.host.processes.children import Children
 from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, ShimError
-from tests.unit.host.stream_ends import SHORT, TIMEOUT_S, opened
+from tests.unit.host.stream_ends import PATIENT, opened
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
-
-
-SHORT_END = replace(SHORT, ready_s=TIMEOUT_S)
 PROGRAM = """\
 #!/bin/sh
 {{
@@ -75,20 +72,17 @@ async def test_a_log_program_that_is_not_there_is_an_error_that_names_it() -> No
         await opened(stdout="binary:///nowhere/prog")
 
 
-async def test_a_log_program_that_never_gets_ready_is_killed(tmp_path: Path) -> None:
-    program, _ = log_program(tmp_path, ready="echo $$ >> $0.pid; exec sleep 1000")
+async def test_a_log_program_that_never_gets_ready_is_killed(tmp_path: Path, children: Children) -> None:
+    program, _ = log_program(tmp_path, ready="exec sleep 1000")
 
     with pytest.raises(DeadlineExceeded, match=str(program)):
-        await opened(stdout=f"binary://{program}", log_program_times=SHORT)
-
-    pid = int((tmp_path / "program.pid").read_text())
-    assert not os.path.exists(f"/proc/{pid}")
+        await opened(stdout=f"binary://{program}", children=children, log_program_times=replace(PATIENT, ready_s=0.1))
 
 
 async def test_output_of_a_log_program_that_died_is_dropped(tmp_path: Path) -> None:
     program, _ = log_program(tmp_path, ready="exit 0")
 
-    streams = await opened(stdout=f"binary://{program}", log_program_times=SHORT_END)
+    streams = await opened(stdout=f"binary://{program}")
     assert streams.stdout is not None
 
     await streams.stdout.write(bytes(4 << 20))
@@ -96,12 +90,10 @@ async def test_output_of_a_log_program_that_died_is_dropped(tmp_path: Path) -> N
     await streams.close()
 
 
-async def test_a_log_program_that_obeys_nothing_is_killed(tmp_path: Path) -> None:
-    program, _ = log_program(tmp_path, end="echo $$ > $0.pid; kill -STOP $$")
+async def test_a_log_program_that_obeys_nothing_is_killed(tmp_path: Path, children: Children) -> None:
+    program, _ = log_program(tmp_path, ready="trap '' TERM; exec 5>&-", end="exec sleep 1000")
+    impatient = replace(PATIENT, end_of_input_s=0.1, terminate_s=0.1)
 
-    streams = await opened(stdout=f"binary://{program}", log_program_times=SHORT_END)
+    streams = await opened(stdout=f"binary://{program}", children=children, log_program_times=impatient)
 
     await streams.close()
-
-    pid = int((tmp_path / "program.pid").read_text())
-    assert not os.path.exists(f"/proc/{pid}")
