@@ -181,11 +181,11 @@ def containerd_addition(containerd: Containerd, handlers: tuple[Handler, ...], *
 
 
 def _to_rendered(containerd: Containerd, version: int, imports: list[str], text: str) -> Addition:
-    """k3s and RKE2 import a directory since 2025; before, a template beside the file is what they render."""
+    """k3s and RKE2 import a directory since 2025, which containerd 2.x merges; else they render a template."""
     name = "config.toml" if version == 2 else "config-v3.toml"
     directory = posixpath.dirname(containerd.config_path)
     drop_in = f"{directory}/{name}.d/pyshim.toml"
-    if any(fnmatch.fnmatch(drop_in, pattern) for pattern in imports):
+    if containerd.version >= (2, 0) and any(fnmatch.fnmatch(drop_in, pattern) for pattern in imports):
         return Addition(drop_in=f"{_HEAD}version = {version}\n{text}", drop_in_path=drop_in)
     return Addition(text=text, text_path=f"{directory}/{name}.tmpl", before=_BASE_TEMPLATE)
 

@@ -24,10 +24,47 @@ NAMES = {handler.name for handler in HANDLERS}
 FIRST, SECOND = (Release(id=f"0.1.0-{letter * 12}", python="3.11") for letter in "ab")
 K3S = "var/lib/rancher/k3s/agent/etc/containerd"
 RKE2 = "var/lib/rancher/rke2/agent/etc/containerd"
-# Heads of what k3s renders; its files are some hundred lines long.
-RENDERED_2 = 'version = 2\n[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]\n'
-RENDERED_3 = "version = 3\n[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc]\n"
-IMPORTING_3 = f'version = 3\nimports = ["/{K3S}/config-v3.toml.d/*.toml"]\n'
+# Files as k3s renders them on a node without private registries.
+RENDERED_2 = """\
+version = 2
+
+[plugins."io.containerd.internal.v1.opt"]
+  path = "/var/lib/rancher/k3s/agent/containerd"
+[plugins."io.containerd.grpc.v1.cri"]
+  stream_server_address = "127.0.0.1"
+  stream_server_port = "10010"
+  enable_selinux = false
+  sandbox_image = "rancher/mirrored-pause:3.6"
+[plugins."io.containerd.grpc.v1.cri".containerd]
+  snapshotter = "overlayfs"
+  disable_snapshot_annotations = true
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+  runtime_type = "io.containerd.runc.v2"
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+  SystemdCgroup = true
+"""
+RENDERED_3 = """\
+version = 3
+root = "/var/lib/rancher/k3s/agent/containerd"
+state = "/run/k3s/containerd"
+
+[grpc]
+  address = "/run/k3s/containerd/containerd.sock"
+[plugins.'io.containerd.internal.v1.opt']
+  path = "/var/lib/rancher/k3s/agent/containerd"
+[plugins.'io.containerd.cri.v1.runtime']
+  enable_selinux = false
+[plugins.'io.containerd.cri.v1.images']
+  snapshotter = "overlayfs"
+[plugins.'io.containerd.cri.v1.images'.pinned_images]
+  sandbox = "rancher/mirrored-pause:3.6"
+[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc]
+  runtime_type = "io.containerd.runc.v2"
+[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options]
+  SystemdCgroup = true
+"""
+IMPORTING_2 = RENDERED_2.replace("\n", f'\nimports = ["/{K3S}/config.toml.d/*.toml"]\n', 1)
+IMPORTING_3 = RENDERED_3.replace("\n", f'\nimports = ["/{K3S}/config-v3.toml.d/*.toml"]\n', 1)
 
 
 class Kind(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,6 +122,23 @@ KINDS = {
         unit="k3s-agent",
         socket="/run/k3s/containerd/containerd.sock",
         written=f"{K3S}/config-v3.toml.d/pyshim.toml",
+    ),
+    "k3s-of-containerd-1-with-imports": Kind(
+        files={f"{K3S}/config.toml": IMPORTING_2},
+        version="1.7.27",
+        name="k3s",
+        unit="k3s",
+        socket="/run/k3s/containerd/containerd.sock",
+        written=f"{K3S}/config.toml.tmpl",
+        starts='{{ template "base" . }}\n',
+    ),
+    "k3s-of-containerd-2-with-a-file-of-version-2": Kind(
+        files={f"{K3S}/config.toml": IMPORTING_2},
+        version="2.1.5",
+        name="k3s",
+        unit="k3s",
+        socket="/run/k3s/containerd/containerd.sock",
+        written=f"{K3S}/config.toml.d/pyshim.toml",
     ),
     "rke2-server": Kind(
         files={f"{RKE2}/config.toml": RENDERED_2, "usr/local/lib/systemd/system/rke2-server.service": ""},
