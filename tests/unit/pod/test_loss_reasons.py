@@ -32,7 +32,14 @@ async def test_virtiofsd_that_dies_alone_is_the_reported_reason(stack: Stack) ->
         await creating
 
 
-def lose_virtiofsd_and_miss(stack: Stack, socket: str) -> None:
+@pytest.mark.parametrize(
+    ("socket", "reason"),
+    [
+        ("/run/vc/vm/c1/vhost-fs.sock", "start vm 'c1': virtiofsd exited 1"),
+        ("/other", "connect '/other'"),
+    ],
+)
+async def test_a_vmm_that_misses_virtiofsds_socket_is_not_blamed(stack: Stack, socket: str, reason: str) -> None:
     """virtiofsd ends at once, for instance where it cannot make its sandbox; the VMM then cannot connect `socket`."""
 
     def hit(step: str) -> None:
@@ -42,20 +49,7 @@ def lose_virtiofsd_and_miss(stack: Stack, socket: str) -> None:
 
     stack.host.faults.hit = hit  # type: ignore[method-assign]
 
-
-async def test_a_vmm_that_does_not_find_virtiofsd_is_not_blamed(stack: Stack) -> None:
-    lose_virtiofsd_and_miss(stack, "/run/vc/vm/c1/vhost-fs.sock")
-
     with pytest.raises(FailedPrecondition) as caught:
         await stack.create("c1", ["sleep"])
 
-    assert str(caught.value) == "start vm 'c1': virtiofsd exited 1"
-
-
-async def test_virtiofsd_that_ends_is_not_blamed_for_another_socket(stack: Stack) -> None:
-    lose_virtiofsd_and_miss(stack, "/other")
-
-    with pytest.raises(FailedPrecondition) as caught:
-        await stack.create("c1", ["sleep"])
-
-    assert str(caught.value) == "connect '/other'"
+    assert str(caught.value) == reason

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from protos.containerd.task_v2_pb2 import DeleteResponse
@@ -152,3 +153,11 @@ def running(process: "subprocess.Popen[bytes]") -> LedgerEntry:
     program = processes.executable(processes.ProcessRef(process.pid, ticks))
     detail = {"program": program, "pid": process.pid, "start_ticks": ticks}
     return LedgerEntry(kind=ResourceKind.PROCESS, key="/run/vc/vm/x/qemu", detail=detail)
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """`holds()` is true: what another process does has been done."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

@@ -7,13 +7,12 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from delete_node import DEADLINE_S, SANDBOX, Node, directory, running
+from delete_node import DEADLINE_S, SANDBOX, Node, directory, running, until
 
 from protos.containerd.task_v2_pb2 import DeleteResponse
 from pyshim.host.fds import OwnedFd
@@ -65,13 +64,6 @@ def held_back(node: Node) -> Iterator[None]:
     with OwnedFd(os.open(node.own, os.O_RDONLY | os.O_DIRECTORY)) as lock:
         fcntl.flock(lock.fileno(), fcntl.LOCK_EX)
         yield
-
-
-def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def is_clean(node: Node) -> bool:

@@ -6,10 +6,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from delete_node import until
 
 from protos.containerd.task_v2_pb2 import DeleteResponse
 from pyshim.cleanup import orphans
@@ -131,13 +132,6 @@ def node(tmp_path: Path) -> Iterator[Node]:
         node = Node(tmp_path, service)
         yield node
         node.end()
-
-
-def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def finished(process: Process) -> tuple[int, bytes, str]:
