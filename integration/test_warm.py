@@ -15,10 +15,13 @@ from pathlib import Path
 
 import pytest
 
+from protos.containerd import runtimeoptions_pb2, types_pb2
+
 from .conftest import GROUND, PROJECT, RunTask, own_name
-from .framework import shim_config
+from .framework import oci, shim_config
 from .framework.containerd import Containerd
 from .framework.ctr import Ctr, Result
+from .framework.direct import direct_shim
 from .framework.images import IMAGE
 from .framework.networks import pod_network
 from .framework.runtime import WARM_CHOICE, Runtime
@@ -42,10 +45,12 @@ def warm(module_leaves_nothing: None) -> Iterator[Path]:
 
 
 @contextmanager
-def template(directory: Path, templates: Path, **changes: object) -> Iterator[Path]:
+def template(directory: Path, templates: Path, *, disks: bool = False, **changes: object) -> Iterator[Path]:
     """In `directory`, which is made, a configuration whose VMs continue from a template in `templates`."""
     directory.mkdir()
     path = shim_config.with_templates(directory, templates, **changes)
+    if disks:
+        shim_config.use_disks(path)
     try:
         assert "made" in factory(path, "init")
         yield path
@@ -159,6 +164,37 @@ def test_a_clone_has_volumes_network_and_execs(
         assert f"{network.address}/{network.prefix}" in inside(ctr, name, f"ip addr show dev {network.interface}").out
         ctr.remove([name])
     assert any("vm continued" in line for line in continued())
+
+
+def test_a_clone_without_a_share_has_its_root_on_a_disk(
+    runtime: Runtime, containerd: Containerd, name: str, scratch: Path, plain_rootfs: Path
+) -> None:
+    if Runtime.chosen().has_vsock_program:
+        pytest.skip("needs the agent at a serial port: a VM whose vsock a program serves has to boot")
+    root, out = scratch / "root.img", scratch / "out"
+    subprocess.run(["mkfs.ext4", "-q", "-F", "-d", plain_rootfs, root, "32M"], check=True, capture_output=True)
+    spec = oci.spec("sh", "-c", "grep ' / ' /proc/mounts; sleep 100000", name=name, rootfs="rootfs")
+    with (
+        template(scratch / "no-share", scratch / "templates", disks=True, shared_fs="none") as config,
+        direct_shim(runtime, PROJECT / "bin", name, scratch / "bundle", spec) as shim,
+    ):
+        shim.start()
+        options = runtimeoptions_pb2.Options(config_path=str(config))
+        shim.call(
+            "Create",
+            bundle=str(shim.bundle),
+            rootfs=[types_pb2.Mount(type="ext4", source=str(root), options=["loop", "rw"])],
+            options={"type_url": "runtimeoptions.v1.Options", "value": options.SerializeToString()},
+            stdout=f"file://{out}",
+        )
+        shim.call("Start")
+        assert eventually(lambda: out.read_text() if out.exists() else "", what="output").split()[2] == "ext4"
+        state = json.loads(runtime.persisted(name).read_text())["Pyshim"]["Snapshot"]
+        assert state["Origin"].startswith("cloned from ")
+        (vmm,) = runtime.vmms(name)
+        (memory,) = (scratch / "templates").glob("*/memory")
+        is_readable_by_qemu = bool(memory.stat().st_mode & 0o004)  # from version 8.2 on
+        assert (str(memory) in Path(f"/proc/{vmm.pid}/maps").read_text()) == is_readable_by_qemu
 
 
 def test_a_clone_grows_to_the_size_of_its_pod(

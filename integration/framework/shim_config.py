@@ -41,6 +41,13 @@ def with_templates(directory: Path, templates: Path, **changes: object) -> Path:
     return variant(directory, enable_template=True, template_path=templates, **changes)
 
 
+def use_disks(config: Path) -> None:
+    """By a drop-in file, root file systems that are disks stay disks in the guest."""
+    drop_in = config.parent / "config.d" / "disks.toml"
+    drop_in.parent.mkdir()
+    drop_in.write_text("[hypervisor.qemu]\ndisable_block_device_use = false\n")
+
+
 def bind(source: Path, target: Path) -> None:
     """Within this mount namespace `target` is `source`."""
     subprocess.run(["mount", "--bind", source, target], check=True)
