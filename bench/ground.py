@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from bench.measures import Ground
+from bench.measures import Ground, write_disk_root
 from integration.framework import direct, images, shim_config
 from integration.framework.containerd import Containerd
 from integration.framework.daemon import Directories
@@ -44,9 +44,13 @@ def containerd_up(programs: Sequence[Path] = ()) -> Iterator[Ground]:
         # Its shims' log stays, to show why one failed.
         ours = (GROUND, direct.LOG.parent)
         config = _own_guest()
-        warm = _warm(config)
+        warm = _warm(config, "warm")
+        warm_disk = _warm(config, "warm-disk", shared_fs="none")
+        write_disk_root(GROUND)
         before = HostState.look(ours)
-        yield Ground(containerd=daemon, directory=GROUND, binaries=binaries, config=config, warm=warm)
+        yield Ground(
+            containerd=daemon, directory=GROUND, binaries=binaries, config=config, warm=warm, warm_disk=warm_disk
+        )
         assert_nothing_left(before, ours)
     finally:
         daemon.stop()
@@ -61,10 +65,12 @@ def _own_guest() -> Path:
     return shim_config.variant(GROUND, **copies)
 
 
-def _warm(config: Path) -> Path:
+def _warm(config: Path, name: str, **changes: object) -> Path:
     """`config` with templates, and its template made."""
-    directory = GROUND / "warm"
+    directory = GROUND / name
     directory.mkdir()
-    path = shim_config.variant(directory, config, enable_template=True, template_path=GROUND / "templates")
+    templates = GROUND / "templates"
+    path = shim_config.variant(directory, config, enable_template=True, template_path=templates, **changes)
+    shim_config.use_disks(path)
     subprocess.run([PROJECT / "bin" / "pyshim", "factory", "init", "--config", path], check=True, capture_output=True)
     return path

@@ -50,6 +50,7 @@ QUESTIONS = (
     Question("`ctr run` to first output", "output_pykata", "output_bare", "bare kernel boot", "ms"),
     Question("`ctr run` to first output, forked shim", "output_forked", "output_bare", "bare kernel boot", "ms"),
     Question("`ctr run` to first output, cloned VM", "output_cloned", "output_bare", "bare kernel boot", "ms"),
+    Question("the shim alone, cloned VM, root on a disk", "output_disk", "output_bare", "bare kernel boot", "ms"),
     Question("the same through runc's shim", "output_runc", "output_bare", "bare kernel boot", "ms"),
     Question("`ctr task exec`, /bin/true", "exec_pykata", "exec_runc", "runc's shim", "ms"),
     Question("of which `ctr` itself (`ctr version`)", "exec_client", "exec_pykata", "the exec", "ms"),

@@ -172,6 +172,7 @@ def _first_outputs(ground: Ground, samples: Samples, argv: list[str], initrd: Pa
     bare.append(bare_boot.boot_s(argv, initrd))
     pykata.append(measures.first_output_s(ground, PYKATA))
     samples.open_round("output_cloned").append(measures.first_output_s(replace(ground, config=ground.warm), PYKATA))
+    samples.open_round("output_disk").append(measures.disk_output_s(ground))
     bare.append(bare_boot.boot_s(argv, initrd))
     with ground.zygote():
         samples.open_round("output_forked").append(measures.first_output_s(ground, PYKATA))
