@@ -27,14 +27,16 @@ from pyshim.model.ids import ContainerId, HostPath, SandboxId
 from pyshim.model.kind import ContainerKind, membership
 from pyshim.model.mounts import HostMount
 from pyshim.model.oci import MAX_SPEC_BYTES, OciSpec, parse_spec
-from pyshim.model.plans import ContainerPlan, SandboxPlan, SharePlan
+from pyshim.model.plans import ContainerPlan, SandboxPlan
 from pyshim.model.task import RuntimeOptions
-from pyshim.node.cli.output import examples, json_option, print_json
+from pyshim.model.volumes import SourceFacts
+from pyshim.node.cli.output import config_option, examples, json_option, print_json
 from pyshim.node.cli.sizing_text import record_lines
 from pyshim.node.kubernetes.manifest import PodManifest, overhead_of, pod_sizing, pods_in, read_documents
+from pyshim.node.kubernetes.pod_config import PASSED_ON
 from pyshim.pod.plan.container import container_plan
 from pyshim.pod.plan.placed import with_guest_nodes
-from pyshim.pod.plan.sandbox import VM_ROOT, sandbox_plan
+from pyshim.pod.plan.sandbox import sandbox_plan, share_of
 from pyshim.resources.devices.plan.instances import MAX_BYTES, MOST_OFFERED, VENDOR, InstanceTable, read_instances
 from pyshim.resources.machine import read_machine
 from pyshim.resources.probe import probe_host
@@ -42,15 +44,12 @@ from pyshim.resources.sizing.host import probe_capacity
 from pyshim.resources.sizing.plan.capacity import capacity_question
 from pyshim.resources.sizing.plan.numa import node_text
 from pyshim.resources.volumes.host.sources import source_facts
-from pyshim.resources.volumes.plan.share import no_share, share_plan
 from pyshim.resources.volumes.plan.volumes import volume_sources
 
 _UUID = "00000000-0000-4000-8000-000000000000"
 """Each VM gets a random one."""
 _FIRST_GUEST_CID = 3
 """A free one is chosen; those below mean the host. Source: vsock(7)."""
-_PASSED_ON = "io.katacontainers."
-"""Annotations of a pod that reach the shim, as the shipped files for containerd say (`pod_annotations`)."""
 _LEFT_OUT = (
     "network cards: they come from the pod's network namespace",
     "devices of the kubelet's PodResources and of CDI: the kubelet is not asked",
@@ -97,7 +96,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     )
 )
 @click.argument("source", metavar="BUNDLE|POD.yaml")
-@click.option("--config", "config_path", metavar="FILE", help="Default: the one a sandbox would read.")
+@config_option
 @click.option(
     "--claimed",
     multiple=True,
@@ -150,8 +149,8 @@ def of_bundle(bundle: str, options: RuntimeOptions | None, devices: PodDevices) 
             rootfs=(),
             spec=spec,
             config=config,
-            share=sandbox.share if sandbox else _share(member.sandbox_id, config),
-            sources={path: source_facts(path, _store(config)) for path in volume_sources(spec)},
+            share=sandbox.share if sandbox else share_of(member.sandbox_id, config),
+            sources=_volume_facts(spec, config),
             hostname=spec.hostname,
             sysctls=sandbox.sysctls if sandbox else {},
             terminal=spec.terminal,
@@ -181,7 +180,7 @@ def _of_pod(
 ) -> Plan:
     sizing = pod_sizing(manifest, path, overhead_of(documents, manifest.runtime_class, path))
     annotations = {
-        **{name: text for name, text in manifest.annotations.items() if name.startswith(_PASSED_ON)},
+        **{name: text for name, text in manifest.annotations.items() if name.startswith(PASSED_ON)},
         **sizing.sandbox_annotations(),
         "io.kubernetes.cri.container-type": "sandbox",
     }
@@ -264,7 +263,7 @@ def _sandbox(
         config=config,
         host=host,
         capacity=capacity,
-        sources={path: source_facts(path, _store(config)) for path in volume_sources(spec)},
+        sources=_volume_facts(spec, config),
         devices=devices,
         instances=instances,
     )
@@ -278,25 +277,8 @@ def _instances(config: Config) -> InstanceTable | None:
         return read_instances(_content(path, MAX_BYTES), path)
 
 
-def _store(config: Config) -> str:
-    return config.hypervisor.vhost_user_store_path if config.hypervisor.enable_vhost_user_store else ""
-
-
-def _share(sandbox_id: SandboxId, config: Config) -> SharePlan:
-    """The share of the pod that the container would join."""
-    hypervisor = config.hypervisor
-    if hypervisor.shared_fs == "none":
-        return no_share(sandbox_id)
-    return share_plan(
-        sandbox_id=sandbox_id,
-        vm_dir=f"{VM_ROOT}/{sandbox_id}",
-        binary=hypervisor.virtio_fs_daemon,
-        cache=hypervisor.virtio_fs_cache,
-        extra_args=hypervisor.virtio_fs_extra_args,
-        debug=hypervisor.enable_debug,
-        dumps_core=hypervisor.enable_core_dumps,
-        bind_mounts=config.runtime.sandbox_bind_mounts,
-    )
+def _volume_facts(spec: OciSpec, config: Config) -> Mapping[str, SourceFacts]:
+    return {path: source_facts(path, config.hypervisor.vhost_user_store) for path in volume_sources(spec)}
 
 
 def _argv(plan: SandboxPlan) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from pyshim.config.sources import named_file, read_source
 from pyshim.config.values import toml_value
 from pyshim.model.host_facts import HostFacts
 from pyshim.node.cli.check_host import RunProgram, run_program
-from pyshim.node.cli.output import examples, json_option, print_json
+from pyshim.node.cli.output import config_option, examples, json_option, print_json
 from pyshim.pod.plan.kernel_params import kernel_params
 from pyshim.resources.probe import probe_host
 
@@ -33,7 +33,7 @@ Document = dict[str, Value]
 
 
 @click.command(epilog=examples("pyshim env", "pyshim env --json | jq -r .Hypervisor.Version"))
-@click.option("--config", "config_path", metavar="FILE", help="Default: the one a sandbox would read.")
+@config_option
 @json_option
 def command(config_path: str | None, as_json: bool) -> int:
     """Print this host and the configuration in the shape of 'kata-runtime env', as TOML or JSON."""

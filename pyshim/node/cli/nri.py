@@ -19,7 +19,7 @@ from pyshim.model.host_facts import HostFacts
 from pyshim.model.machine import Machine
 from pyshim.model.placement import SOCKET as PLACEMENT_SOCKET
 from pyshim.model.units import MIB
-from pyshim.node.cli.output import examples, json_option, print_json, print_table
+from pyshim.node.cli.output import config_option, examples, json_option, print_json, print_table
 from pyshim.node.cli.sandbox import state_dir_option
 from pyshim.node.kubernetes.manifest import PodManifest, pod_sizing, pods_in, read_documents
 from pyshim.node.kubernetes.pod_config import pod_config
@@ -88,7 +88,7 @@ _policy_option = click.option(
 @click.argument("manifests", metavar="POD.yaml...", nargs=-1, required=True)
 @click.option("--machine", "machine_path", metavar="FILE", help="A description of a machine; default: this one.")
 @click.option("--reserved", default="", callback=_reserved, metavar="CPUS", help="Never exclusive, such as 0-1.")
-@click.option("--config", "config_path", metavar="FILE", help="Default: the one a sandbox would read.")
+@config_option
 @_policy_option
 @click.option("--empty", is_flag=True, help="As if no sandbox ran on this machine.")
 @state_dir_option

@@ -12,6 +12,12 @@ _UNLIMITED = 10_000
 """Columns of a table that goes to a file or a program: no cell is cut there."""
 
 
+def config_option(command: _Command) -> _Command:
+    return click.option("--config", "config_path", metavar="FILE", help="Default: the one a sandbox would read.")(
+        command
+    )
+
+
 def json_option(command: _Command) -> _Command:
     return click.option("--json", "as_json", is_flag=True, help="For programs.")(command)
 

@@ -13,7 +13,7 @@ from pyshim.model.config import Config
 from pyshim.model.errors import FailedPrecondition, NotFound
 from pyshim.model.host_facts import unbounded
 from pyshim.model.sizing import SizingRecord
-from pyshim.node.cli.output import examples, json_option, print_json
+from pyshim.node.cli.output import config_option, examples, json_option, print_json
 from pyshim.node.cli.sandbox import sandbox_argument, sandbox_id, state_dir_option
 from pyshim.node.cli.sandboxes import RUNS, host_side_mib_of, sandboxes
 from pyshim.node.cli.sizing_text import (
@@ -65,7 +65,7 @@ def show(sandbox: str, state_dir: str, as_json: bool) -> int:
 
 @command.command()
 @click.argument("manifest", metavar="POD.yaml")
-@click.option("--config", "config_path", metavar="FILE", help="Default: the one a sandbox would read.")
+@config_option
 @click.option("--runtimeclass", "class_path", metavar="FILE", help="Manifest with the RuntimeClass, for its overhead.")
 @click.option("--node-cpus", type=click.IntRange(min=1), metavar="N", help="Default: this machine's.")
 @click.option("--node-kvm", type=click.Choice(["yes", "no"]), help="Hardware virtualization; default: this machine's.")
@@ -132,7 +132,7 @@ def _label(_ctx: click.Context, _parameter: click.Parameter, texts: tuple[str, .
 
 
 @command.command()
-@click.option("--config", "config_path", metavar="FILE", help="Default: the one a sandbox would read.")
+@config_option
 @click.option("--node-kvm", type=click.Choice(["yes", "no"]), help="Hardware virtualization; default: this machine's.")
 @click.option(
     "--host-side",

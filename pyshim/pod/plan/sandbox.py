@@ -112,7 +112,7 @@ def sandbox_plan(
     else:
         netns_path = remote_netns_path(spec) if remote else _netns_path(spec, config)
     labels = NO_LABELS if remote else _labels(spec, config)
-    share = _share(sandbox_id, vm_dir, config, labels)
+    share = share_of(sandbox_id, config, labels)
     if remote:
         vm = remote_vm(
             sandbox_id=sandbox_id,
@@ -326,13 +326,13 @@ def _labels(spec: OciSpec, config: Config) -> ProcessLabels:
     return ProcessLabels(vmm_selinux_label(text, hypervisor.selinux_vmm_type), hypervisor.apparmor_profile)
 
 
-def _share(sandbox_id: SandboxId, vm_dir: str, config: Config, labels: ProcessLabels) -> SharePlan:
+def share_of(sandbox_id: SandboxId, config: Config, labels: ProcessLabels = NO_LABELS) -> SharePlan:
     hypervisor = config.hypervisor
     if hypervisor.shared_fs == "none":
         return no_share(sandbox_id)
     return share_plan(
         sandbox_id=sandbox_id,
-        vm_dir=vm_dir,
+        vm_dir=f"{VM_ROOT}/{sandbox_id}",
         binary=hypervisor.virtio_fs_daemon,
         cache=hypervisor.virtio_fs_cache,
         extra_args=hypervisor.virtio_fs_extra_args,

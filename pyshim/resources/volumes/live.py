@@ -26,7 +26,7 @@ async def volume_facts(host: Host, spec: OciSpec, config: Config) -> Mapping[str
 
     Raises ShimError for a direct volume with a broken record and a vhost-user disk that no program serves.
     """
-    store = config.hypervisor.vhost_user_store_path if config.hypervisor.enable_vhost_user_store else ""
+    store = config.hypervisor.vhost_user_store
     facts = {source: await host.source_facts(source, store) for source in volume_sources(spec)}
     directories = {source for source, found in facts.items() if found.kind is SourceKind.DIRECTORY}
     if directories:
