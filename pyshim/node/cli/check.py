@@ -14,8 +14,8 @@ from pyshim.model.config import Config
 from pyshim.model.errors import FailedPrecondition, NotFound, ShimError
 from pyshim.node.cli.check_host import look
 from pyshim.node.cli.check_verdicts import Level, Verdict, verdicts
-from pyshim.node.cli.output import examples, json_option, print_json, print_table
-from pyshim.node.install.plan import settings_of
+from pyshim.node.cli.output import config_option, examples, json_option, print_json, print_table
+from pyshim.node.install.plan import config_path_of
 from pyshim.node.kubernetes.manifest import overhead_of, read_documents
 
 
@@ -27,7 +27,7 @@ from pyshim.node.kubernetes.manifest import overhead_of, read_documents
         "pyshim check --json | jq '.verdicts[] | select(.level != \"ok\")'",
     )
 )
-@click.option("--config", "config_path", metavar="FILE", help="Default: the one a sandbox would read.")
+@config_option
 @click.option("--handler", metavar="NAME", help="In place of --config: what 'pyshim install' gave this handler.")
 @click.option("--runtimeclass", "class_path", metavar="FILE", help="Compare the overhead of this RuntimeClass.")
 @click.option("--strict", is_flag=True, help="Exit 1 for warnings, too.")
@@ -41,7 +41,7 @@ def command(config_path: str | None, handler: str | None, class_path: str | None
     if handler is not None:
         if config_path is not None:
             raise click.UsageError("--handler and --config name a configuration each")
-        config_path = settings_of(handler)
+        config_path = config_path_of(handler)
         if not os.path.exists(config_path):
             raise NotFound(f"check handler '{handler}': no '{config_path}' (hint: 'pyshim status' lists handlers)")
     pod_fixed = _pod_fixed(class_path) if class_path else None

@@ -162,12 +162,6 @@ def installed_handlers(paths: Collection[str]) -> tuple[str, ...]:
     return (*ours, *own)
 
 
-def settings_of(handler: str) -> str:
-    """The path of the configuration that `install` gives the handler of this name."""
-    ours = {each.name: each.config_path for each in HANDLERS}
-    return ours.get(handler, f"{_OWN}/{handler}/configuration.toml")
-
-
 def install_plan(
     *,
     prefix: str,
