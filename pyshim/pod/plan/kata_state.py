@@ -14,7 +14,7 @@ from pyshim.model.network import NetworkModel
 from pyshim.model.plans import ContainerPlan, SandboxPlan
 from pyshim.model.vm import BlockDevice, GuestLocation, NicDevice, VhostUserBackend
 
-_MODELS = {NetworkModel.TCFILTER: 2, NetworkModel.NONE: 3}
+_MODELS: Mapping[str, int] = {NetworkModel.TCFILTER: 2, NetworkModel.NONE: 3}
 """Kata's NetInterworkingModel; 0 is the default, which is the tc filter too."""
 _VHOST_USER_BLK = "vhost-user-blk-pci"
 _ENDPOINTS = {"macvlan": "Macvlan", "ipvlan": "IPVlan"}
@@ -110,7 +110,7 @@ def kata_endpoint(nic: NicDevice, interfaces: tuple[NetworkInterface, ...], mode
 
 
 def kata_model(model: str) -> int:
-    return _MODELS.get(NetworkModel(model), 0) if model in _MODELS else 0
+    return _MODELS.get(model, 0)
 
 
 def kata_sandbox_config(plan: SandboxPlan) -> Mapping[str, Any]:
