@@ -3,22 +3,29 @@
 import base64
 import copy
 import json
+from collections.abc import Mapping
 from fractions import Fraction
 from random import Random
 from typing import Any
 
 import pytest
+from google.protobuf.any_pb2 import Any as AnyMessage
 from msgspec.structs import replace
 
+from protos.containerd import sandbox_pb2
+from protos.cri import pod_sandbox_pb2 as cri
 from pyshim.config.load import for_pod, typed
 from pyshim.model.errors import InvalidArgument
+from pyshim.model.ids import HostPath
 from pyshim.model.kind import ContainerKind
 from pyshim.node.kubernetes.agreement import Disagreement
 from pyshim.node.kubernetes.manifest import PodManifest, pod_sizing
 from pyshim.node.kubernetes.pod_size import CPU, MEMORY, PodSizing
 from pyshim.node.webhook.review import MARK, MAX_WARNING_CHARS, TEMPLATES, Action, Outcome, PodClass, answer
+from pyshim.pod.plan.pod_spec import RESOLV_CONF, pod_spec
 from pyshim.resources.sizing.plan.static import static_size
 from pyshim.resources.sizing.plan.workload import workload
+from pyshim.task.translate_sandbox import create_request
 from tests.unit.node.webhook import kubernetes_oracle as oracle
 from tests.unit.node.webhook.reviews import (
     HYPERVISOR,
@@ -119,13 +126,45 @@ def sizing_of(found: dict[str, Any]) -> PodSizing:
 
 
 def vm_size(found: dict[str, Any], chosen: PodClass) -> str:
-    """The VM that a shim boots for this pod, by the shim's own functions."""
-    passed = {name: text for name, text in annotations_of(found).items() if name.startswith("io.katacontainers.")}
-    config = typed(for_pod(chosen.source, passed))
-    sizing = sizing_of(found)
-    asked = workload(ContainerKind.POD_SANDBOX, sizing.sandbox_annotations(), {})
-    record = static_size(config, chosen.node, asked)
+    """The VM that a shim boots for this pod, by the shim's own functions: the same however containerd makes the pod."""
+    size, of_sandbox_api = (
+        booted_size(annotations, chosen) for annotations in (of_pause_container(found), of_sandbox(found))
+    )
+    assert of_sandbox_api == size
+    return size
+
+
+def booted_size(annotations: Mapping[str, str], chosen: PodClass) -> str:
+    config = typed(for_pod(chosen.source, annotations))
+    record = static_size(config, chosen.node, workload(ContainerKind.POD_SANDBOX, annotations, {}))
     return f"{record.vcpus.granted} vCPU, {record.memory_mib.granted} MiB"
+
+
+def of_pause_container(found: dict[str, Any]) -> dict[str, str]:
+    """The annotations of the pod's pause container: containerd's figures, and those of the pod that it passes on."""
+    passed = {name: text for name, text in annotations_of(found).items() if name.startswith("io.katacontainers.")}
+    return {**passed, **sizing_of(found).sandbox_annotations()}
+
+
+def of_sandbox(found: dict[str, Any]) -> Mapping[str, str]:
+    """The annotations that the shim makes of containerd's CreateSandbox, which has the kubelet's configuration."""
+    figures = {
+        name.rpartition("sandbox-")[2]: int(text) for name, text in sizing_of(found).sandbox_annotations().items()
+    }
+    resources = cri.LinuxContainerResources(
+        cpu_period=figures["cpu-period"],
+        cpu_quota=figures["cpu-quota"],
+        cpu_shares=figures["cpu-shares"],
+        memory_limit_in_bytes=figures["memory"],
+    )
+    pod_config = cri.PodSandboxConfig(
+        annotations=annotations_of(found), linux=cri.LinuxPodSandboxConfig(resources=resources)
+    )
+    options = AnyMessage(type_url="runtime.v1.PodSandboxConfig", value=pod_config.SerializeToString())
+    message = sandbox_pb2.CreateSandboxRequest(sandbox_id="p1", bundle_path="/b/p1", options=options)
+    request = create_request(message.SerializeToString())
+    assert request.pod is not None
+    return pod_spec(request, request.pod, {RESOLV_CONF: HostPath("/b/p1/resolv.conf")}).annotations
 
 
 def check_against_the_oracle(seed: int, *, whole_answer: bool) -> None:
