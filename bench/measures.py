@@ -56,12 +56,9 @@ class Ground:
         config = ("--runtime-config-path", str(self.config)) if runtime.has_vm else ()
         return ("--runtime", runtime.name, *config)
 
-    @contextmanager
-    def zygote(self) -> Iterator[Zygote]:
-        """Shims are forked meanwhile, not executed."""
-        zygote = Zygote(self.binaries / BINARY, self.directory / "zygote.log")
-        with zygote.running():
-            yield zygote
+    def zygote(self) -> Zygote:
+        """While it runs, shims are forked, not executed."""
+        return Zygote(self.binaries / BINARY, self.directory / "zygote.log")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

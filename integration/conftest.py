@@ -173,7 +173,7 @@ def module_leaves_nothing(request: pytest.FixtureRequest, containerd: Containerd
     """Set up before a file's shared containers and checked after they are gone, and the zygote, where it has one."""
     before = HostState.look((GROUND,))
     forked = runtime.has_vm and Mode.of_file(request.path.stem) is Mode.FORKED
-    with session_zygote.running() if forked else contextlib.nullcontext():
+    with session_zygote if forked else contextlib.nullcontext():
         yield
     assert_nothing_left(before, (GROUND,))
 

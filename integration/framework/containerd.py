@@ -52,8 +52,6 @@ _NEVER_NEEDED = (
 
 
 class Containerd(Daemon):
-    name = "containerd"
-
     def __init__(
         self,
         directories: Directories,
@@ -67,7 +65,7 @@ class Containerd(Daemon):
         """`release` is the chosen one unless given, and `extra_config` is written for it. `log_level` decides about the
         shims' debug lines too: containerd tells them.
         """
-        super().__init__(directories)
+        super().__init__("containerd", directories)
         self._binaries = binaries
         self._cri = cri
         self._extra = extra_config
@@ -100,7 +98,7 @@ class Containerd(Daemon):
         )
         config = where.root / "config.toml"
         config.write_text(text)
-        self._run([self.release.programs / "containerd", "--config", config], self._environment())
+        self._run([self.release.programs / "containerd", "--config", config], environment=self._environment())
 
     def is_ready(self) -> bool:
         return super().is_ready() and self.ctr("version", check=False).code == 0

@@ -166,8 +166,6 @@ class CrioDirectories(Directories):
 
 
 class Crio(Daemon):
-    name = "CRI-O"
-
     def __init__(
         self,
         directories: CrioDirectories,
@@ -178,7 +176,7 @@ class Crio(Daemon):
         nri: Path,
         pause: str,
     ) -> None:
-        super().__init__(directories)
+        super().__init__("CRI-O", directories)
         self._handlers = handlers
         self._shim = shim
         self._cni = cni
@@ -213,11 +211,14 @@ class Crio(Daemon):
             "HOME": str(where.root),
             **zygote.PATIENT,
         }
-        self._run([PROGRAMS / "crio", "--config", where.root / "crio.conf", "--config-dir", drop_ins], environment)
+        self._run(
+            [PROGRAMS / "crio", "--config", where.root / "crio.conf", "--config-dir", drop_ins], environment=environment
+        )
 
-    def stop(self, number: int = signal.SIGTERM) -> None:
-        super().stop(number)
+    def stop(self, number: int = signal.SIGTERM) -> int | None:
+        status = super().stop(number)
         self.directories.socket.unlink(missing_ok=True)
+        return status
 
 
 @contextlib.contextmanager

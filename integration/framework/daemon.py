@@ -1,4 +1,4 @@
-"""What a private containerd and a private CRI-O have in common: a process, its log, an end that leaves the shims."""
+"""Programs that run beside the tests: a process, its log, its end. Containerd and CRI-O are two of them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from .waiting import eventually
 
@@ -30,13 +31,12 @@ class Directories:
         return self.state / "io.containerd.runtime.v2.task" / namespace / container
 
 
-class Daemon:
-    """One daemon. `stop` leaves its tasks running, as a real restart does."""
+class Program:
+    """A program that runs beside the tests; what it says goes to `log`. In a `with` block it runs for the block."""
 
-    name: str
-
-    def __init__(self, directories: Directories) -> None:
-        self.directories = directories
+    def __init__(self, name: str, log: Path) -> None:
+        self.name = name
+        self.log = log
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -49,11 +49,30 @@ class Daemon:
         raise NotImplementedError
 
     def is_ready(self) -> bool:
-        return self.directories.socket.exists()
+        return True
 
-    def _run(self, argv: Sequence[str | Path], environment: Mapping[str, str]) -> None:
-        with self.directories.log.open("ab") as log:
-            self._process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment)
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _run(
+        self,
+        argv: Sequence[str | Path],
+        *,
+        environment: Mapping[str, str] | None = None,
+        directory: Path | None = None,
+    ) -> None:
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, cwd=directory
+            )
         eventually(self._answers, what=lambda: f"{self.name} answers; its log ends: {self.log_tail()}")
 
     def _answers(self) -> bool:
@@ -62,17 +81,17 @@ class Daemon:
             raise AssertionError(f"{self.name} exited {self._process.returncode}: {self.log_tail()}")
         return self.is_ready()
 
-    def stop(self, number: int = signal.SIGTERM) -> None:
-        """End the daemon. Tasks and their shims stay: they do not depend on it."""
-        if self._process is None:
-            return
-        self._process.send_signal(number)
+    def stop(self, number: int = signal.SIGTERM) -> int | None:
+        """It has ended: its wait status, None if it did not run. Its children stay: they do not depend on it."""
+        process, self._process = self._process, None
+        if process is None:
+            return None
+        process.send_signal(number)
         try:
-            self._process.wait(20)
+            return process.wait(30)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._process = None
+            process.kill()
+            return process.wait()
 
     def restart(self, number: int = signal.SIGTERM) -> None:
         self.stop(number)
@@ -80,15 +99,26 @@ class Daemon:
 
     def log_tail(self, lines: int = 15) -> str:
         try:
-            return "\n".join(self.shim_log().splitlines()[-lines:])
+            return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
         except FileNotFoundError:
             return "(no log)"
 
+
+class Daemon(Program):
+    """containerd or CRI-O. `stop` leaves its tasks and their shims running, as a real restart does."""
+
+    def __init__(self, name: str, directories: Directories) -> None:
+        super().__init__(name, directories.log)
+        self.directories = directories
+
+    def is_ready(self) -> bool:
+        return self.directories.socket.exists()
+
     def shim_log(self, since: int = 0) -> str:
         """The daemon's log after byte `since`; shims write theirs through it."""
-        with self.directories.log.open("rb") as log:
+        with self.log.open("rb") as log:
             log.seek(since)
             return log.read().decode(errors="replace")
 
     def log_size(self) -> int:
-        return self.directories.log.stat().st_size
+        return self.log.stat().st_size

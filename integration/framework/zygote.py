@@ -10,13 +10,13 @@ import contextlib
 import fcntl
 import os
 import signal
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 from pyshim.start import zygote as link
 
 from . import processes
+from .daemon import Program
 from .processes import Process
 from .waiting import eventually
 
@@ -65,47 +65,27 @@ def launched() -> list[Process]:
     return [process for process in processes.find("-idle", "-directory") if process.command[-1] == "zygote"]
 
 
-class Zygote:
-    """The zygote that a unit of systemd would run, by the launcher `shim`; what it says goes to `log`."""
+class Zygote(Program):
+    """The zygote that a unit of systemd would run, by the launcher `shim`."""
 
     def __init__(self, shim: Path, log: Path) -> None:
+        super().__init__("zygote", log)
         self._command = (str(shim), "-idle", "0", "zygote")
-        self._log = log
-        self._process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def pid(self) -> int:
-        assert self._process is not None
-        return self._process.pid
 
     def start(self) -> None:
         """It listens."""
         let_come()
-        with self._log.open("wb") as log:
-            process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/")
-        self._process = process
-        eventually(
-            lambda: "zygote: ready" in self._log.read_text() or process.poll() is not None, what="the zygote is ready"
-        )
-        assert process.poll() is None, self._log.read_text()
+        self.log.unlink(missing_ok=True)
+        self._run(self._command, directory=Path("/"))
 
-    @contextlib.contextmanager
-    def running(self) -> Iterator[None]:
-        """It listens for the block; nothing is left of it afterwards."""
-        try:
-            self.start()
-            yield
-        finally:
-            self.stop()
+    def is_ready(self) -> bool:
+        return "zygote: ready" in self.log.read_text()
 
-    def stop(self, number: int = signal.SIGTERM) -> None:
+    def stop(self, number: int = signal.SIGTERM) -> int | None:
         """It has ended, by itself when asked; no `start` leaves another."""
-        if self._process is not None:
-            self._process.send_signal(number)
-            try:
-                self._process.wait(30)
-            finally:
-                self._process.kill()
-                self._process.wait()
-            self._process = None
-        keep_away()
+        try:
+            status = super().stop(number)
+            assert status != -signal.SIGKILL or number == signal.SIGKILL, "the zygote did not end when asked"
+        finally:
+            keep_away()
+        return status

@@ -11,7 +11,6 @@ import contextlib
 import json
 import os
 import shutil
-import signal
 import ssl
 import subprocess
 import time
@@ -28,7 +27,7 @@ from integration.framework import cri_session, crio, zygote
 from integration.framework.bare_node import BareNode, layouts
 from integration.framework.containerd import Containerd
 from integration.framework.cri import CRI_IMAGE, Cri
-from integration.framework.daemon import Directories
+from integration.framework.daemon import Directories, Program
 from integration.framework.waiting import eventually
 from protos.cri import v1_pb2 as pb
 
@@ -351,38 +350,16 @@ def _machine() -> Iterator[None]:
             Path("/proc/sys", name).write_text(value)
 
 
-class Daemon:
-    """One program with a log in GROUND."""
+class Daemon(Program):
+    """One program of the cluster, with its log in GROUND."""
 
     def __init__(self, program: str, *arguments: str) -> None:
+        name = Path(program).name
+        super().__init__(name, GROUND / f"{name}.log")
         self._command = (program, *arguments)
-        self.log = GROUND / f"{Path(program).name}.log"
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def __enter__(self) -> Daemon:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
 
     def start(self) -> None:
-        with self.log.open("ab") as file:
-            self._process = subprocess.Popen(
-                self._command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=_environment(), cwd=GROUND
-            )
-
-    def stop(self, number: int = signal.SIGTERM) -> None:
-        """It has ended."""
-        if self._process is None:
-            return
-        self._process.send_signal(number)
-        try:
-            self._process.wait(30)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._process = None
+        self._run(self._command, environment=_environment(), directory=GROUND)
 
 
 def _environment() -> dict[str, str]:
