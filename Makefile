@@ -45,10 +45,11 @@ kubelet: setup guest ## pods through a real kubelet and API server, which Go bui
 	@$(PYTHON) -m integration.kubernetes.image
 	@KUBELET=1 scripts/integration $(or $(FILES),integration/kubernetes)
 
-conformance: setup guest ## critest on containerd 2.3, or with CRI=crio on CRI-O, with runc and with pyshim (CONFORMANCE="--handler pykata --focus exec" for some)
+conformance: setup guest ## critest and containerd's suite for CRI on containerd 2.3, or with CRI=crio critest on CRI-O, with runc and with pyshim (CONFORMANCE="--handler pykata --focus exec" for some)
 	@CONTAINERD=2.3 $(PYTHON) -m integration.framework.releases
 	@[ "$(CRI)" != crio ] || $(PYTHON) -m integration.framework.crio
 	@$(PYTHON) -m integration.conformance.critest
+	@[ "$(CRI)" = crio ] || $(PYTHON) -m integration.conformance.cri_integration
 	@CONTAINERD=2.3 $(PYTHON) -m integration.framework.enclosure $(PYTHON) -m integration.conformance $(CONFORMANCE)
 
 nerdctl: setup guest ## nerdctl's verbs on containerd 2.3 with pyshim and with runc; Go builds it the first time

@@ -1,5 +1,5 @@
-"""The Kubernetes project's suite for CRI, critest, on containerd with pyshim and with runc: `make conformance`.
+"""Suites that others wrote for CRI, on containerd with pyshim and with runc: `make conformance`.
 
-`critest.py` builds it, `suite_images.py` makes what its images are replaced by, `__main__.py` runs it and prints what
-each runtime passes. Nothing of this is a test of `make test`.
+`critest.py` and `cri_integration.py` build one each and read what it says, `suite_images.py` makes what stands for
+their images, `__main__.py` runs them and prints what each runtime passes. Nothing of this is a test of `make test`.
 """

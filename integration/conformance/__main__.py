@@ -1,143 +1,158 @@
-"""`python -m integration.conformance [--handler NAME]... [--focus TEXT]`, within the enclosure: critest, and a table.
+"""`python -m integration.conformance [--suite NAME]... [--handler NAME]... [--focus TEXT]`, within the enclosure.
 
-With CRI=crio on CRI-O. Reports and its log go to `.build/conformance`. The exit status is 1 when pyshim fails a
-spec that runc passes and docs/KUBERNETES.md does not list.
+Each suite runs on each handler, and a table says what passes. With CRI=crio critest only, on CRI-O. Reports and logs go
+to `.build/conformance`. The exit status is 1 when pyshim fails a spec that runc passes and docs/KUBERNETES.md does
+not list.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
 import shutil
 import subprocess
 import sys
+import time
 from collections import Counter
-from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from pathlib import Path
-from xml.etree import ElementTree
+from dataclasses import replace
 
-from integration.conformance import critest
+import grpc
+
+from integration.conformance import cri_integration, critest
+from integration.conformance.suite import LOG, PAUSE, REGISTRY_PORT, Spec, Suite
 from integration.conformance.suite_images import suite_images
 from integration.framework import crio, releases
 from integration.framework.cri import HANDLER, Cri
 from integration.framework.cri_session import GROUND, RUNC_HANDLER, cri_daemon, crio_daemon
+from integration.framework.daemon import Daemon
 from integration.framework.registry import serve
 
+SUITES = {"critest": critest.SUITE, "cri-integration": cri_integration.SUITE}
 REPORTS = releases.PROJECT / ".build" / "conformance"
 PAGE = releases.PROJECT / "docs" / "KUBERNETES.md"
 _IMAGES_PLUGIN = "io.containerd.cri.v1.images"
 REGISTRIES = ("registry.k8s.io", "k8s.gcr.io", "gcr.io", "us-central1-docker.pkg.dev")
-"""Those that the suite names."""
+"""Those that critest names."""
 _HOSTS = 'server = "{url}"\n[host."{url}"]\n  capabilities = ["pull", "resolve"]\n'
-
-
-@dataclass(frozen=True, slots=True)
-class Spec:
-    """One spec of the suite: `status` is critest's, `reason` the first line of a failure."""
-
-    name: str
-    status: str
-    reason: str
+_DOWN_S = 3.0
+"""A suite that ends containerd looks once a second whether it is gone, before it waits for the next one."""
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m integration.conformance")
+    parser.add_argument("--suite", action="append", choices=SUITES, help="default: all that the container runtime has")
     parser.add_argument("--handler", action="append", help=f"default: {RUNC_HANDLER} and {HANDLER}")
     parser.add_argument("--focus", default="", help="a regular expression: only specs whose names match")
-    parser.add_argument("--within", default="4h", help="limit for each handler, as critest takes it; default: 4h")
+    parser.add_argument("--within", default="4h", help="limit for each suite on each handler; default: 4h")
     words = parser.parse_args()
+    names = words.suite or (["critest"] if crio.is_chosen() else list(SUITES))
     handlers = words.handler or [RUNC_HANDLER, HANDLER]
     shutil.rmtree(REPORTS, ignore_errors=True)
     REPORTS.mkdir(parents=True)
-    found = _run(handlers, {"ginkgo.timeout": words.within, **({"ginkgo.focus": words.focus} if words.focus else {})})
+    found = _run(names, handlers, words.focus, words.within)
+    unlisted = [_compare(SUITES[name].name, found[name]) for name in names]
+    return int(any(unlisted))
+
+
+def _compare(suite: str, found: dict[str, list[Spec]]) -> bool:
+    """Whether pyshim fails what runc passes and the page does not list. Prints the table of the suite."""
     for handler, specs in found.items():
         counts = Counter(spec.status for spec in specs)
-        print(f"==> {handler}: " + ", ".join(f"{counts[status]} {status}" for status in sorted(counts)))
-    passed = {spec.name for spec in found.get(RUNC_HANDLER, ()) if spec.status == "passed"}
-    failed = [spec for spec in found.get(HANDLER, ()) if spec.status not in ("passed", "skipped")]
+        print(f"==> {suite} on {handler}: " + ", ".join(f"{counts[status]} {status}" for status in sorted(counts)))
+    if HANDLER not in found:
+        return False
+    passed = {spec.name: spec for spec in found.get(RUNC_HANDLER, ()) if spec.status == "passed"}
+    ours = {spec.name: spec for spec in found[HANDLER]}
+    missing = [replace(spec, status="missing") for name, spec in passed.items() if name not in ours]
     page = PAGE.read_text()
-    unlisted = [spec for spec in failed if spec.name in passed and leaf(spec) not in page]
-    for spec in failed:
+    unlisted = False
+    for spec in (*ours.values(), *missing):
+        if spec.status in ("passed", "skipped"):
+            continue
         beside = "runc passes" if spec.name in passed else "runc not"
-        print(f"{spec.status} ({beside}{', not listed' if spec in unlisted else ''}): {spec.name}\n    {spec.reason}")
-    return int(bool(unlisted))
+        is_new = spec.name in passed and not any(f"`{name}`" in page for name in spec.listed_as)
+        unlisted |= is_new
+        print(f"{spec.status} ({beside}{', not listed' if is_new else ''}): {spec.name}\n    {spec.reason}")
+    return unlisted
 
 
-def _run(handlers: list[str], options: Mapping[str, str]) -> dict[str, list[Spec]]:
+def _run(names: list[str], handlers: list[str], focus: str, within: str) -> dict[str, dict[str, list[Spec]]]:
+    """What each suite says, by its name and by the handler."""
+    found: dict[str, dict[str, list[Spec]]] = {}
     GROUND.mkdir(parents=True)
     images = suite_images(GROUND)
-    with serve("127.0.0.1", images.blobs, images.digest) as registry, _daemon(registry.url) as cri:
-        _map_ports()
+    with serve("127.0.0.1", images.blobs, images.digest, REGISTRY_PORT) as registry, _daemon(registry.url) as cri:
+        _change_network()
         log = cri.daemon.directories.log
         try:
-            socket = f"unix://{cri.daemon.directories.socket}"
-            return {handler: _suite(handler, socket, options) for handler in handlers}
+            for name in names:
+                SUITES[name].prepare()
+                found[name] = {handler: _suite(name, cri, handler, focus, within) for handler in handlers}
         finally:
             shutil.copyfile(log, REPORTS / log.name)
+    return found
 
 
 def _daemon(url: str) -> AbstractContextManager[Cri]:
-    """The container runtime, which pulls the suite's images from the registry at `url`."""
+    """The container runtime, which pulls the suites' images from the registry at `url`."""
     binaries = releases.PROJECT / "bin"
     if crio.is_chosen():
         return crio_daemon(binaries, dict.fromkeys(REGISTRIES, url.removeprefix("http://")))
     hosts = GROUND / "certs.d" / "_default"
     hosts.mkdir(parents=True)
     (hosts / "hosts.toml").write_text(_HOSTS.format(url=url))
-    return cri_daemon(binaries, f'[plugins."{_IMAGES_PLUGIN}".registry]\n  config_path = "{hosts.parent}"\n')
+    registry = f'[plugins."{_IMAGES_PLUGIN}".registry]\n  config_path = "{hosts.parent}"\n'
+    more = registry + cri_integration.containerd_config()
+    return cri_daemon(binaries, more, settings=cri_integration.CRI_SETTINGS, pause=PAUSE)
 
 
-def _map_ports() -> None:
-    """The network of pods has host ports from now on: containerd reads its configuration again."""
+def _change_network() -> None:
+    """The network of pods has host ports from now on, and its leases are in CNI's own directory, where a suite looks.
+
+    containerd reads its configuration again.
+    """
     config = GROUND / "cni" / "net.d" / "10-pods.conflist"
     network = json.loads(config.read_text())
+    del network["plugins"][0]["ipam"]["dataDir"]
     network["plugins"].append({"type": "portmap", "capabilities": {"portMappings": True}})
     made = config.with_suffix(".new")
     made.write_text(json.dumps(network))
     made.replace(config)
 
 
-def _suite(handler: str, socket: str, more: Mapping[str, str]) -> list[Spec]:
-    """Every spec of the suite on the handler; `more` are critest's options."""
-    print(f"==> critest {critest.VERSION} on {handler}", flush=True)
-    report = REPORTS / handler
-    report.mkdir()
-    options = {
-        "runtime-endpoint": socket,
-        "runtime-handler": handler,
-        "ginkgo.junit-report": str(report / "junit.xml"),
-        "ginkgo.no-color": "true",
-        "test.timeout": "0",
-        **more,
-    }
-    command = [str(critest.PROGRAM), *(f"-{name}={value}" for name, value in options.items())]
-    with (report / "critest.log").open("wb") as log:
-        subprocess.run(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=report, check=False)
-    return read_report(report / "junit.xml")
+def _suite(name: str, cri: Cri, handler: str, focus: str, within: str) -> list[Spec]:
+    """Every spec of the suite on the handler. Pods that it leaves are removed."""
+    suite: Suite = SUITES[name]
+    print(f"==> {suite.name} on {handler}", flush=True)
+    reports = REPORTS / name / handler
+    reports.mkdir(parents=True)
+    command = suite.run_on(reports, f"unix://{cri.daemon.directories.socket}", handler, focus, within)
+    # A suite runs containerd and ctr itself.
+    environment = {**os.environ, "PATH": f"{releases.chosen().programs}:{os.environ['PATH']}"}
+    with (reports / LOG).open("wb") as log:
+        process = subprocess.Popen(
+            command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=reports, env=environment
+        )
+        _finish(process, cri.daemon)
+    cri.connect()
+    for pod in cri.sandboxes():
+        for call in ("StopPodSandbox", "RemovePodSandbox"):
+            with contextlib.suppress(grpc.RpcError):
+                cri.call(call, pod_sandbox_id=pod)
+    return suite.read(reports)
 
 
-def read_report(file: Path) -> list[Spec]:
-    """The specs of a JUnit report. Raises FileNotFoundError when critest has written none: its log is beside it."""
-    cases = ElementTree.parse(file).iter("testcase")
-    return [
-        Spec(case.get("name", ""), case.get("status", ""), _reason(case))
-        for case in cases
-        if case.get("name", "").startswith("[It]")
-    ]
-
-
-def _reason(case: ElementTree.Element) -> str:
-    failure = case.find("failure")
-    lines = [] if failure is None else (failure.get("message") or failure.text or "").strip().splitlines()
-    return lines[0][:300] if lines else ""
-
-
-def leaf(spec: Spec) -> str:
-    """The name as the page lists it: its end, without labels."""
-    name = spec.name.removeprefix("[It] ").removeprefix("[k8s.io] ").partition(" [Conformance]")[0]
-    return name.rpartition("runtime should ")[2].strip()
+def _finish(process: subprocess.Popen[bytes], daemon: Daemon) -> None:
+    """The suite has ended. When it ends the daemon, that is started again, as a service manager does."""
+    while process.poll() is None:
+        time.sleep(0.5)
+        if daemon.has_ended:
+            time.sleep(_DOWN_S)
+            with contextlib.suppress(AssertionError):  # ended once more, before it answered here
+                daemon.start()
 
 
 if __name__ == "__main__":

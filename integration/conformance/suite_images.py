@@ -1,6 +1,6 @@
-"""Images in place of critest's, which are pulled from public registries: busybox, and programs that act as theirs.
+"""Images in place of the suites', which are pulled from public registries: busybox, and programs that act as theirs.
 
-The enclosure has no network, so a registry of ours serves these in their place. An image that critest names by digest
+The enclosure has no network, so a registry of ours serves these in their place. An image that a suite names by digest
 cannot be replaced.
 """
 
@@ -25,6 +25,24 @@ while :; do sleep 1000 & wait $!; done
 _SHOWS_USER = (
     '#include <stdio.h>\n#include <unistd.h>\nint main(void) {\n    printf("Effective uid: %u\\n", geteuid());\n}\n'
 )
+# Of `stress -m 1 --vm-bytes 100M --vm-hang 0 -t 30`.
+_HOLDS_MEMORY = """\
+#include <stdlib.h>
+#include <unistd.h>
+int main(void) {
+    size_t size = 104 << 20;
+    volatile char *held = malloc(size);
+    if (!held) return 1;
+    for (size_t at = 0; at < size; at += 4096) held[at] = 1;
+    return sleep(30);
+}
+"""
+# What containerd's suite looks for in volumes, one per file.
+_VOLUMES = {
+    "/test_dir": "test_dir/test_file",
+    "C:/weird_test_dir": "C:/weird_test_dir/weird_test_file",
+    "/:colon_prefixed": ":colon_prefixed/colon_prefixed_file",
+}
 # The static busybox of the distribution has neither.
 _PROGRAMS = {
     "bin/ipcs": "#!/bin/sh\ncat /proc/sysvipc/shm\n",
@@ -35,8 +53,15 @@ _PREDEFINED = {
     "etc/passwd": "root:x:0:0:root:/root:/bin/sh\ndefault-user:x:1000:1000::/home:/bin/sh\n",
     "etc/group": "root:x:0:\ndefault-user:x:1000:\ngroup-defined-in-image:x:50000:default-user\n",
 }
+# As in busybox's image.
+_BUSYBOX_USERS = {
+    "etc/passwd": "root:x:0:0:root:/root:/bin/sh\ndaemon:x:1:1:daemon:/usr/sbin:/bin/false\n",
+    "etc/group": "root:x:0:\ndaemon:x:1:\nwheel:x:10:root\n",
+}
 _TEST_IMAGES = "k8s-staging-cri-tools"
 _E2E = "e2e-test-images"
+_CONTAINERD = "containerd"
+_NOBODY = 65534
 
 
 @dataclass(slots=True)
@@ -59,7 +84,7 @@ class SuiteImages:
 
 
 def suite_images(scratch: Path) -> SuiteImages:
-    """All of them. Builds one small program in `scratch`."""
+    """All of them. Builds two small programs in `scratch`."""
     made = SuiteImages()
     files = {name: text.encode() for name, text in _PLAIN.items()}
     # A program of its own, as in busybox's image: the suite masks this path, and here all others are links to one file.
@@ -71,9 +96,19 @@ def suite_images(scratch: Path) -> SuiteImages:
         made.add(name, (server,), Entrypoint=["nginx", port, "master process"])
     host_port = ["nginx", "12003", "master process"]
     made.add(f"{_TEST_IMAGES}/hostnet-nginx-amd64:latest", (server,), Entrypoint=host_port)
-    setuid = layer({"nnp": _user_program(scratch)}, mode=0o4755)
+    setuid = layer({"nnp": _program(scratch, _SHOWS_USER)}, mode=0o4755)
     made.add(f"{_E2E}/nonewprivs:1.3", (setuid,), Entrypoint=["/nnp"])
     made.add("pause:3.9", Entrypoint=["sleep", "100000"])
+    made.add("pause:3.10.2", (layer({"pause": b""}, mode=0o755),), Entrypoint=["tail", "-f", "/dev/null"])
+    named = layer({name: text.encode() for name, text in _BUSYBOX_USERS.items()}, mode=0o644)
+    for name in ("busybox:1.36", "alpine:3.14.0"):
+        made.add(f"{_CONTAINERD}/{name}", (named,))
+    stress = layer({"bin/stress": _program(scratch, _HOLDS_MEMORY)}, mode=0o755)
+    made.add(f"{_E2E}/resource-consumer:1.10", (stress,), Entrypoint=["tail", "-f", "/dev/null"])
+    volumes = layer(dict.fromkeys(_VOLUMES.values(), b"test_content\n"), mode=0o644)
+    made.add(f"{_CONTAINERD}/volume-copy-up:2.2", (volumes,), Volumes={name: {} for name in _VOLUMES})
+    owned = layer({"test_dir/": b""}, mode=0o755, owner=_NOBODY)
+    made.add(f"{_CONTAINERD}/volume-ownership:2.1", (owned,), Volumes={"/test_dir": {}})
     groups = layer({name: text.encode() for name, text in _PREDEFINED.items()}, mode=0o644)
     made.add(f"{_TEST_IMAGES}/test-image-predefined-group:latest", (groups,), User="1000")
     users = {"uid": "1002", "username": "www-data", "uid-group": "1003:50", "username-group": "www-data:50"}
@@ -86,9 +121,9 @@ def suite_images(scratch: Path) -> SuiteImages:
     return made
 
 
-def _user_program(scratch: Path) -> bytes:
-    """Prints the effective user."""
-    source, program = scratch / "nnp.c", scratch / "nnp"
-    source.write_text(_SHOWS_USER)
+def _program(scratch: Path, text: str) -> bytes:
+    """A static program of this C source."""
+    source, program = scratch / "program.c", scratch / "program"
+    source.write_text(text)
     subprocess.run(["gcc", "-Os", "-static", "-s", "-o", program, source], check=True)
     return program.read_bytes()

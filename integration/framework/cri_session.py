@@ -86,7 +86,7 @@ def _network() -> str:
     )
 
 
-def _cri_config() -> str:
+def _cri_config(pause: str, settings: str) -> str:
     """The shipped drop-in, with what a test host sets beside it."""
     release = releases.chosen()
     shipped = release.drop_in.read_text().replace('"podsandbox"', f'"{releases.sandboxer()}"')
@@ -94,7 +94,7 @@ def _cri_config() -> str:
     body = "\n".join(line for line in shipped.splitlines() if not line.startswith("version"))
     return f"""{body}
 
-{release.cri_config(sandbox_image=PAUSE_IMAGE, cni=GROUND / "cni", nri=NRI_SOCKET.parent)}
+{release.cri_config(sandbox_image=pause, cni=GROUND / "cni", nri=NRI_SOCKET.parent, more=settings)}
 [{table}.containerd]
   default_runtime_name = "pykata"
 [{table}.containerd.runtimes.{REMOTE_HANDLER}]
@@ -204,19 +204,21 @@ def crio_daemon(binaries: Path, registries: Mapping[str, str] | None = None) -> 
 
 
 @contextlib.contextmanager
-def cri_daemon(binaries: Path, more_config: str = "") -> Iterator[Cri]:
-    """A containerd with CRI, images and network, until the end of the block."""
+def cri_daemon(binaries: Path, more_config: str = "", *, settings: str = "", pause: str = PAUSE_IMAGE) -> Iterator[Cri]:
+    """A containerd with CRI, images and network, until the end of the block; `pause` is its sandbox image,
+    and `settings` are lines for CRI's own table.
+    """
     with pod_network():
         daemon = Containerd(
             Directories(root=GROUND / "containerd", state=STATE),
             binaries=binaries,
             cri=True,
-            extra_config=_cri_config() + more_config,
+            extra_config=_cri_config(pause, settings) + more_config,
         )
         daemon.start()
         try:
             make_furniture(STATE)
-            import_images(daemon)
+            import_images(daemon, pause)
             cri = Cri(daemon, logs=GROUND / "pods")
             try:
                 yield cri
@@ -237,9 +239,9 @@ def make_furniture(state: Path) -> None:
     _RUNC_STATE.mkdir(parents=True, exist_ok=True)
 
 
-def import_images(daemon: Containerd) -> None:
+def import_images(daemon: Containerd, pause: str = PAUSE_IMAGE) -> None:
     """The test image and the pause image, for CRI."""
-    for name, entrypoint in ((CRI_IMAGE, ()), (PAUSE_IMAGE, ("tail", "-f", "/dev/null"))):
+    for name, entrypoint in ((CRI_IMAGE, ()), (pause, ("tail", "-f", "/dev/null"))):
         archive = GROUND / "image.tar"
         images.write_archive(archive, name, entrypoint)
         daemon.ctr("--namespace", "k8s.io", "images", "import", archive)

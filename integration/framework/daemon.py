@@ -44,6 +44,11 @@ class Program:
         assert self._process is not None
         return self._process.pid
 
+    @property
+    def has_ended(self) -> bool:
+        """Somebody else ended it."""
+        return self._process is not None and self._process.poll() is not None
+
     def start(self) -> None:
         """It answers."""
         raise NotImplementedError

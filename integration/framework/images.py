@@ -84,12 +84,18 @@ def _top_layer() -> bytes:
     return buffer.getvalue()
 
 
-def layer(files: Mapping[str, bytes], *, mode: int) -> bytes:
-    """A layer of these files; their directories are made with them."""
+def layer(files: Mapping[str, bytes], *, mode: int, owner: int = 0) -> bytes:
+    """A layer of these files, or empty directories where the name ends with `/`; `owner` is user and group.
+
+    Other directories are made with their files.
+    """
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as tar:
         for name, data in files.items():
-            _add(tar, name, data, mode)
+            kind = tarfile.DIRTYPE if name.endswith("/") else tarfile.REGTYPE
+            info = _entry(name, kind, mode, len(data))
+            info.uid = info.gid = owner
+            tar.addfile(info, io.BytesIO(data))
     return buffer.getvalue()
 
 

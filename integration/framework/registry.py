@@ -47,6 +47,9 @@ def serve(
     """Serves `blobs`; `digest` says which is the manifest of a repository's tag or digest."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
+        default_request_version = "HTTP/1.1"
+        """Of an answer to what is no request: a client that tries TLS recognises HTTP by it."""
+
         def do_GET(self) -> None:
             self.wfile.write(self._head())
 

@@ -107,23 +107,25 @@ class Release:
         """NRI as plugins of today speak it."""
         return self.numbers >= (1, 7)
 
-    def cri_config(self, *, sandbox_image: str, cni: Path, nri: Path) -> str:
+    def cri_config(self, *, sandbox_image: str, cni: Path, nri: Path, more: str = "") -> str:
         """The pause image, CNI's directories `bin` and `net.d` below `cni`, and NRI's socket and directories in `nri`.
+
+        `more` are lines for CRI's own table.
 
         runc's processes keep their OOM score: lowering it takes a capability that this machine may not have.
         """
-        oom = "  restrict_oom_score_adj = true\n"
+        own = f"  restrict_oom_score_adj = true\n{more}"
         table = f'[{self.cri_table}.cni]\n  conf_dir = "{cni}/net.d"\n'
         nri_table = (
             f'[plugins."{_NRI}"]\n  disable = false\n  socket_path = "{nri}/nri.sock"\n'
             f'  plugin_path = "{nri}/plugins"\n  plugin_config_path = "{nri}/conf.d"\n'
         )
         if self.numbers < (2,):
-            head = f'[{self.cri_table}]\n  sandbox_image = "{sandbox_image}"\n{oom}'
+            head = f'[{self.cri_table}]\n  sandbox_image = "{sandbox_image}"\n{own}'
             return f'{head}{table}  bin_dir = "{cni}/bin"\n{nri_table if self.has_nri else ""}'
         image = f'[plugins."{_CRI_2_IMAGES}".pinned_images]\n  sandbox = "{sandbox_image}"\n'
         key = f'bin_dirs = ["{cni}/bin"]' if self.numbers >= (2, 1) else f'bin_dir = "{cni}/bin"'
-        return f"{image}[{self.cri_table}]\n{oom}{table}  {key}\n{nri_table}"
+        return f"{image}[{self.cri_table}]\n{own}{table}  {key}\n{nri_table}"
 
 
 RELEASES = {
