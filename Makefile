@@ -43,7 +43,7 @@ kubelet: setup guest ## pods through a real kubelet and API server, which Go bui
 	@$(PYTHON) -m integration.kubernetes.peers
 	@$(PYTHON) -m integration.kubernetes.helm
 	@$(PYTHON) -m integration.kubernetes.image
-	@KUBELET=1 scripts/integration $(or $(FILES),integration/kubernetes)
+	@KUBELET=1 scripts/integration $(or $(FILES),integration/kubernetes$(if $(filter crio,$(CRI)),/test_pods.py))
 
 conformance: setup guest ## critest and containerd's suite for CRI on containerd 2.3, or with CRI=crio critest on CRI-O, with runc and with pyshim (CONFORMANCE="--handler pykata --focus exec" for some)
 	@CONTAINERD=2.3 $(PYTHON) -m integration.framework.releases
