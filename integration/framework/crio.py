@@ -38,7 +38,6 @@ _NO_SECCOMP = "CRI-O is built without libseccomp here, and gives no profile"
 DIFFERENCES = {
     "test_a_program_that_does_not_exist_fails_the_start_and_leaves_the_pod_usable": _AT_CREATE,
     "test_an_exec_that_exceeds_its_time_is_ended": "CRI-O answers -1 and a text: runtime_vm.go, ExecSyncContainer",
-    "test_a_host_network_pod_is_refused_by_name": "CRI-O names the host's namespace: allow_host_network is no hint",
     "test_a_pods_end_is_what_kubernetes_users_expect[no-program]": _AT_CREATE,
     "test_a_byte_is_counted_once_in_the_network_figures_of_a_pod": "the kubelet has no such figures of a CRI-O without "
     "systemd's cgroups, nor of pods with runc",

@@ -32,6 +32,8 @@ class CallerKeys(NamedTuple):
     image_name: str
     name_of_sandbox: str = ""
     """`container_name` of a sandbox itself, which its pod cannot change."""
+    host_network: str = ""
+    """"true" for a pod on the host's network, whose namespace CRI-O names by a path of its own."""
 
 
 class PodName(msgspec.Struct, frozen=True):
@@ -55,6 +57,7 @@ KEYS: Mapping[Caller, CallerKeys] = {
         *_KUBELETS_LABELS,
         "io.kubernetes.cri-o.ImageName",
         name_of_sandbox="POD",
+        host_network="io.kubernetes.cri-o.HostNetwork",
     ),
     Caller.CONTAINERD: CallerKeys(
         container_type="io.kubernetes.cri.container-type",

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from msgspec.structs import replace
 
 from pyshim.model.agent_address import AGENT_VSOCK_PORT
+from pyshim.model.caller import keys_of
 from pyshim.model.capacity import CapacityFacts
 from pyshim.model.confidential import Guard, Initdata
 from pyshim.model.config import Config
@@ -408,6 +409,8 @@ def _check_network(kind: ContainerKind, spec: OciSpec, config: Config) -> None:
 
 
 def _is_on_hosts_network(spec: OciSpec) -> bool:
+    if spec.annotations.get(keys_of(spec.annotations).host_network) == "true":
+        return True
     return bool(spec.namespaces) and spec.namespace_path("network") is None
 
 
@@ -423,6 +426,6 @@ def _makes_netns(spec: OciSpec, config: Config) -> bool:
 def _netns_path(spec: OciSpec, config: Config) -> str | None:
     """The namespace CNI prepared. A namespace without a path is a fresh one: a pod without network."""
     path = spec.namespace_path("network")
-    if not path or config.runtime.disable_new_netns or path == _NO_NETNS:
+    if not path or config.runtime.disable_new_netns or path == _NO_NETNS or _is_on_hosts_network(spec):
         return None
     return path

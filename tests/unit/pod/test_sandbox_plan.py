@@ -222,10 +222,26 @@ def test_the_sandboxes_resolv_conf_is_the_one_bound_there(mounts: list[dict[str,
         (ContainerKind.SINGLE_CONTAINER, "the spec is for the host's network"),
     ],
 )
+@pytest.mark.parametrize(
+    "on_hosts_network",
+    [
+        pytest.param({"linux": {"namespaces": [{"type": "mount"}, {"type": "ipc"}]}}, id="containerd"),
+        pytest.param(
+            {
+                "linux": {"namespaces": [{"type": "network", "path": "/run/crio/ns/netns/1"}]},
+                "annotations": {
+                    "io.kubernetes.cri-o.ContainerType": "sandbox",
+                    "io.kubernetes.cri-o.HostNetwork": "true",
+                },
+            },
+            id="cri-o",
+        ),
+    ],
+)
 def test_a_sandbox_on_the_hosts_network_is_refused_unless_a_key_allows_it(
-    kind: ContainerKind, asked_for: str, allowed: bool
+    kind: ContainerKind, asked_for: str, allowed: bool, on_hosts_network: dict[str, object]
 ) -> None:
-    asked = spec(linux={"namespaces": [{"type": "mount"}, {"type": "ipc"}]})
+    asked = spec(**on_hosts_network)
     config = configured({"kernel": "/k", "image": "/i", "rootfs_type": "erofs"}, {"allow_host_network": allowed})
 
     def plan() -> SandboxPlan:
