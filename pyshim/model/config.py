@@ -141,11 +141,6 @@ class HypervisorConfig(msgspec.Struct, frozen=True, kw_only=True):
     default_gpus: int
     default_gpu_model: str
 
-    @property
-    def vhost_user_store(self) -> str:
-        """The store whose devices are disks that other programs serve; empty without one."""
-        return self.vhost_user_store_path if self.enable_vhost_user_store else ""
-
 
 AGENT_CDH_API_TIMEOUT_S = 50.0
 AGENT_LAUNCH_PROCESS_TIMEOUT_S = 6.0

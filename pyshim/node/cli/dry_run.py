@@ -44,7 +44,7 @@ from pyshim.resources.sizing.host import probe_capacity
 from pyshim.resources.sizing.plan.capacity import capacity_question
 from pyshim.resources.sizing.plan.numa import node_text
 from pyshim.resources.volumes.host.sources import source_facts
-from pyshim.resources.volumes.plan.volumes import volume_sources
+from pyshim.resources.volumes.plan.volumes import vhost_user_store, volume_sources
 
 _UUID = "00000000-0000-4000-8000-000000000000"
 """Each VM gets a random one."""
@@ -278,7 +278,8 @@ def _instances(config: Config) -> InstanceTable | None:
 
 
 def _volume_facts(spec: OciSpec, config: Config) -> Mapping[str, SourceFacts]:
-    return {path: source_facts(path, config.hypervisor.vhost_user_store) for path in volume_sources(spec)}
+    store = vhost_user_store(config.hypervisor)
+    return {path: source_facts(path, store) for path in volume_sources(spec)}
 
 
 def _argv(plan: SandboxPlan) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from pyshim.model.seams import Host
 from pyshim.model.trace import traced
 from pyshim.model.volumes import SourceFacts
 from pyshim.resources.services import SandboxServices
-from pyshim.resources.volumes.plan.volumes import volume_sources
+from pyshim.resources.volumes.plan.volumes import vhost_user_store, volume_sources
 
 
 async def volume_facts(host: Host, spec: OciSpec, config: Config) -> Mapping[str, SourceFacts]:
@@ -26,7 +26,7 @@ async def volume_facts(host: Host, spec: OciSpec, config: Config) -> Mapping[str
 
     Raises ShimError for a direct volume with a broken record and a vhost-user disk that no program serves.
     """
-    store = config.hypervisor.vhost_user_store
+    store = vhost_user_store(config.hypervisor)
     facts = {source: await host.source_facts(source, store) for source in volume_sources(spec)}
     directories = {source for source, found in facts.items() if found.kind is SourceKind.DIRECTORY}
     if directories:

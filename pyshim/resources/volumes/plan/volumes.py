@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from pyshim.model.config import Config
+from pyshim.model.config import Config, HypervisorConfig
 from pyshim.model.copies import VolumeCopy
 from pyshim.model.errors import FailedPrecondition, InvalidArgument, Unimplemented
 from pyshim.model.guest import Storage
@@ -64,6 +64,11 @@ def volumes_plan(
         disks=tuple(item for each in volumes for item in each.disks),
         copies=tuple(dict.fromkeys(item for each in volumes for item in each.copies)),
     )
+
+
+def vhost_user_store(hypervisor: HypervisorConfig) -> str:
+    """The store whose devices are disks that other programs serve; empty without one."""
+    return hypervisor.vhost_user_store_path if hypervisor.enable_vhost_user_store else ""
 
 
 def volume_sources(spec: OciSpec) -> tuple[str, ...]:

@@ -158,14 +158,14 @@ def test_another_interpreter_is_of_no_release(program: str) -> None:
 def test_people_get_a_table(
     tmp_path: Path, sleeper: "subprocess.Popen[bytes]", capsys: pytest.CaptureFixture[str]
 ) -> None:
-    save(tmp_path, "ab12" + "0" * 20, ref(sleeper), ref(sleeper))
+    save(tmp_path, "ab12" + "0" * 12, ref(sleeper), ref(sleeper))
 
-    with shim(tmp_path, "ab12" + "0" * 20):
+    with shim(tmp_path, "ab12" + "0" * 12):
         assert run(["list", "--state-dir", str(tmp_path)]) == 0
 
     heading, line = capsys.readouterr().out.splitlines()
     assert heading.split() == list(module.HEADINGS)
-    assert line.startswith("ab12" + "0" * 20 + "  shop/web-0 ")
+    assert line.startswith("ab12" + "0" * 12 + "  shop/web-0 ")
     assert "0.5 / 512Mi" in line
     assert "2 / 768Mi  clone" in line
     assert line.endswith("   3s  ok")
