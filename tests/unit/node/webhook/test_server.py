@@ -320,6 +320,7 @@ def test_a_flood_of_unfinished_bodies_stays_below_the_memory_limit_and_a_review_
             assert (await running.call("POST", "/mutate", body=EXPENSIVE))[0] in (400, 408)
         for writer in writers:
             writer.transport.abort()
+        await asyncio.gather(*(writer.wait_closed() for writer in writers), return_exceptions=True)
 
     with subprocess.Popen(
         [sys.executable, "-c", _SERVER, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
