@@ -9,6 +9,7 @@ from contextlib import suppress
 
 from hypervisors.qemu import pci
 from hypervisors.qemu.qmp import Monitor
+from hypervisors.qemu.vhost_user import FreeSlot
 from pyshim.model.errors import Internal, ResourceExhausted, ShimError, Unimplemented
 from pyshim.model.vm import GuestLocation, PciDevice, PortKind, VmConfig
 
@@ -17,10 +18,8 @@ log = logging.getLogger(__name__)
 VFIO_TIMEOUT_S = 120.0
 """QEMU pins all of the guest's memory before it answers."""
 
-AddBehindBridge = Callable[[str, str, str, Mapping[str, object], float], Awaitable[None]]
+AddFunction = Callable[[str, str, str, Mapping[str, object], float], Awaitable[None]]
 """(driver, device id, QEMU's id, fields, seconds): added at the first free slot behind a bridge."""
-FreeSlot = Callable[[str], None]
-"""The slot of this device id, if it has one, is free."""
 Locate = Callable[[str], Awaitable[GuestLocation]]
 """QEMU's id -> where the guest finds it."""
 
@@ -30,7 +29,7 @@ class PciDevices:
         self,
         config: VmConfig,
         monitor: Monitor,
-        add_behind_bridge: AddBehindBridge,
+        add_behind_bridge: AddFunction,
         free_slot: FreeSlot,
         locate: Locate,
     ) -> None:

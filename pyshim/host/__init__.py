@@ -1,5 +1,4 @@
-"""All contact with Linux: mounts, children, FIFOs, files, netlink, probes. The only room with syscalls.
+"""All contact with Linux: mounts, processes, streams, files, locks, system calls. The only room with syscalls.
 
-Blocking calls are offered as async methods that pick a thread or non-blocking themselves. Read `linux.py` first, which
-is what orchestration sees, then `release.py`, which holds the one undo of each kind of ledger entry.
+Nothing here knows a pod. A call that may block is an async method, which picks a thread or a non-blocking way itself.
 """

@@ -72,24 +72,26 @@ def _size(config: Config, host: HostFacts, request: Workload) -> SizingRecord:
     hypervisor = config.hypervisor
     cpu_overhead = by_overhead and request.vcpus > 0
     memory_overhead = by_overhead and request.memory_bytes > 0
+    least_mib = least_memory_mib(hypervisor, by_overhead=memory_overhead)
     return SizingRecord(
         policy=config.runtime.sizing_policy,
-        vcpus=_vcpus(
-            config,
-            host,
+        vcpus=dimension(
             base=hypervisor.overhead_vcpus if cpu_overhead else hypervisor.default_vcpus,
             base_source="overhead_vcpus" if cpu_overhead else "default_vcpus",
             requested=request.vcpus,
             requested_source=request.vcpus_source,
+            unit=1,
+            least=(LEAST_VCPUS, "the smallest VM, 1 vCPU"),
+            most=vcpus_limit(hypervisor, host),
         ),
-        memory_mib=_memory(
-            config,
-            host,
-            base_mib=hypervisor.overhead_memory_mib if memory_overhead else hypervisor.default_memory_mib,
+        memory_mib=dimension(
+            base=Fraction(hypervisor.overhead_memory_mib if memory_overhead else hypervisor.default_memory_mib),
             base_source="overhead_memory" if memory_overhead else "default_memory",
-            least_mib=least_memory_mib(hypervisor, by_overhead=memory_overhead),
             requested=Fraction(request.total_bytes, MIB),
             requested_source=request.memory_source,
+            unit=memory_unit_mib(hypervisor),
+            least=(least_mib, f"the smallest VM, {least_mib} MiB"),
+            most=memory_limit(hypervisor, host),
         ),
         warnings=(),
     )
@@ -163,38 +165,3 @@ def least_memory_mib(hypervisor: HypervisorConfig, *, by_overhead: bool) -> int:
 def memory_unit_mib(hypervisor: HypervisorConfig) -> int:
     """Guest RAM is a multiple of this: one page of what backs it, in whole MiB."""
     return HUGEPAGE_MIB if hypervisor.enable_hugepages else 1
-
-
-def _vcpus(
-    config: Config, host: HostFacts, *, base: Fraction, base_source: str, requested: Fraction, requested_source: str
-) -> Dimension:
-    return dimension(
-        base=base,
-        base_source=base_source,
-        requested=requested,
-        requested_source=requested_source,
-        unit=1,
-        least=(LEAST_VCPUS, "the smallest VM, 1 vCPU"),
-        most=vcpus_limit(config.hypervisor, host),
-    )
-
-
-def _memory(
-    config: Config,
-    host: HostFacts,
-    *,
-    base_mib: int,
-    base_source: str,
-    least_mib: int,
-    requested: Fraction,
-    requested_source: str,
-) -> Dimension:
-    return dimension(
-        base=Fraction(base_mib),
-        base_source=base_source,
-        requested=requested,
-        requested_source=requested_source,
-        unit=memory_unit_mib(config.hypervisor),
-        least=(least_mib, f"the smallest VM, {least_mib} MiB"),
-        most=memory_limit(config.hypervisor, host),
-    )
