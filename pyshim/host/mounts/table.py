@@ -2,7 +2,8 @@
 
 import errno
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from typing import NamedTuple
 
 from pyshim.host import syscalls
 
@@ -10,19 +11,35 @@ _TABLE = "/proc/thread-self/mountinfo"
 """A thread may be in a mount namespace of its own."""
 
 
+class Mount(NamedTuple):
+    """A row of the table."""
+
+    root: str
+    """The directory of the file system that is mounted; `/` for all of it."""
+    point: str
+    kind: str
+    options: tuple[str, ...]
+    """Of the file system, not of this mount of it."""
+
+
+def mounts(table: str = _TABLE) -> Iterator[Mount]:
+    """All of a mount namespace, in mounting order. Raises OSError. Source: proc(5), /proc/pid/mountinfo."""
+    with open(table, "rb") as lines:
+        for line in lines:
+            ours, _, theirs = line.partition(b" - ")
+            _, _, _, root, point, *_ = ours.split(b" ")
+            kind, *_, options = theirs.split()
+            yield Mount(_unescaped(root), _unescaped(point), os.fsdecode(kind), tuple(os.fsdecode(options).split(",")))
+
+
 def mounted_below(path: str) -> tuple[str, ...]:
     """Mount points at or below `path` in this mount namespace, the one to unmount first in front.
 
-    A path that is covered several times is listed as often. Source: proc(5), /proc/pid/mountinfo.
+    A path that is covered several times is listed as often.
     """
     root = _resolved_but_last(path)
     prefix = root if root.endswith("/") else root + "/"
-    points = []
-    with open(_TABLE, "rb") as lines:
-        for line in lines:
-            point = _unescaped(line.split(b" ", 5)[4])
-            if point == root or point.startswith(prefix):
-                points.append(point)
+    points = [each.point for each in mounts() if each.point == root or each.point.startswith(prefix)]
     # The table is in mounting order, so whatever was mounted on top of something else comes after it.
     points.reverse()
     return tuple(points)
@@ -34,24 +51,17 @@ def with_mounts_below(paths: Collection[str]) -> frozenset[str]:
     for path in paths:
         wanted.setdefault(os.path.realpath(path), []).append(path)
     found: set[str] = set()
-    with open(_TABLE, "rb") as lines:
-        for line in lines:
-            above = os.path.dirname(_unescaped(line.split(b" ", 5)[4]))
-            while above != "/":
-                found.update(wanted.get(above, ()))
-                above = os.path.dirname(above)
+    for each in mounts():
+        above = os.path.dirname(each.point)
+        while above != "/":
+            found.update(wanted.get(above, ()))
+            above = os.path.dirname(above)
     return frozenset(found)
 
 
 def mount_root(path: str) -> str | None:
     """The directory of its file system that is mounted at `path`, `/` for all of it; None without a mount there."""
-    found = None
-    with open(_TABLE, "rb") as lines:
-        for line in lines:
-            fields = line.split(b" ", 5)
-            if _unescaped(fields[4]) == path:
-                found = _unescaped(fields[3])
-    return found
+    return next((each.root for each in reversed(list(mounts())) if each.point == path), None)
 
 
 def _unescaped(field: bytes) -> str:

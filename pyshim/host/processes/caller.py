@@ -10,6 +10,8 @@ import time
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from pyshim.host.mounts.table import mounts
+
 _NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "pid_for_children", "time", "user", "uts")
 # Lines of /proc/PID/status: rights that a child of ours would not get from its caller. Source: proc(5).
 _RIGHTS = ("Uid", "Gid", "Groups", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb", "NoNewPrivs", "Seccomp")
@@ -76,7 +78,7 @@ class ProcessCgroups:
     """The mount points of the cgroup hierarchies, looked up once."""
 
     def __init__(self) -> None:
-        self._mounts = _cgroup_mounts("/proc/self/mountinfo")
+        self._mounts = _cgroup_mounts()
 
     def of(self, pid: int) -> str:
         """The control groups of process `pid`, as its file in /proc has them. Raises OSError."""
@@ -144,17 +146,16 @@ def _memberships(text: str) -> dict[str, str]:
     return {controllers: place for _, controllers, place in rows}
 
 
-def _cgroup_mounts(path: str) -> list[_CgroupMount]:
-    found = []
-    with open(path) as file:
-        for line in file:
-            left, _, right = line.partition(" - ")
-            fs_type, _, options = right.split()[:3]
-            root, mount_point = left.split()[3:5]
-            if fs_type in ("cgroup", "cgroup2"):
-                named = frozenset({""} if fs_type == "cgroup2" else options.split(","))
-                found.append(_CgroupMount(controllers=named, mount_point=mount_point, root=root))
-    return found
+def _cgroup_mounts() -> list[_CgroupMount]:
+    return [
+        _CgroupMount(
+            controllers=frozenset({""} if each.kind == "cgroup2" else each.options),
+            mount_point=each.point,
+            root=each.root,
+        )
+        for each in mounts()
+        if each.kind in ("cgroup", "cgroup2")
+    ]
 
 
 def _status(where: str) -> dict[str, str]:

@@ -1,11 +1,11 @@
 """Finds the mounted cgroup hierarchies; reads, writes and moves for every version."""
 
 import os
-import re
 from collections.abc import Iterator, Mapping
 
 import msgspec
 
+from pyshim.host.mounts.table import mounts
 from pyshim.host.os_errors import describe_os_error
 from pyshim.host.processes.identity import parent
 from pyshim.model.errors import FailedPrecondition
@@ -14,7 +14,6 @@ UNLIMITED_FROM = 1 << 62
 """v1 has no word for "no limit": it shows the largest page count, in bytes."""
 _READ_LIMIT = 1 << 20
 _READ_BYTES = 1 << 14
-_ESCAPE = re.compile(r"\\([0-7]{3})")
 
 
 class Hierarchy(msgspec.Struct, frozen=True):
@@ -27,22 +26,14 @@ class Hierarchy(msgspec.Struct, frozen=True):
 def mounted(proc_root: str = "/proc") -> tuple[Hierarchy, ...]:
     """Every cgroup hierarchy this process sees, each once; named ones without controllers (systemd's) left out.
 
-    Of a v1 mount's options only the controllers are of interest. Source: proc(5), mountinfo.
+    Of a v1 mount's options only the controllers are of interest.
     """
     known = _known_controllers(proc_root)
     found: dict[tuple[str, ...], Hierarchy] = {}
-    with open(f"{proc_root}/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
-        for line in file:
-            left, _, right = line.partition(" - ")
-            fields = right.split()
-            if not fields or fields[0] not in ("cgroup", "cgroup2"):
-                continue
-            options = fields[-1].split(",")
-            controllers = tuple(option for option in options if option in known) if fields[0] == "cgroup" else ()
-            if fields[0] == "cgroup" and not controllers:
-                continue
-            place = _ESCAPE.sub(lambda octal: chr(int(octal[1], 8)), left.split()[4])
-            found.setdefault(controllers, Hierarchy(place, controllers))
+    for each in mounts(f"{proc_root}/self/mountinfo"):
+        controllers = tuple(option for option in each.options if option in known) if each.kind == "cgroup" else ()
+        if controllers or each.kind == "cgroup2":
+            found.setdefault(controllers, Hierarchy(each.point, controllers))
     return tuple(found.values())
 
 
