@@ -31,7 +31,6 @@ class DeviceQuestion(msgspec.Struct, frozen=True, kw_only=True):
     pod_namespace: str = ""
     kubelet_socket: str = ""
     """Ask the kubelet there what the pod was given; empty: do not."""
-    requests: tuple[DeviceRequest, ...] = ()
     annotations: Mapping[str, str] = msgspec.field(default_factory=dict)
     """The annotations that ask for devices, `cdi.k8s.io/...`."""
     nodes: tuple[str, ...] = ()
@@ -41,7 +40,7 @@ class DeviceQuestion(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_empty(self) -> bool:
-        return not (self.kubelet_socket or self.requests or self.annotations or self.nodes)
+        return not (self.kubelet_socket or self.annotations or self.nodes)
 
 
 class HostFunction(msgspec.Struct, frozen=True, kw_only=True):

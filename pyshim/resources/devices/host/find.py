@@ -29,7 +29,7 @@ def find_devices(
 ) -> PodDevices:
     """Every device of the question. Raises a ShimError; names without a spec are all named by one NotFound."""
     asked, found_cpus, found_memory = _asked(question, ask)
-    requests = merged((*asked, *question.requests, *_annotated(question)))
+    requests = merged((*asked, *_annotated(question)))
     if question.names_only:
         named = tuple(FoundDevice(request=request, nodes=()) for request in requests)
         return PodDevices(devices=named, cpu_ids=found_cpus, memory=found_memory)

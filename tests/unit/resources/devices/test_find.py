@@ -5,7 +5,7 @@ import json
 import socket
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from pyshim.model.devices import (
     FoundDevice,
     HostFunction,
     PodDevices,
+    PodResources,
     VfioNode,
 )
 from pyshim.model.errors import (
@@ -175,6 +176,11 @@ def node(path: str) -> VfioNode:
     return VfioNode(path=path, functions=(function,))
 
 
+def kubelet(*requests: DeviceRequest) -> Callable[[str, str, str], PodResources]:
+    """A kubelet that gave a pod these devices."""
+    return lambda _socket, _name, _namespace: PodResources(requests=requests, cpu_ids={}, memory={})
+
+
 def test_each_device_comes_once_with_its_first_origin(tmp_path: Path) -> None:
     def vfio(number: int) -> dict[str, Any]:
         return {"deviceNodes": [{"path": "/dev/vfio/vfio"}, {"path": f"/dev/vfio/{number}"}], "env": [f"GPU={number}"]}
@@ -189,10 +195,10 @@ def test_each_device_comes_once_with_its_first_origin(tmp_path: Path) -> None:
     )
 
     found = find_devices(
-        DeviceQuestion(requests=asked, nodes=("/dev/vfio/2", "/dev/vfio/7")),
+        DeviceQuestion(kubelet_socket="/s", nodes=("/dev/vfio/2", "/dev/vfio/7")),
         cache=Cache([str(tmp_path)]),
         look_at=node,
-        ask=pod_resources,
+        ask=kubelet(*asked),
     )
 
     assert found.devices == (
@@ -212,7 +218,7 @@ def test_what_a_devices_spec_does_beside_is_reported(tmp_path: Path) -> None:
         "intelRdt": {"closID": "c"},
     }
     put_spec(tmp_path, "v.com/gpu", {"0": edits})
-    question = DeviceQuestion(requests=(DeviceRequest(name="v.com/gpu=0", origin="annotation"),))
+    question = DeviceQuestion(annotations={"cdi.k8s.io/a": "v.com/gpu=0"})
 
     (found,) = find_devices(question, cache=Cache([str(tmp_path)]), look_at=node, ask=pod_resources).devices
 
@@ -227,9 +233,9 @@ def test_devices_of_another_machine_are_not_looked_for_on_this_one(tmp_path: Pat
     request = DeviceRequest(name="v.com/gpu=0", origin="claim ns/x", container="a")
 
     found = find_devices(
-        DeviceQuestion(requests=(request,), annotations={"cdi.k8s.io/a": "w.com/x=1"}, names_only=True),
+        DeviceQuestion(kubelet_socket="/s", annotations={"cdi.k8s.io/a": "w.com/x=1"}, names_only=True),
         cache=Cache([str(tmp_path)]),
-        ask=pod_resources,
+        ask=kubelet(request),
     )
 
     assert found.devices == (
@@ -242,19 +248,18 @@ def test_all_names_without_a_spec_are_listed_with_who_asked(tmp_path: Path) -> N
     asked = tuple(DeviceRequest(name=f"v.com/gpu={n}", origin=f"claim ns/c{n}") for n in range(2))
 
     with pytest.raises(NotFound, match=r"'v\.com/gpu=0' by claim ns/c0, 'v\.com/gpu=1' by claim ns/c1"):
-        find_devices(DeviceQuestion(requests=asked), cache=Cache([str(tmp_path)]), ask=pod_resources)
+        find_devices(DeviceQuestion(kubelet_socket="/s"), cache=Cache([str(tmp_path)]), ask=kubelet(*asked))
 
 
 def test_the_nouns_travel_as_json() -> None:
     question = DeviceQuestion(
         pod_name="p",
         kubelet_socket="/s",
-        requests=(DeviceRequest(name="a", origin="b"),),
         nodes=("/dev/vfio/1",),
         annotations={"cdi.k8s.io/a": "v/c=d"},
     )
     found = PodDevices(
-        devices=(FoundDevice(request=question.requests[0], nodes=(node("/dev/vfio/1"),), env=("A=b",)),),
+        devices=(FoundDevice(request=DeviceRequest(name="a", origin="b"), nodes=(node("/dev/vfio/1"),), env=("A=b",)),),
         cpu_ids={"c": (1, 2)},
         memory={"c": {"0": 5}},
     )
