@@ -22,9 +22,9 @@ from pyshim.model.seams import (
 )
 from pyshim.model.task import RuntimeOptions
 from pyshim.model.trace import Trace
-from pyshim.resources.devices.live import FindDevices, no_devices
+from pyshim.resources.devices.live import FindDevices
 from pyshim.resources.machine import ReadMachine
-from pyshim.resources.placement_call import AskPlacement, no_plugin
+from pyshim.resources.placement_call import AskPlacement
 
 
 class HypervisorFactory(Protocol):
@@ -43,10 +43,6 @@ class ExportTrace(Protocol):
         """The spans of `trace` leave for the OTLP receiver at `endpoint` from now on. Never waits, never raises."""
 
 
-def no_export(trace: Trace, endpoint: str, sandbox_id: SandboxId, annotations: Mapping[str, str]) -> None:
-    """The spans are dropped."""
-
-
 class Environment(msgspec.Struct, frozen=True, kw_only=True):
     """The pod's neighbours, built once by the composition root."""
 
@@ -63,6 +59,6 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     new_uuid: Callable[[], str]
     serve_monitor: ServeMonitor
     read_machine: ReadMachine
-    find_devices: FindDevices = no_devices
-    export_trace: ExportTrace = no_export
-    ask_placement: AskPlacement = no_plugin
+    find_devices: FindDevices
+    export_trace: ExportTrace
+    ask_placement: AskPlacement

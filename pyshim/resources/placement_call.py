@@ -38,8 +38,3 @@ async def asked(path: str, need: Need) -> Placement:
         raise NotFound(f"ask '{path}' for a placement: no plugin runs") from error
     except OSError as error:
         raise Unavailable(f"ask '{path}' for a placement: {error.strerror or error}") from error
-
-
-async def no_plugin(path: str, _need: Need) -> Placement:
-    """For a pod without a plugin to ask. Raises NotFound."""
-    raise NotFound(f"ask '{path}' for a placement: no plugin runs")

@@ -45,13 +45,6 @@ UNPLUG_WAIT_S = 2.0
 FindDevices = Callable[[DeviceQuestion], Awaitable[PodDevices]]
 
 
-async def no_devices(question: DeviceQuestion) -> PodDevices:
-    """The answer where no source of devices is configured. Raises FailedPrecondition for a question that needs one."""
-    if not question.is_empty:
-        raise FailedPrecondition("find devices: no finder is set")
-    return PodDevices()
-
-
 def log_found(found: PodDevices, sandbox_id: str) -> None:
     """The log has every device with its origin, and the placement that the kubelet chose."""
     for device in found.devices:

@@ -31,6 +31,7 @@ from pyshim.state.schema import ShimRecord
 from pyshim.ttrpc import Client
 from tests.failpoints.points import Failpoints, Fault
 from tests.failpoints.wrapping import AgentWire, with_points
+from tests.fakes.absent import no_devices, no_export, no_plugin
 from tests.fakes.agent import FakeAgent
 from tests.fakes.deadlines import deadlines_of
 from tests.fakes.host import FakeMonitor, FakePublisher
@@ -143,6 +144,9 @@ class PodLife:
             new_uuid=lambda: "11111111-2222-3333-4444-555555555555",
             serve_monitor=_serve_monitor,
             read_machine=_read_machine,
+            find_devices=no_devices,
+            export_trace=no_export,
+            ask_placement=no_plugin,
         )
         identity = Identity(
             namespace="k8s.io",

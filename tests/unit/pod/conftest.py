@@ -24,9 +24,9 @@ from pyshim.node.nri.description import machine
 from pyshim.pod.environment import Environment
 from pyshim.pod.pod import Pod
 from pyshim.pod.served import ServedSandbox
-from pyshim.resources.devices.live import no_devices
-from pyshim.resources.placement_call import AskPlacement, no_plugin
+from pyshim.resources.placement_call import AskPlacement
 from pyshim.ttrpc import Client
+from tests.fakes.absent import no_devices, no_plugin
 from tests.fakes.agent import FakeAgent
 from tests.fakes.facts import PLENTY, host_facts
 from tests.fakes.host import FakeHost, FakePublisher, FakeRecords, Faults
