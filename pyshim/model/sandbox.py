@@ -68,7 +68,7 @@ class CreateSandbox(msgspec.Struct, frozen=True, kw_only=True):
     pod: PodConfig | None
 
 
-class SandboxStatus(msgspec.Struct, frozen=True, kw_only=True):
+class SandboxReport(msgspec.Struct, frozen=True, kw_only=True):
     """A SandboxStatus answer."""
 
     sandbox_id: SandboxId

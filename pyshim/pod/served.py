@@ -17,7 +17,7 @@ from pyshim.model.errors import AlreadyExists, FailedPrecondition, InvalidArgume
 from pyshim.model.ids import ContainerId, HostPath, SandboxId
 from pyshim.model.kind import ContainerKind, membership
 from pyshim.model.oci import MAX_SPEC_BYTES, parse_spec
-from pyshim.model.sandbox import CreateSandbox, PodConfig, SandboxRequest, SandboxStatus
+from pyshim.model.sandbox import CreateSandbox, PodConfig, SandboxReport, SandboxRequest
 from pyshim.model.stats import ContainerStats
 from pyshim.model.task import ExitStatus, RuntimeOptions
 from pyshim.pod.environment import Environment
@@ -99,7 +99,7 @@ class ServedSandbox:
             raise InvalidArgument(f"{action}: '{where}' is of a container in a pod")
         return SandboxRequest(sandbox_id=request.sandbox_id, kind=kind, spec=spec, options=self._options)
 
-    async def start(self, sandbox_id: SandboxId) -> SandboxStatus:
+    async def start(self, sandbox_id: SandboxId) -> SandboxReport:
         request, hooks = self._known(sandbox_id)
         if self._exit is not None:
             raise FailedPrecondition(f"start sandbox '{sandbox_id}': it has ended")
@@ -113,10 +113,10 @@ class ServedSandbox:
     def check(self, sandbox_id: SandboxId) -> None:
         self._known(sandbox_id)
 
-    def status(self, sandbox_id: SandboxId, verbose: bool) -> SandboxStatus:
+    def status(self, sandbox_id: SandboxId, verbose: bool) -> SandboxReport:
         request, _ = self._known(sandbox_id)
         sandbox = self._sandbox
-        return SandboxStatus(
+        return SandboxReport(
             sandbox_id=sandbox_id,
             pid=sandbox.pid if sandbox else 0,
             is_ready=sandbox is not None and self._exit is None,

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from pyshim.model.host_facts import CgroupMode
 from pyshim.model.ids import SandboxId
-from pyshim.model.sandbox import CreateSandbox, SandboxStatus
+from pyshim.model.sandbox import CreateSandbox, SandboxReport
 from pyshim.model.stats import ContainerStats
 from pyshim.model.task import ExitStatus
 from pyshim.task import translate_sandbox as translate
@@ -28,7 +28,7 @@ class SandboxApi(Protocol):
     async def create(self, request: CreateSandbox) -> None:
         """The request is accepted; nothing on the host but files in its bundle has changed."""
 
-    async def start(self, sandbox_id: SandboxId) -> SandboxStatus:
+    async def start(self, sandbox_id: SandboxId) -> SandboxReport:
         """The VM runs."""
 
     async def update(self, sandbox_id: SandboxId, resources: Mapping[str, Any]) -> None:
@@ -41,7 +41,7 @@ class SandboxApi(Protocol):
     async def wait(self, sandbox_id: SandboxId) -> ExitStatus:
         """Once the VM has ended; may be cancelled, and then nothing has changed."""
 
-    def status(self, sandbox_id: SandboxId, verbose: bool) -> SandboxStatus: ...
+    def status(self, sandbox_id: SandboxId, verbose: bool) -> SandboxReport: ...
     async def ping(self, sandbox_id: SandboxId) -> None:
         """The guest's agent has answered."""
 

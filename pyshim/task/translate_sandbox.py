@@ -12,7 +12,7 @@ from protos.containerd import types_pb2
 from protos.cri import pod_sandbox_pb2 as cri
 from pyshim.model.errors import InvalidArgument
 from pyshim.model.ids import SandboxId, checked_id
-from pyshim.model.sandbox import CreateSandbox, PodConfig, PodDns, PodResourceSums, SandboxStatus
+from pyshim.model.sandbox import CreateSandbox, PodConfig, PodDns, PodResourceSums, SandboxReport
 from pyshim.model.task import ExitStatus
 from pyshim.task.translate import absolute_path, linux_resources, parsed, timestamp, type_name, uint32
 
@@ -76,7 +76,7 @@ def update_request(payload: bytes) -> SandboxUpdate:
     return SandboxUpdate(sandbox_id, linux_resources(request, f"sandbox {sandbox_id!r}"))
 
 
-def start_reply(state: SandboxStatus) -> bytes:
+def start_reply(state: SandboxReport) -> bytes:
     """With the spec, which containerd keeps for its NRI plugins."""
     spec = AnyMessage(type_url=_SPEC, value=json.dumps(state.spec).encode())
     return pb.StartSandboxResponse(
@@ -95,7 +95,7 @@ def wait_reply(exit_status: ExitStatus) -> bytes:
     ).SerializeToString()
 
 
-def status_reply(state: SandboxStatus) -> bytes:
+def status_reply(state: SandboxReport) -> bytes:
     """The state is in the CRI's words, as containerd compares them."""
     reply = pb.SandboxStatusResponse(
         sandbox_id=state.sandbox_id,

@@ -18,7 +18,7 @@ from protos.cri import v1_pb2 as cri
 from pyshim.model.errors import NotFound
 from pyshim.model.host_facts import CgroupMode
 from pyshim.model.ids import SandboxId
-from pyshim.model.sandbox import CreateSandbox, PodConfig, PodDns, PodResourceSums, SandboxStatus
+from pyshim.model.sandbox import CreateSandbox, PodConfig, PodDns, PodResourceSums, SandboxReport
 from pyshim.model.stats import ContainerStats
 from pyshim.model.task import ExitStatus
 from pyshim.task.calls import Calls
@@ -46,7 +46,7 @@ class FakeSandbox:
     async def create(self, request: CreateSandbox) -> None:
         self.calls.append(("create", request))
 
-    async def start(self, sandbox_id: SandboxId) -> SandboxStatus:
+    async def start(self, sandbox_id: SandboxId) -> SandboxReport:
         self._enter("start", sandbox_id)
         return self.status(sandbox_id, verbose=False)
 
@@ -64,10 +64,10 @@ class FakeSandbox:
         await self.exited.wait()
         return EXIT
 
-    def status(self, sandbox_id: SandboxId, verbose: bool) -> SandboxStatus:
+    def status(self, sandbox_id: SandboxId, verbose: bool) -> SandboxReport:
         self._enter("status", sandbox_id, verbose)
         ended = self.exited.is_set()
-        return SandboxStatus(
+        return SandboxReport(
             sandbox_id=sandbox_id,
             pid=4321,
             is_ready=not ended,
