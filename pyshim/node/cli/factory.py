@@ -27,7 +27,7 @@ from pyshim.model.templates import StoredTemplate
 from pyshim.model.units import MIB
 from pyshim.model.vm import VmConfig
 from pyshim.node.cli.dry_run import empty_pod
-from pyshim.node.cli.output import examples, json_option, print_json, print_table
+from pyshim.node.cli.output import config_option, examples, json_option, print_json, print_table
 from pyshim.node.cli.sandboxes import age_text
 from pyshim.pod.plan.sandbox import VM_ROOT
 from pyshim.pod.template import make_template
@@ -41,7 +41,6 @@ from pyshim.state.store import REGISTER, StateStore
 log = logging.getLogger(__name__)
 
 _NOT_ENABLED = "templates are not enabled: enable_template in [factory] of '{source}'"
-_config_option = click.option("--config", "path", metavar="FILE", help="Default: the one a sandbox would read.")
 
 
 @click.group(
@@ -55,11 +54,11 @@ def command() -> None:
 
 
 @command.command("init")
-@_config_option
+@config_option
 @click.option("--lock", "lock_fd", type=int, hidden=True)
-def _init(path: str | None, lock_fd: int | None) -> int:
+def _init(config_path: str | None, lock_fd: int | None) -> int:
     """Boot the machine of the configuration once, and save it; a template that is there already is kept."""
-    config = _config(path)
+    config = _config(config_path)
     if not config.factory.enable_template:
         print(_NOT_ENABLED.format(source=config.source))
     elif lock_fd is None:
@@ -131,11 +130,11 @@ async def _make(plan: SandboxPlan, vm: VmConfig, key: str, directory: str) -> No
 
 
 @command.command("status")
-@_config_option
+@config_option
 @json_option
-def _status(path: str | None, as_json: bool) -> int:
+def _status(config_path: str | None, as_json: bool) -> int:
     """List the templates: which one new pods' VMs continue from, sizes, ages, and what cannot be used, and why."""
-    config = _config(path)
+    config = _config(config_path)
     current = ""
     if config.factory.enable_template:
         _, vm = _planned(config)
@@ -176,10 +175,10 @@ def _row(stored: StoredTemplate, current: str) -> tuple[str, ...]:
 
 
 @command.command("destroy")
-@_config_option
-def _destroy(path: str | None) -> int:
+@config_option
+def _destroy(config_path: str | None) -> int:
     """Remove all templates. Pods that run keep running: each has a copy of its own."""
-    root = _config(path).factory.template_path
+    root = _config(config_path).factory.template_path
     print(f"{TemplateStore(root).discard_all()} templates removed from '{root}'")
     return 0
 

@@ -13,9 +13,8 @@ _UNLIMITED = 10_000
 
 
 def config_option(command: _Command) -> _Command:
-    return click.option("--config", "config_path", metavar="FILE", help="Default: the one a sandbox would read.")(
-        command
-    )
+    option = click.option("--config", "config_path", metavar="FILE", help="Default: the one a sandbox would read.")
+    return option(command)
 
 
 def json_option(command: _Command) -> _Command:
