@@ -225,7 +225,7 @@ class QemuVm:
                 theirs.append(fds.enter_context(device).fileno())
                 self._address = HvsockAddress(channel.socket_path, channel.port)
         encryption = await self._encryption(config)
-        saved = saved_memory(config)
+        self._memory = saved = saved_memory(config)
         table = fd_table(
             config,
             guest_cid=guest_cid,
