@@ -5,7 +5,6 @@ import contextlib
 import logging
 import os
 import stat
-import sys
 from collections.abc import Callable, Collection
 from typing import ParamSpec, TypeVar
 
@@ -19,6 +18,7 @@ from pyshim.host.os_errors import os_errors
 from pyshim.host.processes.children import Children
 from pyshim.host.processes.hooks import hook_timeout_s, netns_member, run_hook
 from pyshim.host.processes.own_thread import in_own_thread
+from pyshim.host.python_child.asking import ENV, python_command
 from pyshim.host.streams.opening import Streams, open_streams
 from pyshim.model.copies import TreeEntry
 from pyshim.model.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
@@ -41,16 +41,8 @@ from pyshim.resources.volumes.host.virtiofsd_flavours import VirtiofsdFlavours
 log = logging.getLogger(__name__)
 
 P = ParamSpec("P")
-_ENV = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
 _LOG_FD, _LOCK_FD = 2, 3
-_MAKER = """
-import sys
-config, lock, *paths = sys.argv[1:]
-sys.path += paths
-from pyshim.__main__ import operator_main
-sys.exit(operator_main(["factory", "init", "--config", config, "--lock", lock]))
-"""
-"""As the shim, it is without site-packages (`-S`) and gets the shim's import path."""
+_MAKER = "from pyshim.__main__ import operator_main; sys.exit(operator_main({words!r}))"
 T = TypeVar("T")
 
 
@@ -169,11 +161,13 @@ class LinuxHost:
         """The operator's command makes it, in the background: it boots a machine, and the sandbox may end before."""
         store = TemplateStore(root)
         key = await _reading(root, lambda: template_key(vm, machine_facts(vm)))
-        command = (sys.executable, "-I", "-S", "-c", _MAKER, source, f"{_LOCK_FD}", *map(os.path.abspath, sys.path))
+        command = python_command(
+            _MAKER.format(words=["factory", "init", "--config", str(source), "--lock", f"{_LOCK_FD}"])
+        )
         with os_errors(f"make template in {root!r}"), contextlib.suppress(Unavailable), store.locked() as lock:
             if not store.was_tried(key):
                 store.note_trial(key)
-                await self._children.spawn(command, env=_ENV, fds={_LOCK_FD: lock.fileno()}, stderr=_LOG_FD)
+                await self._children.spawn(command, env=ENV, fds={_LOCK_FD: lock.fileno()}, stderr=_LOG_FD)
 
     @within_s(CHANGE_S, "discard template '{directory}'")
     async def discard_template(self, directory: str, reason: str) -> None:

@@ -17,12 +17,14 @@ from pyshim.host.processes.launch import AS_THE_SHIM, Apart
 from pyshim.host.python_child.messages import SOCKET_FD, Inbox, encoded
 from pyshim.model.errors import Internal
 
-_ENV = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
-# `-S` keeps site-packages out of the child, so it gets the shim's import path.
-_PROGRAM = (
-    "import sys; sys.path += [path for path in sys.argv[1:] if path not in sys.path]; from {module} import main; main()"
-)
+ENV = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
+_IMPORT_PATH = "import sys; sys.path += [path for path in sys.argv[1:] if path not in sys.path]"
 _EXIT_TIMEOUT_S = 1.0
+
+
+def python_command(statement: str) -> tuple[str, ...]:
+    """Runs the statement with the shim's interpreter and import path, without site-packages (`-S`)."""
+    return (sys.executable, "-I", "-S", "-c", f"{_IMPORT_PATH}; {statement}", *map(os.path.abspath, sys.path))
 
 
 async def spawn_python(
@@ -30,7 +32,7 @@ async def spawn_python(
     module: str,
     *,
     kind: socket.SocketKind = socket.SOCK_STREAM,
-    env: Mapping[str, str] = _ENV,
+    env: Mapping[str, str] = ENV,
     apart: Apart = AS_THE_SHIM,
 ) -> tuple[Child, socket.socket]:
     """`main` of the module runs in a child; its SOCKET_FD is the other end of the socket, which is ours.
@@ -39,11 +41,10 @@ async def spawn_python(
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, kind)
     ours.setblocking(False)
-    paths = map(os.path.abspath, sys.path)
     try:
         with theirs:
             child = await children.spawn(
-                (sys.executable, "-I", "-S", "-c", _PROGRAM.format(module=module), *paths),
+                python_command(f"from {module} import main; main()"),
                 env=env,
                 fds={SOCKET_FD: theirs.fileno()},
                 apart=apart,
