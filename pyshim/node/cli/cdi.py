@@ -2,8 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
@@ -11,18 +10,13 @@ from pyshim.cdi import DEFAULT_DIRECTORIES, Cache, CdiError, as_json, is_qualifi
 from pyshim.model.errors import InvalidArgument, NotFound
 from pyshim.node.cli.output import examples, json_option, print_json
 
-_Command = TypeVar("_Command", bound=Callable[..., Any])
-
-
-def _directory_option(command: _Command) -> _Command:
-    option = click.option(
-        "--directory",
-        "directories",
-        multiple=True,
-        metavar="DIR",
-        help=f"Repeatable, a later one wins; default: {' '.join(DEFAULT_DIRECTORIES)}.",
-    )
-    return option(command)
+_directory_option = click.option(
+    "--directory",
+    "directories",
+    multiple=True,
+    metavar="DIR",
+    help=f"Repeatable, a later one wins; default: {' '.join(DEFAULT_DIRECTORIES)}.",
+)
 
 
 @click.group(epilog=examples("pyshim cdi list", "pyshim cdi resolve vendor.com/gpu=0 --oci config.json"))

@@ -72,7 +72,6 @@ class Subcommands(click.Group):
         own = getattr(module, cmd_name, None)
         command: click.Command = own if isinstance(own, click.Command) else module.command
         command.short_help = summary
-        command.help = command.help or _sentence(summary)
         return command
 
     def resolve_command(
@@ -89,10 +88,6 @@ class Subcommands(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Subcommands"):
             formatter.write_dl([(name, summary) for name, (_module, summary) in SUBCOMMANDS.items()])
-
-
-def _sentence(text: str) -> str:
-    return f"{text[0].upper()}{text[1:]}."
 
 
 PYSHIM = click.version_option(__version__, message=f"pyshim %(version)s (Python {platform.python_version()})")(

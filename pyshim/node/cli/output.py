@@ -2,23 +2,16 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import click
 
-_Command = TypeVar("_Command", bound=Callable[..., Any])
 _UNLIMITED = 10_000
 """Columns of a table that goes to a file or a program: no cell is cut there."""
 
-
-def config_option(command: _Command) -> _Command:
-    option = click.option("--config", "config_path", metavar="FILE", help="Default: the one a sandbox would read.")
-    return option(command)
-
-
-def json_option(command: _Command) -> _Command:
-    return click.option("--json", "as_json", is_flag=True, help="For programs.")(command)
+config_option = click.option("--config", "config_path", metavar="FILE", help="Default: the one a sandbox would read.")
+json_option = click.option("--json", "as_json", is_flag=True, help="For programs.")
 
 
 def examples(*lines: str) -> str:

@@ -5,8 +5,7 @@ Pods are found in the states, which have the names that the kubelet gave: contai
 
 import os
 import re
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
 
 import click
 from click.shell_completion import CompletionItem
@@ -15,8 +14,8 @@ from pyshim.model.errors import InvalidArgument, NotFound
 from pyshim.model.ids import SandboxId, checked_id
 from pyshim.node.cli.sandboxes import STOPPED, sandboxes
 from pyshim.state.store import ROOT as STATE_DIR
+from pyshim.state.store import StateStore
 
-_Command = TypeVar("_Command", bound=Callable[..., Any])
 _MAX_NAMED = 5
 _POD = re.compile("[a-z0-9][a-z0-9-]*/[a-z0-9][a-z0-9.-]*")
 """NAMESPACE/NAME as Kubernetes allows them."""
@@ -64,11 +63,7 @@ def _named(ids: Sequence[str]) -> str:
 
 def recorded(state_dir: str, prefix: str = "") -> list[SandboxId]:
     """The ids of recorded sandboxes that begin so; empty without a state directory."""
-    try:
-        with os.scandir(state_dir) as entries:
-            return sorted(SandboxId(each.name) for each in entries if each.name.startswith(prefix) and each.is_dir())
-    except FileNotFoundError:
-        return []
+    return sorted(SandboxId(each) for each in StateStore(root=state_dir).sandbox_ids() if each.startswith(prefix))
 
 
 class _SandboxParameter(click.ParamType[str]):
@@ -81,22 +76,13 @@ class _SandboxParameter(click.ParamType[str]):
             return []
 
 
-def sandbox_argument(command: _Command) -> _Command:
-    return click.argument("sandbox", metavar="SANDBOX", type=_SandboxParameter())(command)
-
-
-def state_dir_option(command: _Command) -> _Command:
-    """An option of the verbs' tests, and of nodes with another state directory."""
-    option = click.option(
-        "--state-dir", default=STATE_DIR, show_default=True, metavar="DIR", help="Where sandboxes are recorded."
-    )
-    return option(command)
-
-
-def sandbox_id_option(command: _Command) -> _Command:
-    """The option by which kata-runtime's verbs name a sandbox."""
-    option = click.option("--sandbox-id", "named", default="", metavar="ID", help="SANDBOX, as kata-runtime has it.")
-    return option(command)
+sandbox_argument = click.argument("sandbox", metavar="SANDBOX", type=_SandboxParameter())
+state_dir_option = click.option(
+    "--state-dir", default=STATE_DIR, show_default=True, metavar="DIR", help="Where sandboxes are recorded."
+)
+sandbox_id_option = click.option(
+    "--sandbox-id", "named", default="", metavar="ID", help="SANDBOX, as kata-runtime has it."
+)
 
 
 def named_sandbox(words: Sequence[str], named: str, *, further: int) -> tuple[str, tuple[str, ...]]:
