@@ -4,8 +4,9 @@ from pathlib import Path
 
 import click
 
-from pyshim.node.cli.api_access import access_of, until_sigterm, with_api
+from pyshim.node.cli.api_access import access_of, with_api
 from pyshim.node.cli.output import examples, print_json
+from pyshim.node.cli.service import run_service
 
 _TABLE = Path("/etc/pyshim/instances.toml")
 _table_option = click.option(
@@ -59,7 +60,7 @@ def run(
         async with Api(access) as api, registered(Plugin(api, claims), kubelet_root):
             await keep_offered(api, types, copy)
 
-    return until_sigterm(work())
+    return run_service(work())
 
 
 @command.command()
@@ -85,4 +86,4 @@ def withdraw(server: str | None, token: str | None, authority: str | None) -> in
         async with Api(access) as api:
             await withdrawn(api)
 
-    return until_sigterm(work())
+    return run_service(work())

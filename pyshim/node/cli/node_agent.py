@@ -2,9 +2,10 @@
 
 import click
 
-from pyshim.node.cli.api_access import access_of, until_sigterm, with_api
+from pyshim.node.cli.api_access import access_of, with_api
 from pyshim.node.cli.handler_words import FORM, handlers_of
 from pyshim.node.cli.output import examples
+from pyshim.node.cli.service import run_service
 
 
 @click.group(epilog=examples("pyshim node-agent run --payload /opt/pyshim-image/payload --handler pykata"))
@@ -76,7 +77,7 @@ def run(
         async with Api(access) as api:
             await NodeAgent(config, api=api, host=NodeHost(), pauses=Pauses()).run()
 
-    return until_sigterm(work())
+    return run_service(work())
 
 
 @command.command()
@@ -93,4 +94,4 @@ def wait_removed(timeout: float, server: str | None, token: str | None, authorit
         async with Api(access) as api:
             await agent.wait_removed(api, timeout_s=timeout)
 
-    return until_sigterm(work())
+    return run_service(work())

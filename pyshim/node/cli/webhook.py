@@ -1,16 +1,15 @@
 """`pyshim webhook serve`: the admission webhook."""
 
-import asyncio
 from collections.abc import Mapping
 
 import click
 from msgspec.structs import replace
 
-from pyshim import log
 from pyshim.config.sources import named_file, read_source
 from pyshim.model.errors import InvalidArgument
 from pyshim.model.host_facts import HostFacts, unbounded
 from pyshim.node.cli.output import examples
+from pyshim.node.cli.service import address_option, run_service
 from pyshim.node.kubernetes.agreement import Disagreement
 from pyshim.node.webhook.review import PodClass
 from pyshim.resources.probe import probe_host
@@ -24,13 +23,6 @@ def _named_files(_ctx: click.Context, _parameter: click.Parameter, texts: tuple[
             raise click.BadParameter(f"{text!r} is not NAME=FILE with a name of its own")
         found[name] = path
     return found
-
-
-def _address(_ctx: click.Context, _parameter: click.Parameter, text: str) -> tuple[str, int]:
-    host, _colon, port = text.rpartition(":")
-    if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
-        raise click.BadParameter(f"{text!r} is not ADDRESS:PORT")
-    return host.strip("[]"), int(port)
 
 
 _class_option = click.option(
@@ -65,9 +57,7 @@ def command() -> None:
 )
 @click.option("--certificate", required=True, metavar="FILE", help="PEM, with the chain; read again when it changes.")
 @click.option("--key", required=True, metavar="FILE", help="PEM, without a password.")
-@click.option(
-    "--listen", default="0.0.0.0:8443", show_default=True, callback=_address, metavar="ADDRESS:PORT", help="Where."
-)
+@address_option("--listen", "0.0.0.0:8443")
 @click.option(
     "--deny",
     "denied",
@@ -96,7 +86,7 @@ def serve(
     drop_ins: dict[str, str],
     certificate: str,
     key: str,
-    listen: tuple[str, int],
+    address: tuple[str, int],
     denied: tuple[str, ...],
     node_cpus: int | None,
     node_memory: int | None,
@@ -111,7 +101,6 @@ def serve(
     from pyshim.node.webhook.server import Limits
     from pyshim.node.webhook.server import serve as serve_webhook
 
-    log.set_up(debug=False)
     unknown = unbounded(probe_host())
     node = replace(
         unknown,
@@ -120,9 +109,8 @@ def serve(
         kvm_usable=node_kvm == "yes",
     )
     found = pod_classes(classes, drop_ins, node, host_side, frozenset(map(Disagreement, denied)))
-    host, port = listen
-    asyncio.run(serve_webhook(found, Certificate(certificate, key), host=host, port=port, limits=Limits()))
-    return 0
+    host, port = address
+    return run_service(serve_webhook(found, Certificate(certificate, key), host=host, port=port, limits=Limits()))
 
 
 def pod_classes(

@@ -3,7 +3,6 @@
 import asyncio
 import gzip
 import logging
-import signal
 from html import escape
 
 from aiohttp import web
@@ -109,14 +108,10 @@ class NodeMonitor:
 
 
 async def serve(monitor: NodeMonitor) -> None:
-    """Until SIGTERM or SIGINT. Raises FailedPrecondition."""
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    """Serves until cancelled. Raises FailedPrecondition."""
     host, port = await monitor.open()
     log.info("monitor started", extra={"address": f"{host}:{port}"})
     try:
-        await stop.wait()
+        await asyncio.Event().wait()
     finally:
         await monitor.close()

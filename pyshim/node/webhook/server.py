@@ -6,7 +6,6 @@ Bounds. Memory is limited whatever callers do: there are `MAX_CONNECTIONS`, and 
 
 import asyncio
 import logging
-import signal
 import socket
 import time
 from collections import Counter
@@ -224,12 +223,7 @@ def _listening(host: str, port: int) -> socket.socket:
 async def serve(
     classes: Mapping[str, PodClass], certificate: Certificate, *, host: str, port: int, limits: Limits
 ) -> None:
-    """Serves until SIGTERM or SIGINT."""
-    ended = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, ended.set)
+    """Serves until cancelled."""
     async with serving(classes, certificate, host=host, port=port, limits=limits) as bound:
         log.info("webhook serves", extra={"host": host, "port": bound, "classes": ",".join(sorted(classes))})
-        await ended.wait()
-        log.info("webhook ends")
+        await asyncio.Event().wait()

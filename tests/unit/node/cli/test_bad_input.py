@@ -34,7 +34,7 @@ BAD = {
     "plan": "{dir}/word",
     "node-agent run": "--node n --payload {dir}/none --handler h --remove-when x --ready-file {dir}/r --token /none",
     "node-agent wait-removed": "--token {dir}/none",
-    "monitor": "--listen-address nowhere",
+    "monitor": "--listen-address 192.0.2.1:1",
     "metrics": "none --state-dir {dir}/sbs",
     "sizing show": "none --state-dir {dir}/sbs",
     "sizing explain": "{dir}/word",

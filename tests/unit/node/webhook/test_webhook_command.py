@@ -29,7 +29,7 @@ REQUESTS = {"requests": {"cpu": "3", "memory": "4Gi"}}
     [
         (["--class", CLASS], "is not NAME=FILE with a name of its own"),
         (["--class", "other"], "is not NAME=FILE"),
-        (["--listen", "here"], "is not ADDRESS:PORT"),
+        (["--listen", "here"], "is not HOST:PORT"),
     ],
 )
 def test_wrong_use_is_named(words: list[str], problem: str, capsys: pytest.CaptureFixture[str]) -> None:
