@@ -54,7 +54,7 @@ from pyshim.monitor.guest_text import GUEST_PREFIXES, judged, judged_text
 from pyshim.node.cli import check_host
 from pyshim.node.cli.debug_console import MarkedOutput
 from pyshim.node.dra.slices import slice_specs
-from pyshim.node.install.drop_ins import HANDLERS, Containerd, containerd_addition
+from pyshim.node.install.drop_ins import HANDLERS, Containerd, containerd_writes
 from pyshim.node.install.in_cluster.plan import words_of, words_patch
 from pyshim.node.install.runtime import CONTAINERD, CRIO, ContainerRuntime
 from pyshim.node.kubernetes.manifest import overhead_of, pod_sizing, pods_in, read_documents
@@ -533,7 +533,7 @@ def _containerd_configuration(data: bytes) -> None:
     text = data.partition(b"\0")[0].decode(errors="replace")
     node = Containerd(version=(2, 1), config_path="/etc/containerd/config.toml", config_text=text)
     with suppress(ShimError):
-        containerd_addition(node, HANDLERS, shim="/shim")
+        containerd_writes(node, HANDLERS, shim="/shim")
 
 
 def _crio_configuration(data: bytes) -> None:

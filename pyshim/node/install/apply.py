@@ -19,7 +19,8 @@ from pyshim.host.os_errors import describe_os_error
 from pyshim.model.errors import FailedPrecondition, ShimError
 from pyshim.node.install.blocks import block_in, with_block, without_block
 from pyshim.node.install.disk import Disk, Found
-from pyshim.node.install.plan import BlockWrite, FileWrite, InstallPlan, Write
+from pyshim.node.install.plan import InstallPlan
+from pyshim.node.install.writes import BlockWrite, FileWrite, Write
 
 log = logging.getLogger(__name__)
 
@@ -119,9 +120,8 @@ def edited_of(owned: Mapping[str, Entry], found: Mapping[str, Found]) -> set[str
 def _refuse_edited(owned: Mapping[str, Entry], found: Mapping[str, Found], wanted: Iterable[str] = ()) -> None:
     """Raises FailedPrecondition for files of ours that were edited, and for `wanted` places that others have."""
     said = [f"'{path}' is not as 'pyshim install' wrote it" for path in sorted(edited_of(owned, found))]
-    said += [
-        f"'{path}' exists, and 'pyshim install' did not write it" for path in wanted if _is_foreign(path, owned, found)
-    ]
+    foreign = [path for path in wanted if path not in owned and found[path] is not None]
+    said += [f"'{path}' exists, and 'pyshim install' did not write it" for path in foreign]
     if said:
         hint = "(hint: undo the edit or move the file away; settings of your own go into config.d; --keep-edited)"
         raise FailedPrecondition(f"change the installation: {'; '.join(said)} {hint}")
@@ -203,9 +203,7 @@ def apply(
     return todo
 
 
-def remove(
-    disk: Disk, prefix: str, *, check: Callable[[], None] = lambda: None, keep_edited: bool = False
-) -> tuple[Change, ...]:
+def remove(disk: Disk, prefix: str, *, keep_edited: bool = False) -> tuple[Change, ...]:
     """Nothing that `install` wrote is left; on an error of these files all of them are back. Returns the changes.
 
     Releases go last, and are not brought back. Raises FailedPrecondition for files that were edited; with `keep_edited`
@@ -228,7 +226,6 @@ def remove(
     try:
         for change in todo:
             undo.write(change.path, change.after)
-        check()
     except BaseException as error:
         undo.all(error)
         raise
@@ -288,10 +285,10 @@ def _begun(plan: InstallPlan, manifest: Manifest | None, missing: list[str], dis
     old = {entry.path: entry for entry in manifest.entries} if manifest else {}
     entries = dict(old)
     for write in plan.writes:
-        before = old[write.path].digests if write.path in old else ()
-        new = _digest(_held(_after(write, {}), is_block=isinstance(write, BlockWrite)) or "")
-        digests = tuple(dict.fromkeys((*before, new)))
         is_block = isinstance(write, BlockWrite)
+        before = old[write.path].digests if write.path in old else ()
+        new = _digest(_held(_after(write, {}), is_block=is_block) or "")
+        digests = tuple(dict.fromkeys((*before, new)))
         entries[write.path] = Entry(
             path=write.path, digests=digests, is_block=is_block, before=_text_before(write, old.get(write.path), disk)
         )
@@ -354,10 +351,6 @@ def _held(found: Found, *, is_block: bool) -> str | None:
 
 def _digest(held: str) -> str:
     return sha256(held.encode()).hexdigest()
-
-
-def _is_foreign(path: str, owned: Mapping[str, Entry], found: Mapping[str, Found]) -> bool:
-    return path not in owned and found[path] is not None
 
 
 def _encoded(manifest: Manifest) -> Found:

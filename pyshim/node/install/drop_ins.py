@@ -12,10 +12,10 @@ from enum import Enum
 from typing import Any
 
 import msgspec
-from msgspec.structs import replace
 
 from pyshim.model.errors import AlreadyExists, FailedPrecondition, Unimplemented
 from pyshim.node.install.containerd_config import CRI_PLUGINS, config_versions, parsed, rewrite_hint, runtimes_in
+from pyshim.node.install.writes import BlockWrite, FileWrite, Write
 from pyshim.start.info import RUNTIME
 
 _KNOWN = ((1, 6), (1, 7))
@@ -110,23 +110,8 @@ class Containerd(msgspec.Struct, frozen=True, kw_only=True):
     """The handlers that are there without ours, imported files included."""
 
 
-class Addition(msgspec.Struct, frozen=True, kw_only=True):
-    """The addition to containerd's configuration."""
-
-    drop_in: str | None = None
-    """The text of a file of our own."""
-    drop_in_path: str = ""
-    text: str | None = None
-    """A block in the file `text_path`."""
-    text_path: str = ""
-    first: bool = False
-    """`text` goes before all tables."""
-    before: str = ""
-    """What the file has before the block where it does not exist yet."""
-
-
-def containerd_addition(containerd: Containerd, handlers: tuple[Handler, ...], *, shim: str) -> Addition:
-    """The addition with which this containerd has `handlers`.
+def containerd_writes(containerd: Containerd, handlers: tuple[Handler, ...], *, shim: str) -> list[Write]:
+    """The changes of its configuration with which this containerd has `handlers`.
 
     Raises Unimplemented for a release that is not known, FailedPrecondition for a configuration that cannot take them,
     AlreadyExists for a handler of one of these names that is not ours.
@@ -141,7 +126,7 @@ def containerd_addition(containerd: Containerd, handlers: tuple[Handler, ...], *
     if containerd.layout is Layout.DIRECTORY:
         version = max(each for each in config_versions(containerd.version) if each <= 3)
         text = f"{_HEAD}version = {version}\n{handlers_text(handlers, version, shim)}"
-        return Addition(drop_in=text, drop_in_path=drop_in)
+        return [FileWrite(path=drop_in, content=text)]
     if containerd.config_text is None and containerd.layout is not Layout.FILE:
         raise FailedPrecondition(f"add runtimes to '{path}': it is not there (hint: start the node's Kubernetes once)")
     if containerd.config_text is None:
@@ -149,11 +134,11 @@ def containerd_addition(containerd: Containerd, handlers: tuple[Handler, ...], *
         # All of the directory, which newer releases import when they have no configuration.
         imports = f'imports = ["{posixpath.dirname(drop_in)}/*.toml"]\n'
         if containerd.version >= (2, 0):
-            text = handlers_text(handlers, 3, shim)
             head = f"{_HEAD}version = 3\n"
-            return Addition(drop_in=head + text, drop_in_path=drop_in, text=head + imports, text_path=path, first=True)
+            own = FileWrite(path=drop_in, content=head + handlers_text(handlers, 3, shim))
+            return [own, BlockWrite(path=path, body=head + imports, first=True)]
         text = f"{_HEAD}version = 2\n{imports}{_runc()}{handlers_text(handlers, 2, shim)}"
-        return Addition(text=text, text_path=path, first=True)
+        return [BlockWrite(path=path, body=text, first=True)]
 
     document = parsed(containerd.config_text, path)
     version = _version(document, containerd.version, path)
@@ -169,25 +154,25 @@ def containerd_addition(containerd: Containerd, handlers: tuple[Handler, ...], *
         raise FailedPrecondition(f"add runtimes to '{path}': imports is no list of paths")
     imported = [_absolute(pattern, path) for pattern in imports]
     if containerd.layout is Layout.RENDERED:
-        return _to_rendered(containerd, version, imported, text)
+        return [_to_rendered(containerd, version, imported, text)]
     if version == 2:
-        return Addition(text=text if named else _runc() + text, text_path=path)
-    own = Addition(drop_in=f"{_HEAD}version = 3\n{text}", drop_in_path=drop_in)
+        return [BlockWrite(path=path, body=text if named else _runc() + text)]
+    own = FileWrite(path=drop_in, content=f"{_HEAD}version = 3\n{text}")
     if any(fnmatch.fnmatch(drop_in, pattern) for pattern in imported):
-        return own
+        return [own]
     if "imports" in document:
-        return Addition(text=text, text_path=path)  # TOML has a key once, and the list is not ours to change
-    return replace(own, text=f'imports = ["{drop_in}"]\n', text_path=path, first=True)
+        return [BlockWrite(path=path, body=text)]  # TOML has a key once, and the list is not ours to change
+    return [own, BlockWrite(path=path, body=f'imports = ["{drop_in}"]\n', first=True)]
 
 
-def _to_rendered(containerd: Containerd, version: int, imports: list[str], text: str) -> Addition:
+def _to_rendered(containerd: Containerd, version: int, imports: list[str], text: str) -> Write:
     """k3s and RKE2 import a directory since 2025, which containerd 2.x merges; else they render a template."""
     name = "config.toml" if version == 2 else "config-v3.toml"
     directory = posixpath.dirname(containerd.config_path)
     drop_in = f"{directory}/{name}.d/pyshim.toml"
     if containerd.version >= (2, 0) and any(fnmatch.fnmatch(drop_in, pattern) for pattern in imports):
-        return Addition(drop_in=f"{_HEAD}version = {version}\n{text}", drop_in_path=drop_in)
-    return Addition(text=text, text_path=f"{directory}/{name}.tmpl", before=_BASE_TEMPLATE)
+        return FileWrite(path=drop_in, content=f"{_HEAD}version = {version}\n{text}")
+    return BlockWrite(path=f"{directory}/{name}.tmpl", body=text, before=_BASE_TEMPLATE)
 
 
 def check_version(version: tuple[int, int]) -> None:

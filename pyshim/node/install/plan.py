@@ -13,8 +13,9 @@ import msgspec
 from msgspec.structs import replace
 
 from pyshim.model.errors import InvalidArgument
-from pyshim.node.install.drop_ins import HANDLERS, Containerd, Handler, containerd_addition, crio_text
+from pyshim.node.install.drop_ins import HANDLERS, Containerd, Handler, containerd_writes, crio_text
 from pyshim.node.install.launcher import launcher_text
+from pyshim.node.install.writes import FileWrite, LinkWrite, Write
 from pyshim.start.info import BINARY
 
 PREFIX = "/opt/pyshim"
@@ -36,34 +37,6 @@ _STATE = "state"
 _CONFIG_HEAD = (
     "# Written by `pyshim install`. Settings of your own: {directory}/config.d/*.toml, read on top of this file.\n"
 )
-
-
-class FileWrite(msgspec.Struct, frozen=True, kw_only=True):
-    """A file of our own."""
-
-    path: str
-    content: str
-    mode: int = 0o644
-
-
-class LinkWrite(msgspec.Struct, frozen=True, kw_only=True):
-    """A symbolic link of our own."""
-
-    path: str
-    target: str
-
-
-class BlockWrite(msgspec.Struct, frozen=True, kw_only=True):
-    """A marked block in a file that is not ours."""
-
-    path: str
-    body: str
-    first: bool
-    before: str = ""
-    """What the file has before the block where it does not exist yet."""
-
-
-Write = FileWrite | LinkWrite | BlockWrite
 
 
 class Release(msgspec.Struct, frozen=True, kw_only=True):
@@ -187,7 +160,7 @@ def install_plan(
     if has_crio:
         writes.append(FileWrite(path=CRIO_DROP_IN, content=crio_text(handlers, shim)))
     if containerd is not None:
-        writes += _containerd(containerd, handlers, shim)
+        writes += containerd_writes(containerd, handlers, shim=shim)
     return InstallPlan(prefix=prefix, release=release, writes=tuple(writes))
 
 
@@ -223,15 +196,3 @@ def _units(prefix: str, configs: Mapping[str, str]) -> list[Write]:
         for name, target in _WANTED_BY.items()
     ]
     return [*files, *enabled]
-
-
-def _containerd(containerd: Containerd, handlers: tuple[Handler, ...], shim: str) -> list[Write]:
-    addition = containerd_addition(containerd, handlers, shim=shim)
-    writes: list[Write] = []
-    if addition.drop_in is not None:
-        writes.append(FileWrite(path=addition.drop_in_path, content=addition.drop_in))
-    if addition.text is not None:
-        writes.append(
-            BlockWrite(path=addition.text_path, body=addition.text, first=addition.first, before=addition.before)
-        )
-    return writes

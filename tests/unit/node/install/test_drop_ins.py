@@ -13,7 +13,8 @@ from integration.framework.releases import RELEASES, Release
 from pyshim.model.errors import AlreadyExists, FailedPrecondition, ShimError, Unimplemented
 from pyshim.node.install.blocks import with_block
 from pyshim.node.install.containerd_config import runtimes_in
-from pyshim.node.install.drop_ins import HANDLERS, Addition, Containerd, containerd_addition, crio_text
+from pyshim.node.install.drop_ins import HANDLERS, Containerd, containerd_writes, crio_text
+from pyshim.node.install.writes import BlockWrite, FileWrite, Write
 
 SHIM = "/opt/pyshim/bin/containerd-shim-pykata-v2"
 DROP_IN = "/etc/containerd/conf.d/pyshim.toml"
@@ -27,18 +28,23 @@ version = 2
 IMPORTING = 'version = 3\nimports = ["conf.d/*.toml"]\n'
 
 
-def addition(version: tuple[int, int], text: str | None, *, runtimes: frozenset[str] = frozenset()) -> Addition:
+def addition(version: tuple[int, int], text: str | None, *, runtimes: frozenset[str] = frozenset()) -> list[Write]:
     containerd = Containerd(
         version=version, config_path="/etc/containerd/config.toml", config_text=text, effective_runtimes=runtimes
     )
-    return containerd_addition(containerd, HANDLERS, shim=SHIM)
+    return containerd_writes(containerd, HANDLERS, shim=SHIM)
 
 
-def whole(text: str | None, made: Addition) -> dict[str, Any]:
+def whole(text: str | None, writes: list[Write]) -> str:
     """config.toml afterwards."""
-    if made.text is None:
-        return tomllib.loads(text or "")
-    return tomllib.loads(made.text if text is None else with_block(text, made.text, first=made.first))
+    for write in writes:
+        if isinstance(write, BlockWrite):
+            return write.body if text is None else with_block(text, write.body, first=write.first)
+    return text or ""
+
+
+def drop_in_of(writes: list[Write]) -> str | None:
+    return next((write.content for write in writes if isinstance(write, FileWrite)), None)
 
 
 @pytest.mark.parametrize(
@@ -65,11 +71,12 @@ def test_each_containerd_gets_what_it_reads(
 ) -> None:
     made = addition(version, text)
 
-    document = whole(text, made)
+    document = tomllib.loads(whole(text, made))
     assert runtimes_in(document).keys() == in_config
-    assert (made.drop_in is not None) is has_drop_in
-    if made.drop_in is not None:
-        assert runtimes_in(tomllib.loads(made.drop_in)).keys() == NAMES
+    drop_in = drop_in_of(made)
+    assert (drop_in is not None) is has_drop_in
+    if drop_in is not None:
+        assert runtimes_in(tomllib.loads(drop_in)).keys() == NAMES
         assert any(
             pattern in (DROP_IN, "conf.d/*.toml", "/etc/containerd/conf.d/*.toml") for pattern in document["imports"]
         )
@@ -108,7 +115,7 @@ def test_what_cannot_be_configured_is_refused(
 )
 def test_the_handler_is_that_of_the_shipped_file(version: tuple[int, int], name: str) -> None:
     made = addition(version, None)
-    (ours,) = [runtimes_in(tomllib.loads(text))["pykata"] for text in (made.drop_in or made.text,) if text]
+    ours = runtimes_in(tomllib.loads(drop_in_of(made) or whole(None, made)))["pykata"]
 
     assert ours.pop("runtime_path") == SHIM
     assert ours.pop("options") == {"ConfigPath": "/etc/pyshim/configuration.toml"}
@@ -175,11 +182,10 @@ def dumped_with_handlers(release: Release, text: str, directory: Path) -> dict[s
     """The configuration as this containerd reads it, with what `text` gets; `directory` is its /etc/containerd."""
     made = addition((release.numbers[0], release.numbers[1]), text)
     config = directory / "config.toml"
-    content = text if made.text is None else with_block(text, made.text, first=made.first)
-    config.write_text(content.replace("/etc/containerd/", f"{directory}/"))
+    config.write_text(whole(text, made).replace("/etc/containerd/", f"{directory}/"))
     (directory / "conf.d").mkdir()
-    if made.drop_in is not None:
-        (directory / "conf.d" / "pyshim.toml").write_text(made.drop_in)
+    if (drop_in := drop_in_of(made)) is not None:
+        (directory / "conf.d" / "pyshim.toml").write_text(drop_in)
     return tomllib.loads(asked(release, "--config", str(config), "config", "dump"))
 
 
@@ -188,9 +194,9 @@ def test_pods_without_a_pause_container_are_the_sandboxers_choice(text: str) -> 
     handlers = tuple(replace(handler, sandboxer="shim") for handler in HANDLERS)
     containerd = Containerd(version=(2, 3), config_path="/etc/containerd/config.toml", config_text=text)
 
-    made = containerd_addition(containerd, handlers, shim=SHIM)
+    made = containerd_writes(containerd, handlers, shim=SHIM)
 
-    found = runtimes_in(tomllib.loads(made.drop_in or made.text or ""))
+    found = runtimes_in(tomllib.loads(drop_in_of(made) or whole(None, made)))
     assert {found[handler.name]["sandboxer"] for handler in handlers} == {"shim"}
 
 
@@ -199,4 +205,4 @@ def test_a_containerd_before_the_sandbox_api_is_refused_for_it() -> None:
     containerd = Containerd(version=(2, 2), config_path="/etc/containerd/config.toml", config_text=None)
 
     with pytest.raises(FailedPrecondition, match=r'^configure containerd 2.2: sandboxer "shim" needs 2.3'):
-        containerd_addition(containerd, handlers, shim=SHIM)
+        containerd_writes(containerd, handlers, shim=SHIM)
