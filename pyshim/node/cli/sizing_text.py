@@ -119,7 +119,7 @@ def pod_fixed_json(parts: Sequence[OverheadPart], policy: str, beside: HostSide)
         "summands": [
             {
                 "name": each.name,
-                **_overhead(Overhead(cpus=each.cpus, memory_mib=each.memory_mib)),
+                **_overhead(each),
                 "source": _note(each, beside),
             }
             for each in parts

@@ -1,7 +1,7 @@
-"""pyshim on a node: what `pyshim install` writes, how it is undone, and whether it works.
+"""pyshim on a node: the files that `pyshim install` writes, how they are removed, and a test pod.
 
-`plan.py` decides from values which files there will be (`writes.py`; `drop_ins.py` for containerd and CRI-O, `blocks.py`
-for files that are not ours); `apply.py` writes them, or nothing; `release.py` makes the code and the guest that they name;
-`containerd_config.py` reads containerd's configuration; `runtime.py` asks and restarts containerd. Read
-`plan.py` first. Nothing here runs on the way of a pod.
+Read `plan.py` first: it decides which files there will be (`writes.py`), with `drop_ins.py` for containerd and CRI-O.
+`apply.py` writes all of them or none; `blocks.py` changes files that are not ours; `release.py` makes the code and the
+guest; `containerd_config.py` reads containerd's configuration; `runtime.py` asks and restarts containerd. No pod passes
+through here.
 """

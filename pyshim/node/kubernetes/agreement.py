@@ -56,17 +56,7 @@ class Disagreement(StrEnum):
     """Volumes of memory may hold more than the VM has."""
 
 
-LETTERS = {
-    Disagreement.BASE_NOT_COVERED: "a",
-    Disagreement.REQUESTS_BELOW_LIMITS: "b",
-    Disagreement.DEFAULTS_NOT_RESERVED: "c",
-    Disagreement.MORE_THAN_THE_NODE: "d",
-    Disagreement.CGROUP_BELOW_VM: "e",
-    Disagreement.CONTAINER_WITHOUT_LIMIT: "f",
-    Disagreement.HUGE_PAGES_NOT_REPORTED: "g",
-    Disagreement.VM_BELOW_REQUESTS: "h",
-    Disagreement.VOLUMES_ABOVE_VM: "i",
-}
+LETTERS = dict(zip(Disagreement, "abcdefghi", strict=True))
 
 
 class Mismatch(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,16 +68,14 @@ class Mismatch(msgspec.Struct, frozen=True, kw_only=True):
 class Overhead(msgspec.Struct, frozen=True, kw_only=True):
     """A RuntimeClass's podFixed."""
 
-    cpus: Fraction
-    memory_mib: Fraction
+    cpus: Fraction = Fraction(0)
+    memory_mib: Fraction = Fraction(0)
 
 
-class OverheadPart(msgspec.Struct, frozen=True, kw_only=True):
+class OverheadPart(Overhead, frozen=True, kw_only=True):
     """A part of a RuntimeClass's podFixed, and where it comes from."""
 
     name: str
-    cpus: Fraction = Fraction(0)
-    memory_mib: Fraction = Fraction(0)
 
 
 class PolicyView(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ and never denied. Source: Kubernetes, admission.k8s.io/v1.
 import base64
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from enum import StrEnum
 from fractions import Fraction
 from typing import Any
@@ -21,9 +21,9 @@ from pyshim.config.sources import Source
 from pyshim.model.config import Config
 from pyshim.model.errors import InvalidArgument, ShimError
 from pyshim.model.host_facts import HostFacts, unbounded
-from pyshim.model.sizing import SizingRecord, decimal
+from pyshim.model.sizing import decimal
 from pyshim.model.units import MIB
-from pyshim.node.kubernetes.agreement import Disagreement, class_fixed, explain_pod, policy_in_force
+from pyshim.node.kubernetes.agreement import Disagreement, PolicyView, class_fixed, explain_pod, policy_in_force
 from pyshim.node.kubernetes.manifest import PodManifest, annotations_in, pod_sizing, pods_in
 from pyshim.node.kubernetes.pod_config import pod_config
 from pyshim.node.kubernetes.pod_size import CPU, MEMORY, PodSizing
@@ -253,17 +253,11 @@ def _patch(pod: _Pod, wanted: Mapping[str, str]) -> list[dict[str, Any]]:
     return operations
 
 
-class _Judgement(msgspec.Struct, frozen=True, kw_only=True):
-    record: SizingRecord
-    kinds: tuple[str, ...]
-    warnings: tuple[str, ...]
-
-
 def _judged(uid: str, pod: _Pod, chosen: PodClass) -> Answer:
     """Raises ShimError for a pod that no node would start."""
-    found = _judgement(pod.manifest, chosen, None)
-    size = f"{found.record.vcpus.granted} vCPU, {found.record.memory_mib.granted} MiB"
-    return _warned(uid, found.kinds, found.warnings, {"auditAnnotations": {"vm-size": size}})
+    view = _view(pod.manifest, chosen, None)
+    size = f"{view.record.vcpus.granted} vCPU, {view.record.memory_mib.granted} MiB"
+    return _warned(uid, _subjects(view), {"auditAnnotations": {"vm-size": size}})
 
 
 def _answer_to_template(request: Mapping[str, Any], classes: Mapping[str, PodClass]) -> Answer:
@@ -281,10 +275,10 @@ def _answer_to_template(request: Mapping[str, Any], classes: Mapping[str, PodCla
         old = request.get("oldObject")
         if chosen is None or (old and _template_in(_mapping(old, "request.oldObject")) == manifest):
             return _ignored(uid)
-        found = _judgement(replace(manifest, annotations=_annotated(manifest, chosen)), chosen, _class_overhead(chosen))
+        view = _view(replace(manifest, annotations=_annotated(manifest, chosen)), chosen, _class_overhead(chosen))
     except ShimError as error:
-        return _warned(uid, (PODS_DENIED,), (_warning(PODS_DENIED, str(error)),), {})
-    return _warned(uid, found.kinds, found.warnings, {})
+        return _warned(uid, ((PODS_DENIED, str(error)),), {})
+    return _warned(uid, _subjects(view), {})
 
 
 def _template_in(document: Mapping[str, Any]) -> PodManifest:
@@ -299,8 +293,11 @@ def _class_overhead(chosen: PodClass) -> dict[str, Fraction]:
     return {CPU: fitting.cpus, MEMORY: fitting.memory_mib * MIB}
 
 
-def _judgement(manifest: PodManifest, chosen: PodClass, overhead: Mapping[str, Fraction] | None) -> _Judgement:
-    """Raises ShimError for a pod that no node would start, or that has what the operator denies."""
+def _view(manifest: PodManifest, chosen: PodClass, overhead: Mapping[str, Fraction] | None) -> PolicyView:
+    """The pod's VM by the policy in force.
+
+    Raises ShimError for a pod that no node would start, or that has what the operator denies.
+    """
     config = chosen.config(manifest.annotations)
     sizing = pod_sizing(manifest, KIND, overhead)
     _check_network(manifest, config)
@@ -311,11 +308,12 @@ def _judgement(manifest: PodManifest, chosen: PodClass, overhead: Mapping[str, F
     _check_room(manifest, sizing, node)
     if refused := [found for found in view.findings if found.kind in chosen.denied]:
         raise InvalidArgument(f"admit {manifest.title}: {refused[0].kind.value}: {refused[0].text}")
-    return _Judgement(
-        record=view.record,
-        kinds=tuple(found.kind.value for found in view.findings),
-        warnings=tuple(_warning(found.kind.value, found.text) for found in view.findings),
-    )
+    return view
+
+
+def _subjects(view: PolicyView) -> tuple[tuple[str, str], ...]:
+    """Subject and text of each warning."""
+    return tuple((found.kind.value, found.text) for found in view.findings)
 
 
 def _check_room(manifest: PodManifest, pod: PodSizing, node: HostFacts) -> None:
@@ -339,15 +337,12 @@ def _ignored(uid: str) -> Answer:
     return Answer(document=_response(uid, {"allowed": True}), outcome=Outcome.IGNORED)
 
 
-def _warned(uid: str, kinds: tuple[str, ...], warnings: Iterable[str], more: Mapping[str, Any]) -> Answer:
+def _warned(uid: str, subjects: tuple[tuple[str, str], ...], more: Mapping[str, Any]) -> Answer:
     response: dict[str, Any] = {"allowed": True, **more}
-    if kinds:
-        response["warnings"] = list(warnings)
+    if subjects:
+        response["warnings"] = [_cut(f"pyshim: {subject}: {text}") for subject, text in subjects]
+    kinds = tuple(subject for subject, _ in subjects)
     return Answer(document=_response(uid, response), outcome=Outcome.PASSED, kinds=kinds)
-
-
-def _warning(kind: str, text: str) -> str:
-    return _cut(f"pyshim: {kind}: {text}")
 
 
 def _denied(uid: str, message: str) -> Answer:

@@ -114,25 +114,17 @@ class _UnderWay:
             log.warning("requests abandoned", extra={"requests": len(self._protocols)})
 
 
-class _Bodies:
-    """Reads requests' bodies, few large ones at a time."""
-
-    def __init__(self, timeout_s: float) -> None:
-        self._timeout_s = timeout_s
-        self._large = asyncio.Semaphore(LARGE_BODIES)
-
-    async def read(self, request: web.Request) -> bytes:
-        """Raises TimeoutError, ConnectionResetError, HTTPRequestEntityTooLarge."""
-        is_small = request.content_length is not None and request.content_length <= SMALL_BODY_BYTES
-        async with asyncio.timeout(self._timeout_s), nullcontext() if is_small else self._large:
-            return await request.read()
-
-
 def _application(
     classes: Mapping[str, PodClass], figures: _Figures, under_way: _UnderWay, *, body_timeout_s: float
 ) -> web.Application:
     """POST /mutate and /validate, GET /healthz and /metrics."""
-    bodies = _Bodies(body_timeout_s)
+    large_bodies = asyncio.Semaphore(LARGE_BODIES)
+
+    async def body_of(request: web.Request) -> bytes:
+        """Raises TimeoutError, ConnectionResetError, HTTPRequestEntityTooLarge."""
+        is_small = request.content_length is not None and request.content_length <= SMALL_BODY_BYTES
+        async with asyncio.timeout(body_timeout_s), nullcontext() if is_small else large_bodies:
+            return await request.read()
 
     def reviewer(action: Action) -> Callable[[web.Request], Awaitable[web.Response]]:
         async def review(request: web.Request) -> web.Response:
@@ -141,7 +133,7 @@ def _application(
 
         async def reviewed(request: web.Request) -> web.Response:
             try:
-                body = await bodies.read(request)
+                body = await body_of(request)
             except TimeoutError:
                 figures.reviews[action, "late"] += 1
                 # The rest of the body may come yet, and would be taken for the next request.
