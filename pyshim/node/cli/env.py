@@ -7,7 +7,8 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import click
 import psutil
@@ -18,6 +19,7 @@ from pyshim.config.keys import Table
 from pyshim.config.load import build_config
 from pyshim.config.sources import named_file, read_source
 from pyshim.config.values import toml_value
+from pyshim.model.config import Config
 from pyshim.model.host_facts import HostFacts
 from pyshim.node.cli.check_host import RunProgram, run_program
 from pyshim.node.cli.output import config_option, examples, json_option, print_json
@@ -28,8 +30,7 @@ _FORMAT = "1.0.27"
 _OCI = "1.1.0"
 """The version of the OCI runtime specification that specs are read by."""
 _GO_MACHINES = {"x86_64": "amd64", "aarch64": "arm64", "i686": "386"}
-Value = object
-Document = dict[str, Value]
+Document = dict[str, Any]
 
 
 @click.command(epilog=examples("pyshim env", "pyshim env --json | jq -r .Hypervisor.Version"))
@@ -51,10 +52,10 @@ def document(effective: Effective, facts: HostFacts, *, run: RunProgram) -> Docu
     config = build_config(effective.source)
     hypervisor, runtime, agent = config.hypervisor, config.runtime, config.agent
 
-    def raw(table: Table, name: str) -> Value:
+    def raw(table: Table, name: str) -> Any:
         return effective.of(table, name).value
 
-    params = "" if config.is_remote else " ".join(_kernel_params(effective, facts))
+    params = "" if config.is_remote else " ".join(_kernel_params(config, facts))
     return {
         "Kernel": {"Path": hypervisor.kernel, "Parameters": params},
         "Meta": {"Version": _FORMAT},
@@ -80,7 +81,7 @@ def document(effective: Effective, facts: HostFacts, *, run: RunProgram) -> Docu
                 "Rootless": raw(Table.HYPERVISOR, "rootless"),
                 "DisableSeccomp": raw(Table.HYPERVISOR, "disable_seccomp"),
                 "GuestHookPath": hypervisor.guest_hook_path,
-                "EnableAnnotations": list(_texts(raw(Table.HYPERVISOR, "enable_annotations"))),
+                "EnableAnnotations": list(raw(Table.HYPERVISOR, "enable_annotations")),
                 "ConfidentialGuest": hypervisor.confidential_guest,
             },
         },
@@ -110,14 +111,9 @@ def document(effective: Effective, facts: HostFacts, *, run: RunProgram) -> Docu
     }
 
 
-def _texts(value: Value) -> tuple[str, ...]:
-    return tuple(map(str, value)) if isinstance(value, list | tuple) else ()
-
-
-def _kernel_params(effective: Effective, facts: HostFacts) -> tuple[str, ...]:
-    """Those of every sandbox of the configuration; the number of CPUs is a sandbox's own."""
-    config = build_config(effective.source)
-    found = kernel_params(
+def _kernel_params(config: Config, facts: HostFacts) -> Iterable[str]:
+    """The parameters of every sandbox of the configuration; only the number of CPUs differs."""
+    return kernel_params(
         config,
         max_vcpus=facts.cpu_count,
         root_on_pmem=bool(config.hypervisor.image) and not config.hypervisor.disable_image_nvdimm,
@@ -125,7 +121,6 @@ def _kernel_params(effective: Effective, facts: HostFacts) -> tuple[str, ...]:
         emulated=not facts.kvm_usable,
         tsc_khz=facts.tsc_khz,
     )
-    return tuple(found)
 
 
 def _version(path: str, run: RunProgram) -> str:
@@ -166,7 +161,7 @@ def _memory_kib() -> Document:
     return {"Total": memory.total >> 10, "Free": memory.free >> 10, "Available": memory.available >> 10}
 
 
-def toml_lines(table: Mapping[str, Value], path: str = "") -> Iterator[str]:
+def toml_lines(table: Mapping[str, Any], path: str = "") -> Iterator[str]:
     """The document as TOML: a table's values before its tables."""
     for key, value in table.items():
         if not isinstance(value, Mapping):
