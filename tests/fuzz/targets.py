@@ -55,7 +55,7 @@ from pyshim.node.cli import check_host
 from pyshim.node.cli.debug_console import MarkedOutput
 from pyshim.node.dra.slices import slice_specs
 from pyshim.node.install.drop_ins import HANDLERS, Containerd, containerd_writes
-from pyshim.node.install.in_cluster.plan import words_of, words_patch
+from pyshim.node.install.in_cluster.plan import report_of, report_patch
 from pyshim.node.install.runtime import CONTAINERD, CRIO, ContainerRuntime
 from pyshim.node.kubernetes.manifest import overhead_of, pod_sizing, pods_in, read_documents
 from pyshim.node.kubernetes.quantity import quantity
@@ -496,13 +496,13 @@ def _node_object(data: bytes) -> None:
         node = msgspec.to_builtins(msgspec.json.decode(data, type=_Node))
     except (ValueError, msgspec.DecodeError, RecursionError):
         return
-    words = words_of(node)
-    patch = words_patch(node, words) or {"metadata": {}}
+    words = report_of(node)
+    patch = report_patch(node, words) or {"metadata": {}}
     metadata = node["metadata"] or {}
     for kind, changes in patch["metadata"].items():
         both = {**(metadata.get(kind) or {}), **changes}
         metadata[kind] = {name: text for name, text in both.items() if text is not None}
-    assert words_patch({"metadata": metadata}, words) is None
+    assert report_patch({"metadata": metadata}, words) is None
 
 
 def _debug_marks(data: bytes) -> None:

@@ -16,7 +16,7 @@ from pyshim.node.install.runtime import CRIO
 from pyshim.node.kubernetes.agreement import class_fixed, policy_in_force
 from pyshim.node.kubernetes.quantity import cpu_text, memory_text
 from pyshim.resources.sizing.plan.capacity import host_side_mib
-from pyshim.start.info import BINARY
+from pyshim.start.info import BINARY, RUNTIME
 
 QEMU_AT_LEAST = (7, 2)
 """Debian 12's, the oldest that the tests run."""
@@ -232,81 +232,60 @@ def _runtime(host: HostReport) -> Iterator[Verdict]:
         yield _ok(runtime.name, found.version.text)
     if found.error:
         yield _missing("handler", found.error, "containerd config dump" if is_containerd else "crio config")
-    elif is_containerd:
-        yield from _handlers_of_containerd(host, version)
+    elif lacking := _lacks_handler(host, version) if is_containerd else _lacks_handler_of_crio(host):
+        yield lacking
     else:
-        yield from _handlers_of_crio(host)
+        for handler in found.handlers:
+            options = f", configuration '{handler.config_path}'" if handler.config_path else ""
+            yield _ok("handler", f"{handler.name}{options}")
+        if is_containerd and version and version[0] == 1 and "runc" not in found.runtimes:
+            text = f"'{found.config_path}' names runtimes, but not runc: containerd 1.x does not load its CRI plugin"
+            yield _missing("handler", text, f"add the section of runc, as {_shipped_file(version)} has it")
+        yield _shim(host)
+        yield from _snapshotters(host)
 
 
-def _handlers_of_crio(host: HostReport) -> Iterator[Verdict]:
-    found = host.runtime
-    if not found.handlers:
-        where = f"'{found.config_path}' and its drop-ins name no runtime of type vm whose program is {BINARY}"
-        yield _missing("handler", where, "pyshim install; then restart crio")
-        return
-    yield from _handlers(host)
-    yield from _shim(host)
+def _lacks_handler_of_crio(host: HostReport) -> Verdict | None:
+    if host.runtime.handlers:
+        return None
+    text = f"'{host.runtime.config_path}' and its drop-ins name no runtime of type vm whose program is {BINARY}"
+    return _missing("handler", text, "pyshim install; then restart crio")
 
 
-def _handlers_of_containerd(host: HostReport, version: tuple[int, ...] | None) -> Iterator[Verdict]:
+def _lacks_handler(host: HostReport, version: tuple[int, ...] | None) -> Verdict | None:
     found = host.runtime
     major = version[0] if version else 0
-    file = f"configs/containerd/containerd-{2 if major >= 2 else 1}.x-pykata.toml"
+    file = _shipped_file(version)
     if found.config_version == 1:
-        yield _missing(
-            "handler",
-            f"'{found.config_path}' has version 1, which has no runtime types",
-            rewrite_hint((major, 0), 1),
-        )
-        return
+        text = f"'{found.config_path}' has version 1, which has no runtime types"
+        return _missing("handler", text, rewrite_hint((major, 0), 1))
     if found.config_version > 2 and major == 1:
-        yield _missing(
-            "handler",
-            f"'{found.config_path}' has version {found.config_version}, and containerd 1.x reads up to 2",
-            f"write it as version 2, with {file}",
-        )
-        return
+        text = f"'{found.config_path}' has version {found.config_version}, and containerd 1.x reads up to 2"
+        return _missing("handler", text, f"write it as version 2, with {file}")
     if not found.handlers:
         named = f" (it names {', '.join(found.runtimes)})" if found.runtimes else ""
-        where = f"'{found.config_path}' names no runtime of type io.containerd.pykata.v2{named}"
-        yield _missing("handler", where, f"pyshim install, or add {file}; then restart containerd")
-        return
-    yield from _handlers(host)
-    if major == 1 and "runc" not in found.runtimes:
-        yield _missing(
-            "handler",
-            f"'{found.config_path}' names runtimes, but not runc: containerd 1.x does not load its CRI plugin",
-            f"add the section of runc, as {file} has it",
-        )
-    yield from _shim(host)
+        text = f"'{found.config_path}' names no runtime of type {RUNTIME}{named}"
+        return _missing("handler", text, f"pyshim install, or add {file}; then restart containerd")
+    return None
 
 
-def _handlers(host: HostReport) -> Iterator[Verdict]:
-    found = host.runtime
-    for handler in found.handlers:
-        options = f", configuration '{handler.config_path}'" if handler.config_path else ""
-        yield _ok("handler", f"{handler.name}{options}")
+def _shipped_file(version: tuple[int, ...] | None) -> str:
+    return f"configs/containerd/containerd-{2 if version and version[0] >= 2 else 1}.x-pykata.toml"
 
 
-def _shim(host: HostReport) -> Iterator[Verdict]:
-    found = host.runtime
-    if not any(each.runtime_path for each in found.handlers) and not host.shim_path:
-        yield _missing(
-            "shim",
-            "containerd-shim-pykata-v2 is not on the PATH of containerd",
-            "pyshim install",
-        )
-    else:
-        yield _ok("shim", next((each.runtime_path for each in found.handlers if each.runtime_path), host.shim_path))
-    yield from _snapshotter(host)
+def _shim(host: HostReport) -> Verdict:
+    path = next((each.runtime_path for each in host.runtime.handlers if each.runtime_path), host.shim_path)
+    return (
+        _ok("shim", path) if path else _missing("shim", f"{BINARY} is not on the PATH of containerd", "pyshim install")
+    )
 
 
-def _snapshotter(host: HostReport) -> Iterator[Verdict]:
+def _snapshotters(host: HostReport) -> Iterator[Verdict]:
     config = host.config
+    no_share = config is not None and not config.is_remote and config.hypervisor.shared_fs == "none"
+    pulls = config is not None and config.runtime.experimental_force_guest_pull
     for handler in host.runtime.handlers:
         name = handler.snapshotter or host.runtime.snapshotter
-        no_share = config is not None and not config.is_remote and config.hypervisor.shared_fs == "none"
-        pulls = config is not None and config.runtime.experimental_force_guest_pull
         if no_share and name in _DIRECTORIES and not pulls:
             yield _missing(
                 "snapshotter",

@@ -17,7 +17,7 @@ from pyshim.model.errors import FailedPrecondition, NotFound, ShimError
 from pyshim.node.cli.check_host import look
 from pyshim.node.cli.check_verdicts import Level, verdicts
 from pyshim.node.cli.command import PYSHIM
-from pyshim.node.cli.handler_words import FORM, handlers_of
+from pyshim.node.cli.handler_option import FORM, handlers_of
 from pyshim.node.cli.help import manual_page
 from pyshim.node.cli.output import examples, json_option, print_json, print_table
 from pyshim.node.cli.progress import steps

@@ -3,7 +3,7 @@
 import click
 
 from pyshim.node.cli.api_access import access_of, with_api
-from pyshim.node.cli.handler_words import FORM, handlers_of
+from pyshim.node.cli.handler_option import FORM, handlers_of
 from pyshim.node.cli.output import examples
 from pyshim.node.cli.service import run_service
 

@@ -10,10 +10,7 @@ import asyncio
 import json
 import logging
 import os
-import shutil
-import tempfile
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -21,8 +18,16 @@ from msgspec.structs import replace
 
 from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, NotFound, ShimError, Unavailable
 from pyshim.node.install.in_cluster.host import NodeHost
-from pyshim.node.install.in_cluster.payload import PYSHIM, install, remove_copies
-from pyshim.node.install.in_cluster.plan import MESSAGE, STATE, NodeWords, State, untainted_patch, words_of, words_patch
+from pyshim.node.install.in_cluster.payload import PYSHIM, install, remove_copies, stage_on
+from pyshim.node.install.in_cluster.plan import (
+    MESSAGE,
+    STATE,
+    NodeReport,
+    State,
+    report_of,
+    report_patch,
+    untainted_patch,
+)
 from pyshim.node.install.plan import config_path_of, handler_name
 from pyshim.node.kubernetes.api import Api, Conflict
 
@@ -100,43 +105,43 @@ class NodeAgent:
     async def _install(self) -> None:
         """The node is as the payload has it, and its object says so. Raises ShimError."""
         config = self._config
-        words = words_of(await self._api.node(config.node))
-        await self._say(replace(words, state=State.INSTALLING, message=""))
+        former = report_of(await self._api.node(config.node))
+        await self._publish(replace(former, state=State.INSTALLING, message=""))
         given = _given(containerd_config=config.containerd_config, sandboxer=config.sandboxer)
         options = (*given, *self._of_runtime())
         try:
-            said = await install(
+            printed = await install(
                 self._host, config.payload, python=config.python, handlers=config.handlers, options=options
             )
         except ShimError as error:
-            await self._say_failed(str(error))
+            await self._publish_failure(str(error))
             raise
-        log.info("installed", extra={"said": said.strip()})
+        log.info("installed", extra={"printed": printed.strip()})
         status = await self._status()
         works, problems = await self._verified(status)
-        found = NodeWords(
+        found = NodeReport(
             state=State.READY if handler_name(config.handlers[0]) in works else State.FAILED,
             handlers=works,
             release=status["release"],
             message="; ".join(problems),
             older_pods=_older_pods(status),
         )
-        await self._say(found)
+        await self._publish(found)
         if found.state is State.FAILED:
             raise FailedPrecondition(found.message)
         await self._untaint()
         self._set_ready(True)
         log.info("ready", extra={"handlers": ",".join(sorted(works)), "problems": found.message})
 
-    async def _say_failed(self, message: str) -> None:
+    async def _publish_failure(self, message: str) -> None:
         """The label of a handler stays as long as what is installed runs a test pod with it."""
         try:
             status = await self._status()
             works, _problems = await self._verified(status)
         except ShimError:
             status, works = {"release": ""}, frozenset()
-        await self._say(
-            NodeWords(
+        await self._publish(
+            NodeReport(
                 state=State.FAILED,
                 handlers=works,
                 release=status["release"],
@@ -150,8 +155,8 @@ class NodeAgent:
         works, problems = set(), []
         for handler in status["handlers"]:
             try:
-                words = (PYSHIM, "verify", *self._of_runtime(), "--handler", handler)
-                await self._host.run(*words, timeout_s=_VERIFY_S)
+                command = (PYSHIM, "verify", *self._of_runtime(), "--handler", handler)
+                await self._host.run(*command, timeout_s=_VERIFY_S)
             except ShimError as error:
                 problems.append(f"{handler}: {error}")
                 continue
@@ -165,25 +170,16 @@ class NodeAgent:
             found = await self._api.runtime_class(handler)
         except NotFound:
             return []
-        async with self._file(json.dumps(found)) as path:
-            words = (PYSHIM, "check", "--json", "--config", config_path_of(handler), "--runtimeclass", path)
-            printed = await self._host.run(*words, timeout_s=_COMMAND_S, codes=(0, 1))
+        with stage_on(self._host) as (made, stage):
+            _write(f"{made}/class.json", json.dumps(found))
+            files = ("--config", config_path_of(handler), "--runtimeclass", f"{stage}/class.json")
+            printed = await self._host.run(PYSHIM, "check", "--json", *files, timeout_s=_COMMAND_S, codes=(0, 1))
         verdicts = _decoded(printed).get("verdicts", [])
         return [
             f"{each['text']} (hint: {each['hint']})"
             for each in verdicts
             if each["subject"] == "overhead" and each["level"] != "ok"
         ]
-
-    @asynccontextmanager
-    async def _file(self, text: str) -> AsyncIterator[str]:
-        """A file of the host that is gone afterwards."""
-        directory = tempfile.mkdtemp(prefix="pyshim-install-", dir=self._host.at("/var/lib"))
-        try:
-            _write(f"{directory}/class.json", text)
-            yield f"/var/lib/{os.path.basename(directory)}/class.json"
-        finally:
-            shutil.rmtree(directory, ignore_errors=True)
 
     async def _untaint(self) -> None:
         """The node takes pods. Raises Conflict when others change its taints again and again."""
@@ -217,21 +213,19 @@ class NodeAgent:
     async def _has_last_older_pod_ended(self) -> bool:
         """The node's object has what `pyshim status` says."""
         status = await self._status()
-        words = words_of(await self._api.node(self._config.node))
-        older = _older_pods(status)
-        bad = [path for path, state in status["files"].items() if state != "ok"]
-        said = replace(words, older_pods=older)
-        if bad:
-            said = replace(said, message=f"not as installed: {', '.join(bad)}")
-        await self._say(said)
-        return bool(words.older_pods) and not older
+        former = report_of(await self._api.node(self._config.node))
+        report = replace(former, older_pods=_older_pods(status))
+        if bad := [path for path, state in status["files"].items() if state != "ok"]:
+            report = replace(report, message=f"not as installed: {', '.join(bad)}")
+        await self._publish(report)
+        return bool(former.older_pods) and not report.older_pods
 
     async def _remove(self) -> None:
         """Nothing of pyshim is on the node, nor on its object. Raises ShimError while pods run with it."""
         self._set_ready(False)
-        words = words_of(await self._api.node(self._config.node))
+        former = report_of(await self._api.node(self._config.node))
         # The labels first: no further pods come.
-        await self._say(replace(words, state=State.REMOVING, handlers=frozenset()))
+        await self._publish(replace(former, state=State.REMOVING, handlers=frozenset()))
         remove_copies(self._host)
         try:
             status = await self._status()
@@ -240,15 +234,15 @@ class NodeAgent:
         if status:
             if pods := sorted(name for names in status["pods"].values() for name in names):
                 message = f"waits for the end of pods {', '.join(pods)}"
-                await self._say(NodeWords(state=State.REMOVING, release=status["release"], message=message))
+                await self._publish(NodeReport(state=State.REMOVING, release=status["release"], message=message))
                 raise FailedPrecondition(f"remove pyshim from node '{self._config.node}': {message}")
             try:
-                words_of_uninstall = (PYSHIM, "uninstall", "--restart", *self._of_runtime())
-                log.info("removed", extra={"said": await self._host.run(*words_of_uninstall, timeout_s=_VERIFY_S)})
+                command = (PYSHIM, "uninstall", "--restart", *self._of_runtime())
+                log.info("removed", extra={"printed": await self._host.run(*command, timeout_s=_VERIFY_S)})
             except ShimError as error:
-                await self._say(NodeWords(state=State.REMOVING, release=status["release"], message=str(error)))
+                await self._publish(NodeReport(state=State.REMOVING, release=status["release"], message=str(error)))
                 raise
-        await self._say(NodeWords())
+        await self._publish(NodeReport())
 
     # ---- parts
 
@@ -261,8 +255,8 @@ class NodeAgent:
             raise NotFound(f"ask for the installation: there is no '{PYSHIM}'")
         return _decoded(await self._host.run(PYSHIM, "status", "--json", timeout_s=_COMMAND_S, codes=(0, 1)))
 
-    async def _say(self, words: NodeWords) -> None:
-        patch = words_patch(await self._api.node(self._config.node), words)
+    async def _publish(self, report: NodeReport) -> None:
+        patch = report_patch(await self._api.node(self._config.node), report)
         if patch is not None:
             await self._api.patch_node(self._config.node, patch)
 

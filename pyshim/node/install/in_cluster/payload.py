@@ -3,8 +3,8 @@
 import os
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import msgspec
 
@@ -51,12 +51,16 @@ async def install(
 ) -> str:
     """`pyshim install --restart` of the payload has run on the host. Returns what it printed.
 
-    Raises ShimError with its words; then the node is as before.
+    Raises ShimError with its error text; then the node is as before.
     """
     payload = read_payload(directory)
     settings = [word.partition("=")[2] for word in handlers if "=" in word]
     await host.run(python, "-I", "-c", _NEEDS_PYTHON, timeout_s=60)
-    async with _copied(host, directory, settings) as stage:
+    remove_copies(host)
+    with stage_on(host) as (copy, stage):
+        shutil.copytree(directory, copy, dirs_exist_ok=True)
+        for file in settings:
+            shutil.copy(file, copy)
         here = f"{stage}/venv/bin/python"
         pip = (here, "-I", "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-index", "--no-deps")
         await host.run(python, "-I", "-m", "venv", "--without-pip", f"{stage}/venv", timeout_s=_PIP_S)
@@ -89,22 +93,14 @@ if sys.version_info < (3, 11):
 """
 
 
-@asynccontextmanager
-async def _copied(host: NodeHost, directory: str, settings: Iterable[str]) -> AsyncIterator[str]:
-    """The payload and the files `settings` are on the host, in the directory that is given.
-
-    Afterwards they are not, nor those of a killed agent.
-    """
-    above = host.at(_ABOVE)
-    remove_copies(host)
-    copy = tempfile.mkdtemp(prefix=_NAME, dir=above)
+@contextmanager
+def stage_on(host: NodeHost) -> Iterator[tuple[str, str]]:
+    """A new directory of the host: its path for this process, and for the host. It is removed afterwards."""
+    made = tempfile.mkdtemp(prefix=_NAME, dir=host.at(_ABOVE))
     try:
-        shutil.copytree(directory, copy, dirs_exist_ok=True)
-        for file in settings:
-            shutil.copy(file, copy)
-        yield f"{_ABOVE}/{os.path.basename(copy)}"
+        yield made, f"{_ABOVE}/{os.path.basename(made)}"
     finally:
-        shutil.rmtree(copy, ignore_errors=True)
+        shutil.rmtree(made, ignore_errors=True)
 
 
 def remove_copies(host: NodeHost) -> None:

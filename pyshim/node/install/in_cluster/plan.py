@@ -23,8 +23,8 @@ class State(StrEnum):
     REMOVING = "removing"
 
 
-class NodeWords(msgspec.Struct, frozen=True, kw_only=True):
-    """All that the Node object says of us. Without a state: nothing."""
+class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Our labels and annotations on the Node object. Without a state there are none."""
 
     state: State | None = None
     handlers: frozenset[str] = frozenset()
@@ -41,12 +41,12 @@ def handler_label(handler: str) -> str:
     return f"{PREFIX}{handler}"
 
 
-def words_of(node: Mapping[str, Any]) -> NodeWords:
-    """The words of an earlier agent. A state that no version of ours writes counts as failed."""
+def report_of(node: Mapping[str, Any]) -> NodeReport:
+    """The report of an earlier agent. A state that no version of ours writes counts as failed."""
     labels, annotations = _texts(node, "labels"), _texts(node, "annotations")
     state = labels.get(STATE)
     pods = annotations.get(OLDER_PODS, "")
-    return NodeWords(
+    return NodeReport(
         state=None if state is None else State(state) if state in set(State) else State.FAILED,
         handlers=_handlers_in(labels),
         release=annotations.get(RELEASE, ""),
@@ -55,16 +55,20 @@ def words_of(node: Mapping[str, Any]) -> NodeWords:
     )
 
 
-def words_patch(node: Mapping[str, Any], words: NodeWords) -> dict[str, Any] | None:
-    """A JSON merge patch (RFC 7386) after which the node says `words`; None when it does already.
+def report_patch(node: Mapping[str, Any], report: NodeReport) -> dict[str, Any] | None:
+    """A JSON merge patch (RFC 7386) after which the node has `report`; None if it has it already.
 
     Labels and annotations of others stay: the patch names ours only.
     """
-    handlers = _handlers_in(_texts(node, "labels")) | words.handlers
-    labels: dict[str, str | None] = {STATE: words.state}
-    labels |= {handler_label(each): "true" if each in words.handlers else None for each in sorted(handlers)}
-    annotations = {RELEASE: words.release, MESSAGE: words.message[:_MAX_MESSAGE], OLDER_PODS: _listed(words.older_pods)}
-    if words.state is None:
+    handlers = _handlers_in(_texts(node, "labels")) | report.handlers
+    labels: dict[str, str | None] = {STATE: report.state}
+    labels |= {handler_label(each): "true" if each in report.handlers else None for each in sorted(handlers)}
+    annotations = {
+        RELEASE: report.release,
+        MESSAGE: report.message[:_MAX_MESSAGE],
+        OLDER_PODS: _listed(report.older_pods),
+    }
+    if report.state is None:
         labels, annotations = dict.fromkeys(labels), dict.fromkeys(annotations, "")
     metadata = {
         "labels": _changed(_texts(node, "labels"), labels),

@@ -27,10 +27,10 @@ from pyshim.node.install.in_cluster.plan import (
     OLDER_PODS,
     RELEASE,
     STATE,
-    NodeWords,
+    NodeReport,
     State,
-    words_of,
-    words_patch,
+    report_of,
+    report_patch,
 )
 from pyshim.node.kubernetes.api import Access, Api, in_cluster
 from tests.fakes.api_server import FakeApiServer
@@ -471,9 +471,9 @@ def test_sigterm_ends_the_program_well(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        NodeWords(),
-        NodeWords(state=State.INSTALLING),
-        NodeWords(
+        NodeReport(),
+        NodeReport(state=State.INSTALLING),
+        NodeReport(
             state=State.READY,
             handlers=frozenset({"pykata", "pykata-remote"}),
             release="0.1.0-a",
@@ -482,25 +482,25 @@ def test_sigterm_ends_the_program_well(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_node_says_what_was_written_and_a_second_patch_is_none(words: NodeWords) -> None:
+def test_a_node_says_what_was_written_and_a_second_patch_is_none(words: NodeReport) -> None:
     server = FakeApiServer()
     node = server.add_node("n1", labels={STATE: "no such state", "pyshim.io/pykata-tdx": "true"})
-    patch = words_patch(node, words)
+    patch = report_patch(node, words)
     assert patch is not None
     metadata = node["metadata"]
     for kind, found in patch["metadata"].items():
         metadata[kind] = {key: text for key, text in {**metadata.get(kind, {}), **found}.items() if text is not None}
 
-    assert words_of(node) == words
-    assert words_patch(node, words) is None
+    assert report_of(node) == words
+    assert report_patch(node, words) is None
     assert metadata["labels"]["kubernetes.io/hostname"] == "n1"
 
 
 def test_annotations_stay_within_what_an_object_may_have() -> None:
     node = FakeApiServer().add_node("n1")
-    words = NodeWords(state=State.READY, message="x" * 10_000, older_pods=tuple(f"{'n' * 63}/{i}" for i in range(500)))
+    words = NodeReport(state=State.READY, message="x" * 10_000, older_pods=tuple(f"{'n' * 63}/{i}" for i in range(500)))
 
-    patch = words_patch(node, words)
+    patch = report_patch(node, words)
 
     assert patch is not None
     assert len(json.dumps(patch)) < 8192
