@@ -18,7 +18,6 @@ from pyshim.concurrency.undo import Undo
 from pyshim.model.caller import Caller, caller_of
 from pyshim.model.errors import AgentGone, AlreadyExists, FailedPrecondition, NotFound, ShimError
 from pyshim.model.events import ExecAdded, ExecStarted, TaskExited, TaskPaused, TaskResumed, TaskStarted
-from pyshim.model.guest import GuestContainer
 from pyshim.model.ids import ExecId, HostPath
 from pyshim.model.oci import OciSpec
 from pyshim.model.plans import ContainerPlan
@@ -27,7 +26,6 @@ from pyshim.model.stats import ContainerStats
 from pyshim.model.task import CreateTask, ExecTask, ExitStatus, ProcessInfo, Status, Stdio
 from pyshim.model.trace import span
 from pyshim.pod.hooks import ContainerHooks
-from pyshim.pod.plan.container import with_disks
 from pyshim.pod.plan.guest_spec import guest_process, guest_resources
 from pyshim.pod.process import EXIT_KILLED, EXIT_SANDBOX_LOST, SIGKILL, Process
 from pyshim.pod.services import ContainerServices
@@ -142,15 +140,12 @@ class Container:
             streams = await self._open_streams(self.request.stdio, self.id)
         self._undo.push(streams.close)
         self._undo.push(services.devices.detach, self.id)
-        guest = await services.devices.attach(await self._with_disks(), self._spec)
+        guest = await services.devices.attach(await services.attachments.attach_all(self._plan, self._undo), self._spec)
         self._undo.push(services.resizer.leave, self.id)
         await services.resizer.join(self.id, self._resources)
         self._undo.push(services.swap.leave, self.id)
         await services.swap.join(self.id, self._resources)
-        copies = services.attachments.copies
-        for volume in self._plan.copies:
-            self._undo.push(copies.detach, volume, self.id)
-            await copies.attach(volume, self.id, self._agent)
+        await services.attachments.copies.attach_all(self._plan, self._agent, self._undo)
         self._undo.push(self._remove_from_guest)  # before the call: the guest may carry out what we gave up
         with span("create container in guest"):
             await self._agent.create_container(guest, timeout_s)
@@ -168,18 +163,6 @@ class Container:
             streams=streams,
             services=self._services,
         )
-
-    async def _with_disks(self) -> GuestContainer:
-        """The guest's part of the plan, its disks plugged into the VM and named by their places in it."""
-        attachments = self._services.attachments
-        plugged = []
-        for use in self._plan.disks:
-            if use.make_bytes:
-                plugged.append((use, await attachments.attach_made(use.disk, use.make_bytes)))
-                continue
-            self._undo.push(attachments.detach, use.disk.id, self.id)
-            plugged.append((use, await attachments.attach(use.disk, self.id, use.direct)))
-        return with_disks(self._plan.guest, plugged)
 
     async def start(self, exec_id: ExecId | None) -> int:
         """The process runs. When it cannot be started its exit is latched, so that a Wait issued before returns."""

@@ -21,7 +21,7 @@ from pyshim.resources.devices.live import log_found
 from pyshim.resources.devices.plan.devices import sandbox_question
 from pyshim.resources.devices.plan.instances import MAX_BYTES, InstanceTable, read_instances
 from pyshim.resources.sizing.plan.capacity import capacity_question
-from pyshim.resources.volumes.live import volume_facts
+from pyshim.resources.volumes.live import check_layers, volume_facts
 
 log = logging.getLogger(__name__)
 
@@ -100,10 +100,9 @@ async def _dns(host: Host, spec: OciSpec) -> tuple[str, ...]:
         return ()
 
 
-async def plan_container(
-    host: Host, request: CreateTask, spec: OciSpec, sandbox: SandboxPlan, *, has_image: bool
-) -> ContainerPlan:
-    """The plan of a container of `sandbox`; one without an image gets no disk for its root file system."""
+async def plan_container(host: Host, request: CreateTask, spec: OciSpec, sandbox: SandboxPlan) -> ContainerPlan:
+    """The plan of a container of `sandbox`. Raises what `check_layers` and `container_plan` raise."""
+    await check_layers(host, request.rootfs)
     return container_plan(
         container_id=request.container_id,
         bundle=request.bundle,
@@ -115,6 +114,5 @@ async def plan_container(
         hostname=spec.hostname or sandbox.guest.hostname,
         sysctls=sandbox.sysctls,
         terminal=request.stdio.terminal,
-        disk_rootfs=has_image,
         nodes=sandbox.vm.numa,
     )

@@ -21,7 +21,7 @@ from pyshim.model.plans import ContainerPlan
 from pyshim.model.seams import ContainerAgent, Host
 from pyshim.model.stats import NO_STATS, ContainerStats
 from pyshim.pod.process import EXIT_KILLED, EXIT_SANDBOX_LOST
-from pyshim.resources.volumes.copying import VolumeCopies
+from pyshim.resources.volumes.attachments import Attachments
 from pyshim.resources.volumes.live import make_mounts
 
 log = logging.getLogger(__name__)
@@ -35,13 +35,21 @@ class PauseAgent:
     """Answers for the sandbox container as the guest's agent would; `plan` is what it would be with its image."""
 
     def __init__(
-        self, *, plan: ContainerPlan, agent: ContainerAgent, host: Host, ledger: Ledger, tasks: TaskOwner
+        self,
+        *,
+        plan: ContainerPlan,
+        agent: ContainerAgent,
+        host: Host,
+        ledger: Ledger,
+        attachments: Attachments,
+        tasks: TaskOwner,
     ) -> None:
         self._plan = plan
         self._id = plan.container_id
         self._agent = agent
         self._host = host
         self._ledger = ledger
+        self._attachments = attachments
         self._tasks = tasks
         self._entering = asyncio.Lock()
         self._in_guest = False
@@ -64,12 +72,10 @@ class PauseAgent:
 
     async def _make(self, timeout_s: float) -> None:
         await make_mounts(self._plan, host=self._host, ledger=self._ledger, undo=self._undo)
-        copies = VolumeCopies(host=self._host, tasks=self._tasks)
-        for volume in self._plan.copies:
-            self._undo.push(copies.detach, volume, self._id)
-            await copies.attach(volume, self._id, self._agent)
+        guest = await self._attachments.attach_all(self._plan, self._undo)
+        await self._attachments.copies.attach_all(self._plan, self._agent, self._undo)
         self._undo.push(self._remove_from_guest)
-        await self._agent.create_container(self._plan.guest, timeout_s)
+        await self._agent.create_container(guest, timeout_s)
         await self._agent.start_container(self._id)
 
     async def _remove_from_guest(self) -> None:

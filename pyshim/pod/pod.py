@@ -269,12 +269,17 @@ class Pod:
         assert self._saved is not None, "a sandbox has its records"
         ledger = self._saved.records.ledger
         pauses = request.container_id == self._owner and sandbox.plan.kind is ContainerKind.POD_SANDBOX
-        plan = await plan_container(self._env.host, request, spec, sandbox.plan, has_image=not pauses)
+        plan = await plan_container(self._env.host, request, spec, sandbox.plan)
         agent: ContainerAgent = sandbox.agent
         resources = with_swap((spec.raw.get("linux") or {}).get("resources") or {}, spec.annotations)
         if pauses:
             agent = self._pause = PauseAgent(
-                plan=plan, agent=agent, host=self._env.host, ledger=ledger, tasks=self._tasks
+                plan=plan,
+                agent=agent,
+                host=self._env.host,
+                ledger=ledger,
+                attachments=sandbox.attachments,
+                tasks=self._tasks,
             )
             plan, resources = without_image(plan), {}
         elif plan.guest.shared_pid_namespace:

@@ -15,14 +15,18 @@ _FEATURES_JSON = (
     '{"ociVersionMin":"1.0.0","ociVersionMax":"1.1.0","mountOptions":["bind","private","rbind","ro","rprivate","rro",'
     '"rshared","rslave","rw","shared","slave"]}'
 )
+# containerd 2.2 and later leaves these mounts of a root file system to the shim, which makes disks of EROFS layers. The
+# file for writes is not among them (`mkfs/*`): containerd makes it.
+_OWN_MOUNTS = "mkdir/*,format/*,erofs"
 _SERVICES = "containerd.task.v2.Task,containerd.task.v3.Task,containerd.runtime.sandbox.v1.Sandbox"
 
 
 def runtime_info() -> bytes:
-    """`containerd.types.RuntimeInfo`, with the services of a shim's socket as an annotation."""
+    """`containerd.types.RuntimeInfo`; its annotations are the services of a shim's socket and the shim's own mounts."""
     features = encode((1, _FEATURES_URL), (2, _FEATURES_JSON))
     services = encode((1, f"{RUNTIME}/services"), (2, _SERVICES))
-    return encode((1, RUNTIME), (2, encode((1, pyshim.__version__))), (4, features), (5, services))
+    mounts = encode((1, "containerd.io/runtime-allow-mounts"), (2, _OWN_MOUNTS))
+    return encode((1, RUNTIME), (2, encode((1, pyshim.__version__))), (4, features), (5, services), (5, mounts))
 
 
 def version_text() -> str:

@@ -218,7 +218,7 @@ class FakeHost:
 
     async def read_piece(self, root: str, path: str, offset: int, length: int) -> bytes:
         self.faults.hit("read_piece")
-        return self.files[f"{root}/{path}"][offset : offset + length]
+        return (await self.read_bytes(f"{root}/{path}" if path else root, offset + length))[offset : offset + length]
 
     async def mount(self, mount: HostMount) -> None:
         self.faults.hit("mount")

@@ -8,19 +8,19 @@ from msgspec.structs import replace
 
 from pyshim.model.config import FILE_SYSTEM_OPTION_PREFIX, Config
 from pyshim.model.errors import FailedPrecondition, InvalidArgument, Unimplemented
-from pyshim.model.guest import GuestContainer, GuestDevice
+from pyshim.model.guest import GuestContainer
 from pyshim.model.ids import ContainerId, HostPath
 from pyshim.model.kind import ContainerKind, membership
 from pyshim.model.mounts import HostMount, SourceKind, TargetKind
 from pyshim.model.oci import OciDevice, OciSpec
 from pyshim.model.plans import ContainerPlan, DiskUse, SharePlan
 from pyshim.model.task import RootfsMount
-from pyshim.model.vm import GuestLocation, GuestNode
+from pyshim.model.vm import GuestNode
 from pyshim.model.volumes import SourceFacts
 from pyshim.pod.plan.guest_spec import guest_spec
-from pyshim.resources.volumes.plan.disk_volumes import DISK_TYPES, block_volume, disk_storage
-from pyshim.resources.volumes.plan.disks import digest, disk, guest_address, guest_driver
+from pyshim.resources.volumes.plan.disk_volumes import block_volume
 from pyshim.resources.volumes.plan.guest_pull import root_pulled_in_guest
+from pyshim.resources.volumes.plan.root_disks import GuestRoot, root_disks
 from pyshim.resources.volumes.plan.share import GUEST_SHARED_DIR
 from pyshim.resources.volumes.plan.volumes import volumes_plan
 
@@ -40,23 +40,17 @@ def container_plan(
     hostname: str,
     sysctls: Mapping[str, str],
     terminal: bool,
-    disk_rootfs: bool = True,
     nodes: Sequence[GuestNode] = (),
 ) -> ContainerPlan:
     """The plan; `sources` holds the facts of every path in `volume_sources(spec)`.
 
-    With `disk_rootfs`, and where the configuration allows it, a root file system on a block device or in an image file
-    is plugged as a disk instead of being mounted on the host.
-
-    Raises InvalidArgument or FailedPrecondition naming the mount.
+    Raises InvalidArgument, FailedPrecondition or Unimplemented naming the mount.
     """
     _check_layers(rootfs)
     host_rootfs = rootfs_path(bundle, spec, has_mounts=bool(rootfs))
     volumes = volumes_plan(container_id=container_id, spec=spec, config=config, share=share, sources=sources)
     disks = (*volumes.disks, *_device_disks(spec, config, sources))
-    pulled = root_pulled_in_guest(rootfs, spec, config, container_id)
-    root_disk = _root_disk(rootfs, config, container_id) if disk_rootfs and not pulled else None
-    root = pulled or (root_disk.storage if root_disk else None)
+    root = _guest_root(rootfs, spec, config, container_id)
     root_mounts = () if root else (_root_share(host_rootfs, container_id, share),)
     return ContainerPlan(
         container_id=container_id,
@@ -67,7 +61,7 @@ def container_plan(
             *((HostPath(f"{share.mounts_dir}/{container_id}"),) if root_mounts else ()),
             *(mount.target for mount in volumes.host_mounts),
         ),
-        disks=(root_disk, *disks) if root_disk else disks,
+        disks=(*root.disks, *disks) if root else disks,
         copies=volumes.copies,
         memory_volumes=volumes.memory_volumes,
         guest=GuestContainer(
@@ -83,11 +77,20 @@ def container_plan(
                 devices=[_guest_device_node(device, spec) for device in spec.devices if device.type in ("c", "u", "b")],
                 nodes=nodes,
             ),
-            storages=(*((pulled,) if pulled else ()), *volumes.storages),
+            storages=(*root.storages, *volumes.storages) if root else volumes.storages,
             devices=(),
             shared_pid_namespace=_shares_pid_namespace(spec, container_id),
         ),
     )
+
+
+def _guest_root(
+    rootfs: tuple[RootfsMount, ...], spec: OciSpec, config: Config, container_id: ContainerId
+) -> GuestRoot | None:
+    """The root file system that the guest mounts by itself; None if the host mounts and shares it."""
+    if pulled := root_pulled_in_guest(rootfs, spec, config, container_id):
+        return GuestRoot(mount_point=pulled.mount_point, storages=(pulled,))
+    return root_disks(rootfs, config, container_id)
 
 
 def _shares_pid_namespace(spec: OciSpec, container_id: ContainerId) -> bool:
@@ -122,44 +125,6 @@ def _root_share(host_rootfs: HostPath, container_id: ContainerId, share: SharePl
 def without_image(plan: ContainerPlan) -> ContainerPlan:
     """`plan` of a container that exists on the host by name only: nothing to mount, share or plug."""
     return replace(plan, rootfs_mounts=(), share_mounts=(), share_points=(), disks=(), copies=())
-
-
-def with_disks(guest: GuestContainer, plugged: Sequence[tuple[DiskUse, GuestLocation]]) -> GuestContainer:
-    """`guest` with what plugged disks add to it: storages, mounted before its others, and devices."""
-    storages, devices = [], []
-    for use, location in plugged:
-        driver, address = guest_driver(location), guest_address(location)
-        if use.storage is not None:
-            storages.append(replace(use.storage, driver=driver, source=address))
-        else:
-            devices.append(
-                GuestDevice(id=address, type=driver, vm_path="", container_path=use.container_path, options=())
-            )
-    return replace(guest, storages=(*storages, *guest.storages), devices=(*guest.devices, *devices))
-
-
-def _root_disk(rootfs: tuple[RootfsMount, ...], config: Config, container_id: ContainerId) -> DiskUse | None:
-    """The disk of a root file system that is one file system on one block device, or in one image file.
-
-    That is what containerd's devmapper and blockfile snapshotters give: `ext4` or `xfs` of a device, or of a file with
-    the option `loop`.
-    """
-    if len(rootfs) != 1 or config.hypervisor.disable_block_device_use:
-        return None
-    mount = rootfs[0]
-    if mount.type not in DISK_TYPES or not mount.source.startswith("/") or mount.target.strip("/"):
-        return None
-    return DiskUse(
-        disk=disk(
-            config,
-            device_id=f"root-{digest(container_id)}",
-            path=mount.source,
-            read_only="ro" in mount.options,
-            discard="discard" in mount.options,
-        ),
-        storage=disk_storage(mount.type, mount.options, f"/run/kata-containers/{container_id}/rootfs"),
-        container_path="",
-    )
 
 
 def rootfs_path(bundle: HostPath, spec: OciSpec, *, has_mounts: bool) -> HostPath:

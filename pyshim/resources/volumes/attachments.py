@@ -12,12 +12,16 @@ from contextlib import suppress
 from weakref import WeakValueDictionary
 
 from pyshim.concurrency.tasks import to_the_end
+from pyshim.concurrency.undo import Undo
 from pyshim.model.errors import FailedPrecondition, NotFound, ShimError, Unimplemented
+from pyshim.model.guest import GuestContainer
 from pyshim.model.ledger import LedgerEntry, ResourceKind
+from pyshim.model.plans import ContainerPlan
 from pyshim.model.vm import BlockDevice, GuestLocation
 from pyshim.model.volumes import DirectVolume
 from pyshim.resources.services import SandboxServices
 from pyshim.resources.volumes.copying import VolumeCopies
+from pyshim.resources.volumes.plan.disks import with_disks
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +51,20 @@ class Attachments:
         self._attached: dict[str, _Attached] = {}
         # One per disk: a guest that keeps one it was asked to let go of holds up no container with another.
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    async def attach_all(self, plan: ContainerPlan, undo: Undo) -> GuestContainer:
+        """The container's disks are in the VM; the guest's part of the plan, with their places in it.
+
+        `undo` detaches what was attached or begun. Raises what `attach` and `attach_made` raise.
+        """
+        plugged = []
+        for use in plan.disks:
+            if use.make_bytes:
+                plugged.append((use, await self.attach_made(use.disk, use.make_bytes)))
+                continue
+            undo.push(self.detach, use.disk.id, plan.container_id)
+            plugged.append((use, await self.attach(use.disk, plan.container_id, use.direct)))
+        return with_disks(plan.guest, plugged)
 
     async def attach(self, disk: BlockDevice, user: str, direct: DirectVolume | None = None) -> GuestLocation:
         """The disk is in the VM, for `user` among others; with `direct` it is that volume's.

@@ -10,9 +10,11 @@ import asyncio
 import logging
 
 from pyshim.concurrency.tasks import TaskOwner
+from pyshim.concurrency.undo import Undo
 from pyshim.model.copies import CopiedPiece, TreeEntry, VolumeCopy
 from pyshim.model.errors import FailedPrecondition, ShimError
 from pyshim.model.ids import GuestPath
+from pyshim.model.plans import ContainerPlan
 from pyshim.model.seams import ContainerAgent, Host
 
 log = logging.getLogger(__name__)
@@ -39,6 +41,12 @@ class VolumeCopies:
         self._tasks = tasks
         self._follow_pause_s = follow_pause_s
         self._copies: dict[GuestPath, _Copy] = {}
+
+    async def attach_all(self, plan: ContainerPlan, agent: ContainerAgent, undo: Undo) -> None:
+        """The guest has the container's copied volumes; `undo` detaches what was attached or begun."""
+        for volume in plan.copies:
+            undo.push(self.detach, volume, plan.container_id)
+            await self.attach(volume, plan.container_id, agent)
 
     async def attach(self, volume: VolumeCopy, user: str, agent: ContainerAgent) -> None:
         """The guest has the volume as it is now, and it is kept so while `user` has it. Raises ShimError naming it."""

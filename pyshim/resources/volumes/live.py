@@ -15,9 +15,16 @@ from pyshim.model.mounts import SourceKind
 from pyshim.model.oci import OciSpec
 from pyshim.model.plans import ContainerPlan
 from pyshim.model.seams import Host
+from pyshim.model.task import RootfsMount
 from pyshim.model.trace import traced
 from pyshim.model.volumes import SourceFacts
 from pyshim.resources.services import SandboxServices
+from pyshim.resources.volumes.plan.root_disks import (
+    SUPERBLOCK_BYTES,
+    SUPERBLOCK_OFFSET_BYTES,
+    check_layer,
+    is_layer,
+)
 from pyshim.resources.volumes.plan.volumes import vhost_user_store, volume_sources
 
 
@@ -71,3 +78,11 @@ async def make_mounts(plan: ContainerPlan, *, host: Host, ledger: Ledger, undo: 
     )
     for mount in (*plan.rootfs_mounts, *plan.share_mounts):
         await host.mount(mount)
+
+
+async def check_layers(host: Host, rootfs: tuple[RootfsMount, ...]) -> None:
+    """Raises ShimError naming a layer of the root file system that is missing, truncated or no EROFS file system."""
+    for mount in rootfs:
+        if is_layer(mount):
+            superblock = await host.read_piece(mount.source, "", SUPERBLOCK_OFFSET_BYTES, SUPERBLOCK_BYTES)
+            check_layer(mount.source, superblock, await host.disk_bytes(mount.source))

@@ -35,7 +35,7 @@ def volume(stack: Stack, source: str, text: str) -> dict[str, Any]:
     entry = TreeEntry(path="", mode=stat.S_IFREG | 0o644, uid=0, gid=0, size_bytes=len(text), target="", changed_ns=0)
     stack.host.sources[source] = SourceFacts(kind=SourceKind.FILE)
     stack.host.trees[source] = [entry]
-    stack.host.files[f"{source}/"] = text.encode()
+    stack.host.files[f"{source}"] = text.encode()
     return {"type": "bind", "source": source, "destination": "/file", "options": ["rbind", "ro"]}
 
 

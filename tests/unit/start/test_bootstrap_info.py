@@ -22,6 +22,12 @@ def test_the_services_of_a_shims_socket_are_named() -> None:
     assert info.annotations["io.containerd.pykata.v2/services"].split(",") == [*SERVICES, SANDBOX_SERVICE]
 
 
+def test_mounts_of_layers_are_left_to_the_shim_but_not_the_making_of_file_systems() -> None:
+    info = RuntimeInfo.FromString(runtime_info())
+
+    assert info.annotations["containerd.io/runtime-allow-mounts"] == "mkdir/*,format/*,erofs"
+
+
 def test_features_offer_recursive_read_only_mounts_and_nothing_that_is_not_there() -> None:
     features = json.loads(RuntimeInfo.FromString(runtime_info()).features.value)
 

@@ -15,8 +15,9 @@ from pyshim.resources.volumes.plan.volume import Volume, made_directory, moved
 
 DISK_TYPES = ("ext2", "ext3", "ext4", "xfs", "btrfs", "vfat", "squashfs", "erofs", "iso9660", "f2fs")
 _CREATE_FILESYSTEM = "create_filesystem"
-_OWN_KEY = "encryption_key=ephemeral"
-"""kata-agent refuses it without _CREATE_FILESYSTEM. Source of both: its storage/block_handler.rs."""
+NEW_ENCRYPTED = ("encryption_key=ephemeral", _CREATE_FILESYSTEM)
+"""A new file system with a key of the guest's own. kata-agent refuses the one without the other.
+Source: its storage/block_handler.rs."""
 _DIRECT_BLOCK_TYPES = ("block", "directvol", "rawblock")
 """Volume types of a disk: that of Kata's Go runtime, of its Rust one, and an old spelling of the latter."""
 _FS_GROUP_POLICIES = {"": False, "Always": False, "OnRootMismatch": True}
@@ -56,7 +57,7 @@ def disk_empty_dir(mount: OciMount, facts: SourceFacts, directory: str, config: 
     name = digest(file)
     storage = Storage(
         driver="",
-        driver_options=(_OWN_KEY, _CREATE_FILESYSTEM) if encrypted else (_CREATE_FILESYSTEM,),
+        driver_options=NEW_ENCRYPTED if encrypted else (_CREATE_FILESYSTEM,),
         source="",
         fs_type="ext4",
         options=() if encrypted else ("discard",),

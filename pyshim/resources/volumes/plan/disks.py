@@ -1,11 +1,14 @@
-"""How a volume becomes a disk: what the configuration's block_device_* keys come to. Pure."""
+"""How a volume becomes a disk, by the configuration's block_device_* keys, and what the guest is told of it. Pure."""
 
 import hashlib
+from collections.abc import Sequence
 
 from msgspec.structs import replace
 
 from pyshim.model.config import Config
 from pyshim.model.errors import FailedPrecondition, InvalidArgument
+from pyshim.model.guest import GuestContainer, GuestDevice
+from pyshim.model.plans import DiskUse
 from pyshim.model.vm import (
     BlockDevice,
     DiskAio,
@@ -125,6 +128,20 @@ def guest_driver(location: GuestLocation) -> str:
 def guest_address(location: GuestLocation) -> str:
     """Its address for the agent: SCSI `ID:LUN`, or the PCI path."""
     return location.scsi_address or location.pci_path
+
+
+def with_disks(guest: GuestContainer, plugged: Sequence[tuple[DiskUse, GuestLocation]]) -> GuestContainer:
+    """`guest` with what plugged disks add to it: storages, mounted before its others, and devices."""
+    storages, devices = [], []
+    for use, location in plugged:
+        driver, address = guest_driver(location), guest_address(location)
+        if use.storage is not None:
+            storages.append(replace(use.storage, driver=driver, source=address))
+        else:
+            devices.append(
+                GuestDevice(id=address, type=driver, vm_path="", container_path=use.container_path, options=())
+            )
+    return replace(guest, storages=(*storages, *guest.storages), devices=(*guest.devices, *devices))
 
 
 def digest(text: str) -> str:

@@ -6,7 +6,7 @@ from pyshim.model.errors import Unimplemented
 from pyshim.model.mounts import SourceKind
 from pyshim.model.vm import GuestLocation
 from pyshim.model.volumes import EmptyDir, SourceFacts
-from pyshim.pod.plan.container import with_disks
+from pyshim.resources.volumes.plan.disks import with_disks
 from tests.fakes.inputs import configured, spec
 from tests.unit.resources.volumes.test_plan import EMPTY_DIRS, bind, planned
 

@@ -16,8 +16,9 @@ from pyshim.model.plans import SharePlan
 from pyshim.model.task import RootfsMount
 from pyshim.model.vm import GuestLocation
 from pyshim.model.volumes import DirectVolume, EmptyDir, FsGroup, SourceFacts
-from pyshim.pod.plan.container import container_plan, with_disks
+from pyshim.pod.plan.container import container_plan
 from pyshim.resources.volumes.plan.disk_volumes import disk_id
+from pyshim.resources.volumes.plan.disks import with_disks
 from pyshim.resources.volumes.plan.share import share_plan
 from pyshim.resources.volumes.plan.volumes import VolumesPlan, volume_sources, volumes_plan
 from tests.fakes.inputs import config, configured, spec
