@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from guest.agent.errors import DeadlineExceeded, Internal, os_cause
+from guest.agent.errors import AgentError, DeadlineExceeded, Internal, os_cause
 
 log = logging.getLogger(__name__)
 
@@ -184,6 +184,27 @@ class Children:
             finally:
                 child.send_signal(signal.SIGKILL)
             return Finished(code, _written(out), _written(err))
+
+    async def call(
+        self,
+        name: str,
+        *arguments: str,
+        doing: str,
+        stdin: bytes = b"",
+        timeout_s: float = 60.0,
+        missing: type[AgentError] = Internal,
+    ) -> bytes:
+        """The output of the guest's program `name`, which has ended well. Raises `missing` if the guest has none.
+
+        Internal has the program's complaint. `doing` begins each error's text.
+        """
+        program = find_program(name)
+        if program is None:
+            raise missing(f"{doing}: the guest has no {name}")
+        ended = await self.run([program, *arguments], stdin=stdin, timeout_s=timeout_s, doing=doing)
+        if ended.code != 0:
+            raise Internal(f"{doing}: {ended.complaint or f'{name} exited {ended.code}'}")
+        return ended.stdout
 
     # -- processes that were not spawned here --------------------------------------------------------------------------
 

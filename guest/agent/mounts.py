@@ -7,6 +7,7 @@ import logging
 import os
 import time
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from guest.agent import syscalls as sys
 from guest.agent.errors import Internal, InvalidArgument, os_cause
@@ -158,14 +159,25 @@ def unmount(target: str) -> None:
             return
 
 
-def mount_types() -> dict[str, str]:
-    """Mount point -> type of the topmost file system there."""
+class Mounted(NamedTuple):
+    source: str
+    fstype: str
+
+
+def mounted() -> dict[str, Mounted]:
+    """Mount point -> the topmost file system there."""
     found = {}
     for line in read_text("/proc/self/mounts").split("\n"):
         fields = line.split(" ")
         if len(fields) >= 3:
-            found[_unescaped(fields[1])] = fields[2]
+            found[_unescaped(fields[1])] = Mounted(_unescaped(fields[0]), fields[2])
     return found
+
+
+def mounted_type(point: str) -> str:
+    """The type of the topmost file system at a mount point; empty if nothing is mounted there."""
+    found = mounted().get(point)
+    return found.fstype if found is not None else ""
 
 
 def _unescaped(path: str) -> str:
@@ -187,9 +199,9 @@ def make_target(source: str, target: str, fstype: str) -> None:
 
 def mount_kernel_filesystems() -> None:
     """The file systems that a container runtime needs are mounted, but for those that cannot be."""
-    present: dict[str, str] = {}
+    present: dict[str, Mounted] = {}
     for source, target, fstype, options in _KERNEL_FILESYSTEMS:
-        if present.get(target) == fstype:
+        if target in present and present[target].fstype == fstype:
             continue
         try:
             os.makedirs(target, exist_ok=True)
@@ -197,4 +209,4 @@ def mount_kernel_filesystems() -> None:
         except (Internal, OSError) as error:
             log.warning("not mounted", extra={"path": target, "error": error})
         if target == "/proc":
-            present = mount_types()
+            present = mounted()

@@ -5,8 +5,8 @@ from __future__ import annotations
 from protos.agent import agent_pb2 as pb
 from protos.agent.types_pb2 import Interface
 
-from guest.agent.children import Children, find_program
-from guest.agent.errors import DeadlineExceeded, Internal, InvalidArgument, Unimplemented
+from guest.agent.children import Children
+from guest.agent.errors import DeadlineExceeded, InvalidArgument, Unimplemented
 from guest.agent.net import links
 from guest.agent.storage.block import SYS, pci_folder, pci_slots
 from guest.agent.storage.hotplug import Hotplug
@@ -73,15 +73,11 @@ class NetworkCalls:
         return pb.GetIPTablesResponse(data=await self._tables("save", request.is_ipv6))
 
     async def set_iptables(self, request: pb.SetIPTablesRequest) -> pb.SetIPTablesResponse:
-        options = ["--wait", str(_LOCK_WAIT_S)]
-        return pb.SetIPTablesResponse(data=await self._tables("restore", request.is_ipv6, options, request.data))
+        options = ("--wait", str(_LOCK_WAIT_S))
+        return pb.SetIPTablesResponse(data=await self._tables("restore", request.is_ipv6, *options, stdin=request.data))
 
-    async def _tables(self, verb: str, is_ipv6: bool, options: list[str] | None = None, stdin: bytes = b"") -> bytes:
+    async def _tables(self, verb: str, is_ipv6: bool, *options: str, stdin: bytes = b"") -> bytes:
         name = f"{'ip6tables' if is_ipv6 else 'iptables'}-{verb}"
-        program = find_program(name)
-        if program is None:
-            raise Unimplemented(f"iptables: the guest has no {name!r}")
-        ended = await self._children.run([program, *(options or [])], stdin=stdin, timeout_s=_TIMEOUT_S)
-        if ended.code != 0:
-            raise Internal(f"run {program!r}: {ended.complaint}")
-        return ended.stdout
+        return await self._children.call(
+            name, *options, doing=f"{verb} iptables", stdin=stdin, timeout_s=_TIMEOUT_S, missing=Unimplemented
+        )

@@ -16,11 +16,11 @@ from protos.agent.oci_pb2 import Hook
 
 from guest.agent import mounts, syscalls
 from guest.agent.calls.containers import MAX_HOSTNAME_BYTES
-from guest.agent.children import Children, find_program
+from guest.agent.children import Children
 from guest.agent.container.container import Containers
 from guest.agent.container.oom import OomEvents
 from guest.agent.container.pause import start_pause
-from guest.agent.errors import FailedPrecondition, Internal, InvalidArgument
+from guest.agent.errors import FailedPrecondition, InvalidArgument
 from guest.agent.sandbox import Sandbox
 from guest.agent.storage.table import SANDBOX, StorageTable
 
@@ -89,13 +89,8 @@ class SandboxCalls:
         doing = f"load kernel module {module.name!r}"
         if not module.name or module.name.startswith("-"):
             raise InvalidArgument(f"{doing}: no module name")
-        program = find_program("modprobe")
-        if program is None:
-            raise Internal(f"{doing}: the guest has no modprobe")
-        argv = [program, "--", module.name, *module.parameters]
-        ended = await self._children.run(argv, timeout_s=_MODPROBE_TIMEOUT_S)
-        if ended.code != 0:
-            raise Internal(f"{doing}: {ended.complaint or f'modprobe exited {ended.code}'}")
+        words = ("--", module.name, *module.parameters)
+        await self._children.call("modprobe", *words, doing=doing, timeout_s=_MODPROBE_TIMEOUT_S)
 
     def _make_namespaces(self) -> None:
         """The UTS and IPC namespaces that containers share are this process's own, which in a guest no other process

@@ -7,8 +7,8 @@ import os
 from protos.agent import agent_pb2 as pb
 
 from guest.agent import mounts
-from guest.agent.children import Children, find_program
-from guest.agent.errors import Internal, InvalidArgument, NotFound, os_cause
+from guest.agent.children import Children
+from guest.agent.errors import InvalidArgument, NotFound, os_cause
 from guest.agent.storage.block import disk_bytes, disk_of, rescan
 from guest.agent.storage.copy_file import copy_file
 from guest.agent.storage.hotplug import Hotplug
@@ -31,8 +31,7 @@ class VolumeCalls:
             if not options:
                 continue
             os.makedirs(target, exist_ok=True)
-            is_mounted = mounts.mount_types().get(os.path.normpath(target)) == storage.fstype
-            if is_mounted and "remount" not in options:
+            if mounts.mounted_type(os.path.normpath(target)) == storage.fstype and "remount" not in options:
                 options.append("remount")
             mounts.mount(storage.source or "tmpfs", target, storage.fstype or "tmpfs", options)
 
@@ -62,17 +61,14 @@ class VolumeCalls:
         has grown before.
         """
         path = os.path.normpath(request.volume_guest_path)
-        device, fstype = _mounted_device(path)
-        if fstype not in ("ext2", "ext3", "ext4"):
-            raise InvalidArgument(f"resize volume {path!r}: {fstype} file systems cannot be resized here")
-        program = find_program("resize2fs")
-        if program is None:
-            raise Internal(f"resize volume {path!r}: the guest has no resize2fs")
-        await self._wait_until_grown(device, request.size)
-        size = [f"{request.size // 1024}K"] if request.size else []
-        ended = await self._children.run([program, "-f", device, *size], timeout_s=_RESIZE_TIMEOUT_S)
-        if ended.code != 0:
-            raise Internal(f"resize volume {path!r}: {ended.complaint}")
+        found = mounts.mounted().get(path)
+        if found is None:
+            raise NotFound(f"volume {path!r}: nothing is mounted there")
+        if found.fstype not in ("ext2", "ext3", "ext4"):
+            raise InvalidArgument(f"resize volume {path!r}: {found.fstype} file systems cannot be resized here")
+        await self._wait_until_grown(found.source, request.size)
+        words = ("-f", found.source, *([f"{request.size // 1024}K"] if request.size else []))
+        await self._children.call("resize2fs", *words, doing=f"resize volume {path!r}", timeout_s=_RESIZE_TIMEOUT_S)
 
     async def _wait_until_grown(self, device: str, size: int) -> None:
         """The kernel sees a disk of `size` bytes or more. The host's announcement may still be under way."""
@@ -83,12 +79,3 @@ class VolumeCalls:
             return device if disk_bytes(folder) >= size else None
 
         await self._hotplug.wait_for(f"disk {device!r} of {size} bytes", look)
-
-
-def _mounted_device(path: str) -> tuple[str, str]:
-    with open("/proc/self/mounts", encoding="utf-8", errors="surrogateescape") as file:
-        found = [line.split(" ") for line in file]
-    for fields in reversed(found):
-        if fields[1] == path.replace(" ", "\\040"):
-            return fields[0], fields[2]
-    raise NotFound(f"volume {path!r}: nothing is mounted there")

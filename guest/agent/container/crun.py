@@ -6,7 +6,7 @@ import os
 from functools import cached_property
 from typing import NamedTuple
 
-from guest.agent import syscalls
+from guest.agent import mounts, syscalls
 from guest.agent.children import Children, find_program
 from guest.agent.errors import Internal
 from guest.agent.files import remove_file
@@ -164,6 +164,4 @@ def _root_is_initramfs() -> bool:
     # pivot_root(2) cannot leave the initial root file system. That has no device, as the image's own root has.
     if os.major(os.stat("/").st_dev):
         return False
-    with open("/proc/self/mounts", encoding="utf-8", errors="replace") as file:
-        types = [line.split(" ")[2] for line in file if line.split(" ")[1:2] == ["/"]]
-    return bool(types) and types[-1] == "rootfs"
+    return mounts.mounted_type("/") == "rootfs"

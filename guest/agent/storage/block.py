@@ -13,7 +13,7 @@ import os
 import stat
 from contextlib import suppress
 
-from guest.agent.children import Children, find_program
+from guest.agent.children import Children
 from guest.agent.errors import Internal, InvalidArgument
 from guest.agent.files import names_in, read_text, write_text
 from guest.agent.storage.hotplug import Hotplug
@@ -140,13 +140,8 @@ async def make_filesystem(children: Children, node: str, fstype: str) -> None:
     """The whole device is a fresh ext4, without a journal: its volume lives no longer than the sandbox."""
     if fstype != "ext4":
         raise InvalidArgument(f"make file system on {node!r}: {fstype!r} is not supported, 'ext4' is")
-    program = find_program("mkfs.ext4")
-    if program is None:
-        raise Internal(f"make file system on {node!r}: the guest has no mkfs.ext4")
-    argv = [program, "-q", "-F", "-O", "^has_journal", "-m", "0", "-i", "163840", "-I", "128", node]
-    ended = await children.run(argv, timeout_s=_MKFS_TIMEOUT_S)
-    if ended.code != 0:
-        raise Internal(f"make file system on {node!r}: {ended.complaint}")
+    words = ("-q", "-F", "-O", "^has_journal", "-m", "0", "-i", "163840", "-I", "128", node)
+    await children.call("mkfs.ext4", *words, doing=f"make file system on {node!r}", timeout_s=_MKFS_TIMEOUT_S)
 
 
 def disk_of(node: str) -> str:

@@ -182,7 +182,7 @@ def mount_storage(source: str, target: str, fstype: str, options: Sequence[str])
     """Mounted on a target that is made if need be; nothing happens when that type is mounted there already."""
     if not source or not fstype:
         raise InvalidArgument(f"storage {target!r}: no {'source' if fstype else 'fstype'}")
-    if os.path.exists(target) and mounts.mount_types().get(target) == fstype and "remount" not in options:
+    if os.path.exists(target) and mounts.mounted_type(target) == fstype and "remount" not in options:
         log.info("already mounted", extra={"path": target, "fstype": fstype})
         return
     try:

@@ -83,7 +83,7 @@ class Watches:
 
 def _make_room(target: str) -> None:
     """A target below WATCHABLE can be made: the directory is a tmpfs of the guest's own, as kata-agent makes it."""
-    if target.startswith(f"{WATCHABLE}/") and mounts.mount_types().get(WATCHABLE) != "tmpfs":
+    if target.startswith(f"{WATCHABLE}/") and mounts.mounted_type(WATCHABLE) != "tmpfs":
         os.makedirs(WATCHABLE, exist_ok=True)
         mounts.mount("tmpfs", WATCHABLE, "tmpfs", ["nosuid", "nodev", "mode=755"])
 
