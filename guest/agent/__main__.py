@@ -19,7 +19,7 @@ from guest.agent.calls.stats import StatsCalls
 from guest.agent.calls.volumes import VolumeCalls
 from guest.agent.children import PYTHON_ENVIRONMENT, Children, python_program
 from guest.agent.container.cdi import NamedDevices
-from guest.agent.container.container import Containers, Launcher
+from guest.agent.container.container import Containers
 from guest.agent.container.crun import Crun
 from guest.agent.container.oom import OomEvents
 from guest.agent.files import read_text
@@ -90,10 +90,8 @@ async def _serve(configured: Settings) -> None:
 
 def _services(configured: Settings, children: Children, destroyed: asyncio.Event) -> dict[str, dict[str, UnaryHandler]]:
     sandbox = Sandbox()
-    crun = Crun(children)
-    containers = Containers(
-        crun=crun, launcher=Launcher(children=children, crun=crun, pipe_size=configured.container_pipe_size)
-    )
+    crun = Crun(children, pipe_size=configured.container_pipe_size)
+    containers = Containers(crun)
     hotplug = Hotplug(configured.hotplug_timeout_s)
     images = Images(children=children, source=configured.image_source, timeout_s=configured.image_pull_timeout_s)
     storages = StorageTable(children=children, hotplug=hotplug, images=images)

@@ -16,19 +16,45 @@ from collections.abc import Callable
 from guest.agent.errors import FailedPrecondition
 
 
-class Source:
-    """The read end of a process's stdout or stderr, or a terminal's master. Owns `fd`.
-
-    It ends when its last writer has closed it, which may be a child that outlives the process.
-    """
+class _Stream:
+    """One end of a pipe, or a terminal's master. Owns `fd`."""
 
     def __init__(self, fd: int) -> None:
         os.set_blocking(fd, False)
         self._fd = fd
         self._lock = asyncio.Lock()
         self._news = asyncio.Event()
-        self._was_read = False
-        self.at_end = False
+        self.closed = False
+
+    async def _ready(self, *, to_write: bool) -> None:
+        """The kernel says that the next read or write does not block, or the stream was closed."""
+        loop = asyncio.get_running_loop()
+        add, remove = (loop.add_writer, loop.remove_writer) if to_write else (loop.add_reader, loop.remove_reader)
+        self._news.clear()
+        add(self._fd, self._news.set)
+        try:
+            await self._news.wait()
+        finally:
+            if not self.closed:
+                remove(self._fd)
+
+    def close(self) -> None:
+        """Calls that wait go on, and find the stream closed. Idempotent."""
+        if not self.closed:
+            self.closed = True
+            loop = asyncio.get_running_loop()
+            loop.remove_reader(self._fd)
+            loop.remove_writer(self._fd)
+            os.close(self._fd)
+            self._news.set()
+
+
+class Source(_Stream):
+    """A process's stdout or stderr. It is closed at its end: when its last writer, perhaps a child that outlives the
+    process, has closed it.
+    """
+
+    _was_read = False
 
     async def read(self, size: int) -> bytes:
         """Up to `size` bytes as soon as there are any; b"" at the end. Concurrent readers are served in order, each its
@@ -36,11 +62,11 @@ class Source:
         """
         self._was_read = True
         async with self._lock:
-            while not self.at_end:
+            while not self.closed:
                 try:
                     data = os.read(self._fd, size)
                 except BlockingIOError:
-                    await self._wait()
+                    await self._ready(to_write=False)
                     continue
                 except OSError as error:
                     if error.errno != errno.EIO:  # EIO: a terminal whose last user is gone
@@ -51,39 +77,14 @@ class Source:
                 self.close()
             return b""
 
-    async def _wait(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._news.clear()
-        loop.add_reader(self._fd, self._news.set)
-        try:
-            await self._news.wait()
-        finally:
-            if not self.at_end:
-                loop.remove_reader(self._fd)
-
     def is_unread(self) -> bool:
-        """No read waits, and none has come since the last such question; or the stream is at its end."""
+        """No read waits, and none has come since the last such question; or the stream is closed."""
         was_read, self._was_read = self._was_read or self._lock.locked(), False
-        return self.at_end or not was_read
-
-    def close(self) -> None:
-        """The stream is at its end for every reader; idempotent."""
-        if not self.at_end:
-            self.at_end = True
-            asyncio.get_running_loop().remove_reader(self._fd)
-            os.close(self._fd)
-            self._news.set()
+        return self.closed or not was_read
 
 
-class Sink:
-    """The write end of a process's stdin, or a terminal's master. Owns `fd`."""
-
-    def __init__(self, fd: int) -> None:
-        os.set_blocking(fd, False)
-        self._fd = fd
-        self._lock = asyncio.Lock()
-        self._news = asyncio.Event()
-        self.closed = False
+class Sink(_Stream):
+    """A process's stdin."""
 
     async def write(self, data: bytes) -> None:
         """All of `data` is in the pipe; concurrent writes keep their order. FailedPrecondition: the reader is gone."""
@@ -95,33 +96,16 @@ class Sink:
                 try:
                     view = view[os.write(self._fd, view) :]
                 except BlockingIOError:
-                    await self._wait()
+                    await self._ready(to_write=True)
                 except OSError as error:
                     if error.errno not in (errno.EPIPE, errno.EIO):
                         raise
                     self.close()
 
-    async def _wait(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._news.clear()
-        loop.add_writer(self._fd, self._news.set)
-        try:
-            await self._news.wait()
-        finally:
-            if not self.closed:
-                loop.remove_writer(self._fd)
-
     async def finish(self) -> None:
         """Closed after every write asked for before this call has reached the pipe."""
         async with self._lock:
             self.close()
-
-    def close(self) -> None:
-        if not self.closed:
-            self.closed = True
-            asyncio.get_running_loop().remove_writer(self._fd)
-            os.close(self._fd)
-            self._news.set()
 
 
 class News:

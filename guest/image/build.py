@@ -106,7 +106,7 @@ def resolve_packages(
     Remembered in `cache` until the indexes or the recipe change: asking apt is most of the time of a build with
     nothing to do. Raises BuildError, also for sources that apt takes unsigned.
     """
-    roots = (recipe.KERNEL_PACKAGE, *wanted, *archive.options)
+    roots = (recipe.KERNEL_PACKAGE, *wanted, *archive)
     remembered = cache / f"resolution-{sha256(' '.join(sorted(roots)).encode()).hexdigest()[:8]}.json"
 
     def question() -> list[object]:

@@ -31,14 +31,9 @@ _KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 _ALTERNATIVE = re.compile(r"([a-z0-9][a-z0-9+.-]*)")
 
 
-@dataclass(frozen=True, slots=True)
-class Archive:
-    """Where packages come from: the machine's apt sources, or, with `options` of apt, others."""
-
-    options: tuple[str, ...] = ()
-
-
-MACHINE = Archive()
+Archive = tuple[str, ...]
+"""Where packages come from: options of apt that name other sources than the machine's."""
+MACHINE: Archive = ()
 
 
 def snapshot_archive(date: str, directory: Path, *, suite: str) -> Archive:
@@ -65,7 +60,7 @@ def snapshot_archive(date: str, directory: Path, *, suite: str) -> Archive:
         "Dir::Cache::srcpkgcache": directory / "srcpkgcache.bin",
         "APT::Sandbox::User": "root",
     }
-    return Archive(tuple(word for name, value in settings.items() for word in ("-o", f"{name}={value}")))
+    return tuple(word for name, value in settings.items() for word in ("-o", f"{name}={value}"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +148,7 @@ def index_lookup(archive: Archive = MACHINE) -> Callable[[list[str]], dict[str, 
     """Finds the candidate version of each name in apt's indexes."""
 
     def lookup(names: list[str]) -> dict[str, Package]:
-        words = ["apt-cache", *archive.options, "show", "--no-all-versions", "--", *names]
+        words = ["apt-cache", *archive, "show", "--no-all-versions", "--", *names]
         output = subprocess.run(words, capture_output=True, text=True, check=False).stdout
         return parse_packages(output) if output.strip() else {}
 
@@ -163,7 +158,7 @@ def index_lookup(archive: Archive = MACHINE) -> Callable[[list[str]], dict[str, 
 def refuse_unauthenticated(archive: Archive = MACHINE) -> None:
     """Each source of packages is one that apt takes signed only. Raises BuildError naming the file of another."""
     places = ("list", "Dir::Etc::SourceList/f", "parts", "Dir::Etc::SourceParts/d")
-    answer = dict(word.split("=", 1) for word in shlex.split(run(["apt-config", *archive.options, "shell", *places])))
+    answer = dict(word.split("=", 1) for word in shlex.split(run(["apt-config", *archive, "shell", *places])))
     parts = [path for path in sorted(Path(answer["parts"]).glob("*")) if path.suffix in (".list", ".sources")]
     for path in (Path(answer["list"]), *parts):
         if path.is_file() and (found := _TRUSTED.search(path.read_text(errors="replace"))):
@@ -177,7 +172,7 @@ def update_indexes(
     progress("fetch Debian package indexes")
     for tries_left in reversed(range(_LOCK_TRIES)):
         try:
-            run(["apt-get", *_AUTHENTICATED, *archive.options, "update", "-q"])
+            run(["apt-get", *_AUTHENTICATED, *archive, "update", "-q"])
         except BuildError as exc:
             if not tries_left or "Could not get lock" not in str(exc):
                 raise
@@ -206,7 +201,7 @@ def download(
         # apt's own sandbox user cannot write into a cache below a private checkout
         run(
             [
-                *("apt-get", *_AUTHENTICATED, *archive.options, "download", "-q", "-o", "APT::Sandbox::User=root"),
+                *("apt-get", *_AUTHENTICATED, *archive, "download", "-q", "-o", "APT::Sandbox::User=root"),
                 *(f"{p.name}={p.version}" for p in missing),
             ],
             cwd=cache,

@@ -29,14 +29,10 @@ class StatsCalls:
 
 
 def _network() -> list[pb.NetworkStats]:
-    """Counters of the guest's interfaces but loopback: the pod's network is the guest's. Source: proc(5), net/dev."""
-    stats = []
-    with open("/proc/self/net/dev", encoding="ascii", errors="replace") as file:
-        for line in file:
-            name, separator, rest = line.partition(":")
-            values = [int(value) for value in rest.split() if value.isdigit()]
-            if separator and len(values) >= 12 and name.strip() != "lo":
-                keys = [f"{way}_{what}" for way in ("rx", "tx") for what in ("bytes", "packets", "errors", "dropped")]
-                counters = dict(zip(keys, values[0:4] + values[8:12], strict=True))
-                stats.append(pb.NetworkStats(name=name.strip(), **counters))
-    return stats
+    """Counters of the guest's interfaces but loopback: the pod's network is the guest's."""
+    keys = [f"{way}_{what}" for way in ("rx", "tx") for what in ("bytes", "packets", "errors", "dropped")]
+    return [
+        pb.NetworkStats(name=name, **dict(zip(keys, counters[0:4] + counters[8:12], strict=True)))
+        for name, counters in metrics.interface_counters().items()
+        if name != "lo"
+    ]

@@ -17,7 +17,6 @@ from contextlib import contextmanager, suppress
 
 from protos.agent import oci_pb2
 
-from guest.agent.children import Children
 from guest.agent.container.crun import Crun, CrunStdio
 from guest.agent.container.process import Process, Stdio
 from guest.agent.container.spec import Json, oci_process
@@ -30,28 +29,6 @@ CONTAINERS = "/run/kata-containers"
 _CGROUP_ROOT = "/sys/fs/cgroup"
 # A liveness probe every few seconds for months must not grow the table.
 _MAX_FINISHED_EXECS = 256
-
-
-class Launcher:
-    """Starts processes by crun and adopts them."""
-
-    def __init__(self, *, children: Children, crun: Crun, pipe_size: int) -> None:
-        """`pipe_size` is that of each stdio pipe in bytes, 0 for the kernel's default."""
-        self._children = children
-        self._crun = crun
-        self._pipe_size = pipe_size
-
-    async def launch(
-        self, exec_id: str, *, terminal: bool, pid_file: str, run: Callable[[CrunStdio], Awaitable[None]]
-    ) -> Process:
-        """`run` has crun leave a process behind, whose number is then in `pid_file`; that process with its streams."""
-        stdio = Stdio(terminal=terminal, console_path=self._crun.scratch("tty"), pipe_size=self._pipe_size)
-        try:
-            with self._children.expecting() as adopt:
-                await run(stdio.for_crun)
-                return stdio.attach(exec_id, adopt(int(read_text(pid_file))))
-        finally:
-            stdio.close()
 
 
 class Container:
@@ -70,7 +47,6 @@ class Container:
         has_poststart: bool,
         pci_addresses: Mapping[str, str],
         crun: Crun,
-        launcher: Launcher,
     ) -> None:
         self.cid = cid
         self.spec = spec
@@ -81,7 +57,6 @@ class Container:
         self._has_poststart = has_poststart
         self._is_started = False
         self._crun = crun
-        self._launcher = launcher
         self._lock = asyncio.Lock()
         init.child.when_ended(self._init_ended)
 
@@ -112,7 +87,8 @@ class Container:
             process_file, pid_file = self._crun.scratch("process"), self._crun.scratch("pid")
             write_json(process_file, oci_process(process))
             try:
-                started = await self._launcher.launch(
+                started = await _launch(
+                    self._crun,
                     exec_id,
                     terminal=process.Terminal,
                     pid_file=pid_file,
@@ -213,9 +189,8 @@ class Container:
 class Containers:
     """The sandbox's containers by id, in the order of their creation."""
 
-    def __init__(self, *, crun: Crun, launcher: Launcher) -> None:
+    def __init__(self, crun: Crun) -> None:
         self._crun = crun
-        self._launcher = launcher
         self._known: dict[str, Container] = {}
         self._in_creation: set[str] = set()
 
@@ -249,7 +224,8 @@ class Containers:
         _remove_empty_cgroup(cgroup)
         write_json(f"{bundle}/config.json", config)
         try:
-            init = await self._launcher.launch(
+            init = await _launch(
+                self._crun,
                 "",
                 terminal=spec.Process.Terminal,
                 pid_file=pid_file,
@@ -266,7 +242,6 @@ class Containers:
             has_poststart=bool(config.get("hooks", {}).get("poststart")),
             pci_addresses=pci_addresses,
             crun=self._crun,
-            launcher=self._launcher,
         )
         self._known[cid] = container
         return container
@@ -274,6 +249,19 @@ class Containers:
     def forget(self, container: Container) -> None:
         """The container was removed."""
         self._known.pop(container.cid, None)
+
+
+async def _launch(
+    crun: Crun, exec_id: str, *, terminal: bool, pid_file: str, run: Callable[[CrunStdio], Awaitable[None]]
+) -> Process:
+    """The process that crun leaves behind in `run`, with its streams. Its pid is in `pid_file` then."""
+    stdio = Stdio(terminal=terminal, console_path=crun.scratch("tty"), pipe_size=crun.pipe_size)
+    try:
+        with crun.children.expecting() as adopt:
+            await run(stdio.for_crun)
+            return stdio.attach(exec_id, adopt(int(read_text(pid_file))))
+    finally:
+        stdio.close()
 
 
 def write_json(path: str, value: Json) -> None:

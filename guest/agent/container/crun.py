@@ -42,8 +42,10 @@ _NO_STDIO = CrunStdio()
 class Crun:
     """One per agent, which must be process 1 or a subreaper: what crun starts has to become its child."""
 
-    def __init__(self, children: Children) -> None:
-        self._children = children
+    def __init__(self, children: Children, *, pipe_size: int) -> None:
+        """`pipe_size` is that of each stdio pipe in bytes, 0 for the kernel's default."""
+        self.children = children
+        self.pipe_size = pipe_size
         self._serial = 0
 
     @cached_property
@@ -121,7 +123,7 @@ class Crun:
         argv = [*self._base, f"--log=file:{log_file}", command, *arguments]
         stdin, stdout, stderr = stdio.fds
         try:
-            child = self._children.spawn(
+            child = self.children.spawn(
                 argv, stdin=stdin, stdout=stdout, stderr=stderr, outlives_readers=outlives_readers
             )
             code = await child.wait()

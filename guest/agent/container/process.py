@@ -83,7 +83,7 @@ class Process:
 
     def is_finished(self) -> bool:
         """It has ended, and all its output was read or dropped."""
-        return self.has_exited and all(source.at_end for source in self._outputs)
+        return self.has_exited and all(source.closed for source in self._outputs)
 
     def resize_terminal(self, rows: int, columns: int) -> None:
         fcntl.ioctl(self._terminal, termios.TIOCSWINSZ, pack("HHHH", rows, columns, 0, 0))

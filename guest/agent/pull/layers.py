@@ -11,6 +11,7 @@ import os
 import stat
 import tarfile
 import zlib
+from gzip import BadGzipFile, GzipFile
 
 from guest.agent.files import remove_tree
 from guest.agent.pull.source import Blob, Layer, PullError, Reference, Source, image_of
@@ -18,7 +19,6 @@ from guest.agent.pull.source import Blob, Layer, PullError, Reference, Source, i
 _WHITEOUT, _OPAQUE = ".wh.", ".wh..wh..opq"
 _XATTR = "SCHILY.xattr."
 _PIECE_BYTES = 256 << 10
-_GZIP = 16 + zlib.MAX_WBITS
 
 
 def make_image(source: Source, name: str, images: str) -> str:
@@ -71,30 +71,6 @@ class _Checked:
             raise PullError(f"layer {self._layer.digest}: what was read has another digest")
 
 
-class _Gunzipped:
-    """A stream of gzip members, unpacked as it is read."""
-
-    def __init__(self, raw: _Checked) -> None:
-        self._raw = raw
-        self._inflater = zlib.decompressobj(_GZIP)
-        self._rest = b""
-
-    def read(self, size: int) -> bytes:
-        while True:
-            packed = self._rest or self._raw.read(_PIECE_BYTES)
-            if not packed:
-                return b""
-            if self._inflater.eof:
-                self._inflater = zlib.decompressobj(_GZIP)
-            try:
-                data = self._inflater.decompress(packed, size)
-            except zlib.error as error:
-                raise PullError(f"a layer is not gzip: {error}") from error
-            self._rest = self._inflater.unused_data if self._inflater.eof else self._inflater.unconsumed_tail
-            if data:
-                return data
-
-
 def unpack(blob: Blob, layer: Layer, root: str) -> None:
     """The layer's files are in `root`, on top of what was there. The caller's root and working directory stay what they
     were. Raises PullError.
@@ -102,7 +78,7 @@ def unpack(blob: Blob, layer: Layer, root: str) -> None:
     kind = layer.media_type
     checked = _Checked(blob, layer)
     if kind.endswith((".tar+gzip", ".tar.gzip")):
-        stream: _Checked | _Gunzipped = _Gunzipped(checked)
+        stream: _Checked | GzipFile = GzipFile(fileobj=checked, mode="rb")  # type: ignore[call-overload]
     elif kind.endswith(".tar"):
         stream = checked
     else:
@@ -124,7 +100,7 @@ def unpack(blob: Blob, layer: Layer, root: str) -> None:
     checked.finish()
 
 
-def _unpack_here(stream: _Checked | _Gunzipped) -> None:
+def _unpack_here(stream: _Checked | GzipFile) -> None:
     """Everything of the tar stream is below the current root."""
     made: set[str] = set()
     times: list[tuple[str, float]] = []
@@ -140,6 +116,8 @@ def _unpack_here(stream: _Checked | _Gunzipped) -> None:
                 else:
                     _make(archive, member, path, times)
                     made.add(path)
+    except (BadGzipFile, zlib.error) as error:
+        raise PullError(f"a layer is not gzip: {error}") from error
     except (tarfile.TarError, EOFError) as error:
         raise PullError(f"a layer is not a tar archive: {error}") from error
     for path, time in reversed(times):

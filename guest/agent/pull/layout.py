@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 
-from guest.agent.pull.source import Blob, PullError, Reference, Source, bounded
+from guest.agent.pull.source import Blob, PullError, Reference, bounded
 
 _NAMES = ("io.containerd.image.name", "org.opencontainers.image.ref.name")
 
 
-class Layout(Source):
+class Layout:
     def __init__(self, path: str) -> None:
         self._path = path
 

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from urllib.parse import urljoin, urlsplit
 
-from guest.agent.pull.source import INDEXES, MANIFESTS, Blob, PullError, Reference, Source, bounded
+from guest.agent.pull.source import INDEXES, MANIFESTS, Blob, PullError, Reference, bounded
 
 # Of each wait for the registry: to connect, and for the next bytes.
 _TIMEOUT_S = 30.0
 _MAX_REDIRECTS = 5
 
 
-class Registry(Source):
+class Registry:
     def __init__(self, url: str) -> None:
         self._url = url.rstrip("/")
 

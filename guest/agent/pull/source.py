@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -78,18 +77,15 @@ class Image:
     layers: list[Layer]
 
 
-class Source(ABC):
+class Source(Protocol):
     """A registry or a layout."""
 
-    @abstractmethod
     def find(self, reference: Reference) -> tuple[str, bytes]:
         """(media type, document) of what `reference` names."""
 
-    @abstractmethod
     def blob(self, reference: Reference, digest: str) -> Blob:
         """The blob of that digest, opened."""
 
-    @abstractmethod
     def manifest(self, reference: Reference, digest: str) -> bytes:
         """A manifest that an index lists."""
 

@@ -172,7 +172,7 @@ def sources(directory: Path, text: str) -> debian.Archive:
     """An archive whose only source file has this text."""
     file = directory / "some.list"
     file.write_text(text)
-    return debian.Archive(("-o", f"Dir::Etc::SourceList={file}", "-o", "Dir::Etc::SourceParts=/dev/null"))
+    return ("-o", f"Dir::Etc::SourceList={file}", "-o", "Dir::Etc::SourceParts=/dev/null")
 
 
 @pytest.mark.skipif(shutil.which("apt-get") is None, reason="needs apt-get")
@@ -199,7 +199,7 @@ def test_a_snapshot_is_a_signed_source_of_its_own(tmp_path: Path) -> None:
         ["http://snapshot.debian.org/archive/debian-security/20260101T000000Z", "bookworm-security"],
     ]
     assert all("signed-by=/usr/share/keyrings/debian-archive-keyring.gpg" in line for line in lines)
-    assert f"Dir::State::Lists={tmp_path}/lists" in archive.options
+    assert f"Dir::State::Lists={tmp_path}/lists" in archive
     with pytest.raises(BuildError, match="take snapshot 'yesterday'"):
         debian.snapshot_archive("yesterday", tmp_path, suite="bookworm")
 
