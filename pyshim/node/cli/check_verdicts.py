@@ -24,6 +24,8 @@ CONTAINERD_AT_LEAST = (1, 6)
 _NETWORK_MODULES = ("tun", "sch_ingress", "cls_u32", "act_mirred")
 _DIRECTORIES = ("overlayfs", "native", "fuse-overlayfs", "overlay", "vfs")
 """Snapshotters of containerd and storage drivers of CRI-O whose root file systems are directories of the host."""
+_LAYERS_SINCE = (2, 2)
+"""The version of containerd that passes layers of the EROFS snapshotter on to the shim."""
 _VERSION = re.compile(r"(\d+)\.(\d+)")
 
 
@@ -281,19 +283,26 @@ def _shim(host: HostReport) -> Verdict:
 
 
 def _snapshotters(host: HostReport) -> Iterator[Verdict]:
-    config = host.config
-    no_share = config is not None and not config.is_remote and config.hypervisor.shared_fs == "none"
-    pulls = config is not None and config.runtime.experimental_force_guest_pull
     for handler in host.runtime.handlers:
         name = handler.snapshotter or host.runtime.snapshotter
-        if no_share and name in _DIRECTORIES and not pulls:
-            yield _missing(
-                "snapshotter",
-                f'{name}: shared_fs is "none", so that a root file system has to be on a disk',
-                "use a block snapshotter, or experimental_force_guest_pull",
-            )
+        if problem := _unreachable_root(host, name):
+            yield _missing("snapshotter", f"{name}: {problem}", "another snapshotter, or experimental_force_guest_pull")
         else:
             yield _ok("snapshotter", f"{name} (runtime {handler.name})")
+
+
+def _unreachable_root(host: HostReport, snapshotter: str) -> str:
+    """Why a VM of the configuration cannot have a root file system of this snapshotter; empty if it can."""
+    config = host.config
+    if config is None or config.runtime.experimental_force_guest_pull:
+        return ""
+    gets_layers = snapshotter == "erofs" and (_version(host.runtime.version.text) or _LAYERS_SINCE) >= _LAYERS_SINCE
+    if gets_layers and (config.is_remote or config.hypervisor.machine_type == "microvm"):
+        return "an image's layers are disks, which this VM cannot take while it runs"
+    no_share = not config.is_remote and config.hypervisor.shared_fs == "none"
+    if no_share and not gets_layers and snapshotter in (*_DIRECTORIES, "erofs"):
+        return 'shared_fs is "none", so that a root file system has to be on a disk'
+    return ""
 
 
 def _overhead(host: HostReport, runtime_class: Mapping[str, Fraction] | None) -> Iterator[Verdict]:

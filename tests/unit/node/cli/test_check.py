@@ -223,6 +223,27 @@ def test_containerd_2_is_read_with_its_imports(made_up: Callable[..., HostReport
     assert of(found, "snapshotter").text == "erofs (runtime pykata)"
 
 
+@pytest.mark.parametrize(
+    ("qemu", "version", "problem"),
+    [
+        ({}, "v2.3.4", ""),
+        ({"shared_fs": "none"}, "v2.3.4", ""),
+        ({"shared_fs": "none"}, "v2.1.9", "erofs: shared_fs is"),
+        ({"machine_type": "microvm"}, "v2.3.4", "erofs: an image's layers are disks"),
+        ({"machine_type": "microvm"}, "v2.1.9", ""),
+    ],
+)
+def test_a_snapshotter_whose_roots_do_not_reach_the_vm_is_named(
+    qemu: dict[str, Any], version: str, problem: str, made_up: Callable[..., HostReport]
+) -> None:
+    files = {"etc/containerd/config.toml": CONTAINERD_2, "etc/containerd/conf.d/pykata.toml": DROP_IN}
+
+    verdict = of(verdicts(made_up(files, qemu, says={"containerd": f"containerd x {version}"})), "snapshotter")
+
+    assert verdict.level is (Level.MISSING if problem else Level.OK)
+    assert verdict.text.startswith(problem)
+
+
 def test_a_node_of_crio_is_judged_by_crios_files(made_up: Callable[..., HostReport]) -> None:
     found = verdicts(made_up(CRIO))
 
