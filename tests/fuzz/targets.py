@@ -76,6 +76,7 @@ from pyshim.resources.machine import machine_of
 from pyshim.resources.network.plan.direct import direct_network
 from pyshim.resources.volumes.host.sources import parse_mount_info
 from pyshim.resources.volumes.plan.guest_pull import root_pulled_in_guest
+from pyshim.resources.volumes.plan.virtual_volume import image_on_disk, virtual_volume
 from pyshim.start import argv, dialect, wire
 from pyshim.start import spec as start_spec
 from pyshim.start import zygote as zygote_link
@@ -351,7 +352,9 @@ def _image_volume(data: bytes) -> None:
     option = f"io.katacontainers.volume={base64.b64encode(data).decode()}"
     root = RootfsMount(type="overlay", source="overlay", target="", options=(option,))
     with suppress(ShimError):
-        root_pulled_in_guest((root,), _SPEC, _CONFIG, ContainerId("c"))
+        volume = virtual_volume((root,), ContainerId("c"))
+        if volume and image_on_disk(volume, ContainerId("c")) is None:
+            root_pulled_in_guest(volume, _SPEC, _CONFIG, ContainerId("c"))
 
 
 def _namespace_messages(data: bytes) -> None:

@@ -22,6 +22,7 @@ from pyshim.resources.volumes.plan.disk_volumes import block_volume
 from pyshim.resources.volumes.plan.guest_pull import root_pulled_in_guest
 from pyshim.resources.volumes.plan.root_disks import GuestRoot, root_disks
 from pyshim.resources.volumes.plan.share import GUEST_SHARED_DIR
+from pyshim.resources.volumes.plan.virtual_volume import image_on_disk, virtual_volume
 from pyshim.resources.volumes.plan.volumes import volumes_plan
 
 _DEVICE_MODE = 0o666
@@ -88,7 +89,10 @@ def _guest_root(
     rootfs: tuple[RootfsMount, ...], spec: OciSpec, config: Config, container_id: ContainerId
 ) -> GuestRoot | None:
     """The root file system that the guest mounts by itself; None if the host mounts and shares it."""
-    if pulled := root_pulled_in_guest(rootfs, spec, config, container_id):
+    volume = virtual_volume(rootfs, container_id)
+    if image := volume and image_on_disk(volume, container_id):
+        return root_disks(image, config, container_id)
+    if pulled := root_pulled_in_guest(volume, spec, config, container_id):
         return GuestRoot(mount_point=pulled.mount_point, storages=(pulled,))
     return root_disks(rootfs, config, container_id)
 

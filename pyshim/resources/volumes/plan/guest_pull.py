@@ -1,34 +1,33 @@
 """Root file systems whose image is pulled inside the guest: asked for by the snapshotter, or by the configuration.
 
-Source: Kata's virtual volumes (a mount option that holds base64 of JSON) and its storage driver `image_guest_pull`.
+Source: Kata's storage driver `image_guest_pull`.
 """
 
-import base64
 import json
 from collections.abc import Mapping
 from typing import Any
 
 from pyshim.model.caller import keys_of
 from pyshim.model.config import Config
-from pyshim.model.errors import FailedPrecondition, InvalidArgument, Unimplemented
+from pyshim.model.errors import FailedPrecondition, InvalidArgument
 from pyshim.model.guest import Storage
 from pyshim.model.ids import ContainerId, GuestPath
 from pyshim.model.kind import ContainerKind, membership
 from pyshim.model.oci import OciSpec
-from pyshim.model.task import RootfsMount
 
 DRIVER = "image_guest_pull"
+"""Also the type of a virtual volume that asks for it."""
 PAUSE = "pause"
 """The name of a pod sandbox's image: whatever the guest holds a pod's namespaces with."""
-_OPTION = "io.katacontainers.volume="
-_MAX_VOLUME_BYTES = 1 << 20
 
 
 def root_pulled_in_guest(
-    rootfs: tuple[RootfsMount, ...], spec: OciSpec, config: Config, container_id: ContainerId
+    volume: Mapping[str, Any] | None, spec: OciSpec, config: Config, container_id: ContainerId
 ) -> Storage | None:
-    """The storage the guest makes the root of, None where it does not pull. Raises ShimError naming what is wrong."""
-    volume = _virtual_volume(rootfs, container_id)
+    """The storage the guest makes the root of, None if it does not pull. Raises ShimError naming what is wrong.
+
+    `volume` is the snapshotter's description of the root, if there is one.
+    """
     if volume is None and not config.runtime.experimental_force_guest_pull:
         return None
     metadata: Mapping[str, str]
@@ -46,26 +45,6 @@ def root_pulled_in_guest(
         options=(),
         mount_point=GuestPath(f"/run/kata-containers/{container_id}/rootfs"),
     )
-
-
-def _virtual_volume(rootfs: tuple[RootfsMount, ...], container_id: ContainerId) -> Mapping[str, Any] | None:
-    """The snapshotter's description of the root, in Kata's format; None without one."""
-    texts = [option for mount in rootfs for option in mount.options if option.startswith(_OPTION)]
-    if not texts:
-        return None
-    if len(texts) > 1 or len(texts[0]) > _MAX_VOLUME_BYTES:
-        raise InvalidArgument(f"create container '{container_id}': {len(texts)} volumes of its root, or one too large")
-    try:
-        volume = json.loads(base64.b64decode(texts[0].removeprefix(_OPTION), validate=True))
-    except (ValueError, RecursionError) as exc:
-        raise InvalidArgument(f"create container '{container_id}': its root's volume is not base64 of JSON") from exc
-    kind = volume.get("volume_type") if isinstance(volume, dict) else None
-    if kind != DRIVER:
-        raise Unimplemented(
-            f"create container '{container_id}': a root of volume type {str(kind)[:100]!r} is not supported, "
-            f"{DRIVER!r} is"
-        )
-    return dict(volume)
 
 
 def _volume_image(volume: Mapping[str, Any], container_id: ContainerId) -> tuple[str, Mapping[str, str]]:

@@ -18,6 +18,7 @@ from pyshim.model.volumes import SourceFacts
 from pyshim.pod.plan.container import container_plan, without_image
 from pyshim.resources.volumes.plan.guest_pull import root_pulled_in_guest
 from pyshim.resources.volumes.plan.share import no_share
+from pyshim.resources.volumes.plan.virtual_volume import virtual_volume
 from tests.fakes.inputs import configured, spec
 from tests.unit.resources.volumes.test_plan import bind
 
@@ -35,7 +36,7 @@ def volume(**members: Any) -> str:
 
 
 def pulled(config: Config, spec: OciSpec, rootfs: tuple[RootfsMount, ...] = ()) -> Storage | None:
-    return root_pulled_in_guest(rootfs or overlay(), spec, config, CID)
+    return root_pulled_in_guest(virtual_volume(rootfs or overlay(), CID), spec, config, CID)
 
 
 def test_a_forced_pull_goes_by_the_pods_own_name_for_the_image() -> None:

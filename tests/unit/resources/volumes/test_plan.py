@@ -1,5 +1,7 @@
 """The plan of each kind of mount."""
 
+import base64
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -365,6 +367,43 @@ def test_any_other_root_is_mounted_on_the_host(rootfs: tuple[RootfsMount, ...], 
 
     assert plan.disks == ()
     assert len(plan.rootfs_mounts) == len(rootfs)
+
+
+def raw_image(**changes: Any) -> RootfsMount:
+    """As nydus' snapshotter gives an image that is one EROFS file."""
+    volume = {"volume_type": "image_raw_block", "source": "/i.disk", "fs_type": "erofs", "options": ["ro"], **changes}
+    option = "io.katacontainers.volume=" + base64.b64encode(json.dumps(volume).encode()).decode()
+    return RootfsMount(
+        type="fuse.nydus-overlayfs", source="overlay", target="", options=("upperdir=/u", "workdir=/w", option)
+    )
+
+
+def test_an_image_in_one_file_is_a_disk_below_an_overlay() -> None:
+    plan = root_plan(config(), spec(), (raw_image(),))
+
+    (use,) = plan.disks
+    assert (use.disk.path, use.disk.read_only, use.storage.fs_type) == ("/i.disk", True, "erofs")
+    (overlay,) = plan.guest.storages
+    assert overlay.options == (f"lowerdir={use.storage.mount_point}", "io.katacontainers.fs-opt.overlay-rw")
+    assert plan.guest.spec["root"]["path"] == overlay.mount_point
+    assert plan.rootfs_mounts == plan.share_mounts == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"source": "i.disk"}, InvalidArgument, "names no EROFS file"),
+        ({"fs_type": "ext4"}, InvalidArgument, "names no EROFS file"),
+        ({"dm_verity": {"hash": "ab"}}, Unimplemented, "dm_verity or options of '/i.disk'"),
+        ({"options": ["rw"]}, Unimplemented, "dm_verity or options of '/i.disk'"),
+        ({"volume_type": "layer_raw_block"}, Unimplemented, "volume type 'layer_raw_block' is not supported"),
+    ],
+)
+def test_an_image_in_one_file_that_cannot_be_a_disk_is_named(
+    changes: dict[str, Any], error: type[ShimError], message: str
+) -> None:
+    with pytest.raises(error, match=f"create container 'c1': .*{message}"):
+        root_plan(config(), spec(), (raw_image(**changes),))
 
 
 def test_plugged_disks_are_mounted_before_everything_else() -> None:
