@@ -6,6 +6,7 @@ two reads may come in either order. The next read runs while the data of the las
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable
 
 from pyshim.concurrency.tasks import cancel_all
@@ -32,9 +33,7 @@ class Progress:
         self.moves = 0
         self.blocked_writes = 0
         """Writes that wait for a slow reader now."""
-        self.stdin_bytes = 0
-        self.stdout_bytes = 0
-        self.stderr_bytes = 0
+        self.bytes_by_stream = Counter[str]()
         """Bytes that have reached their reader."""
 
     def move(self) -> None:
@@ -52,13 +51,12 @@ async def pump_output(
     read: Callable[[int], Awaitable[bytes | memoryview]],
     stream: OutputStream | None,
     progress: Progress,
-    *,
-    count: Callable[[int], None] = lambda _bytes: None,
+    name: str = "stdout",
 ) -> None:
-    """The process's output has reached its end and all of it is with the client.
+    """The process's output has reached its end and all of it is with the client; `progress` counts it under `name`.
 
     Without a client, or when the client takes no more, output is read and dropped: a full disk or a dead log program
-    must not stop the container. `count` is called with the number of bytes of each write.
+    must not stop the container.
     """
     takes = stream is not None
     size = FIRST_READ_BYTES
@@ -77,7 +75,7 @@ async def pump_output(
                     await asyncio.sleep(0)  # the request leaves before the write, which may wait
                 takes = await _write(stream, data, progress)
                 if takes:
-                    count(len(data))
+                    progress.bytes_by_stream[name] += len(data)
         if takes and stream is not None:
             await stream.finish()
     finally:

@@ -132,14 +132,7 @@ class Process:
     @property
     def moved(self) -> Counter[str]:
         """Bytes by stream that have reached their reader."""
-        progress = self._progress
-        return Counter(stdin=progress.stdin_bytes, stdout=progress.stdout_bytes, stderr=progress.stderr_bytes)
-
-    def _count_stdout(self, count: int) -> None:
-        self._progress.stdout_bytes += count
-
-    def _count_stderr(self, count: int) -> None:
-        self._progress.stderr_bytes += count
+        return self._progress.bytes_by_stream
 
     def become(self, status: Status) -> None:
         """The status is `status`. Raises FailedPrecondition when the lifecycle has no such step."""
@@ -158,21 +151,12 @@ class Process:
         agent, streams = self._agent, self._streams
         assert streams is not None, "streams are open before the process runs"
 
-        async def stdout(max_bytes: int) -> bytes | memoryview:
-            return await agent.read_stdout(self.container_id, self.guest_id, max_bytes)
-
-        async def stderr(max_bytes: int) -> bytes | memoryview:
-            return await agent.read_stderr(self.container_id, self.guest_id, max_bytes)
-
-        self._outputs.append(
-            self._pump("stdout", partial(pump_output, stdout, streams.stdout, self._progress, count=self._count_stdout))
-        )
+        outputs = [("stdout", agent.read_stdout, streams.stdout)]
         if not self.stdio.terminal:
-            self._outputs.append(
-                self._pump(
-                    "stderr", partial(pump_output, stderr, streams.stderr, self._progress, count=self._count_stderr)
-                )
-            )
+            outputs.append(("stderr", agent.read_stderr, streams.stderr))
+        for name, read, stream in outputs:
+            read_bytes = partial(read, self.container_id, self.guest_id)
+            self._outputs.append(self._pump(name, partial(pump_output, read_bytes, stream, self._progress, name)))
         self._input = self._pump("stdin", partial(self._feed_input, streams.stdin))
         self._changed.set()
         if self._wanted_size is not None:
@@ -183,7 +167,7 @@ class Process:
 
         async def write(data: memoryview) -> int:
             written = await agent.write_stdin(self.container_id, self.guest_id, data)
-            self._progress.stdin_bytes += written
+            self._progress.bytes_by_stream["stdin"] += written
             return written
 
         if stream is not None:
