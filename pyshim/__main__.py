@@ -67,9 +67,7 @@ def _serve(call: Invocation, *, made_by: str, faults: "Faults | None" = None) ->
     identity = Identity(
         namespace=call.namespace,
         sandbox_id=call.id,
-        containerd_address=call.address,
         containerd_ttrpc_address=call.ttrpc_address,
-        publish_binary=call.publish_binary,
         bundle=HostPath(call.bundle),
         debug=call.debug,
         options=RuntimeOptions(config_path=call.config, config_body=b"") if call.config else None,

@@ -135,9 +135,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     namespace: str
     sandbox_id: str
     """The grouping id: the sandbox for a pod, else the container's own id."""
-    containerd_address: str
     containerd_ttrpc_address: str
-    publish_binary: str
     bundle: HostPath
     debug: bool
     options: RuntimeOptions | None = None

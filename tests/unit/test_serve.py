@@ -57,9 +57,7 @@ def daemon_in(directory: Path) -> tuple[pyshim.serve._Daemon, socket.socket]:
     identity = Identity(
         namespace="default",
         sandbox_id="demo",
-        containerd_address="",
         containerd_ttrpc_address=str(directory / "unused"),
-        publish_binary="",
         bundle=HostPath(str(directory)),
         debug=False,
     )

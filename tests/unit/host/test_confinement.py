@@ -142,7 +142,7 @@ keys = json.loads(sys.argv[3])
 tables = {"hypervisor": {"qemu": machine | keys.get("qemu", {})}, "agent": {}, "runtime": keys.get("runtime", {})}
 config = build_config(Source(path="/c.toml", directory="/", document=tables))
 identity = Identity(
-    namespace="n", sandbox_id="s", containerd_address="", containerd_ttrpc_address="", publish_binary="",
+    namespace="n", sandbox_id="s", containerd_ttrpc_address="",
     bundle=HostPath(""), debug=False,
 )
 

@@ -115,9 +115,7 @@ class Stack:
             identity=Identity(
                 namespace="default",
                 sandbox_id="c1",
-                containerd_address="",
                 containerd_ttrpc_address="",
-                publish_binary="",
                 bundle=HostPath(f"{BUNDLES}/c1"),
                 debug=True,
             ),
