@@ -404,9 +404,7 @@ class Pod:
     async def close_io(self, container_id: ContainerId, exec_id: ExecId | None) -> None:
         self._find(container_id).process(exec_id).close_io()
 
-    async def update(
-        self, container_id: ContainerId, resources: Mapping[str, Any], annotations: Mapping[str, str]
-    ) -> None:
+    async def update(self, container_id: ContainerId, resources: Mapping[str, Any]) -> None:
         await self._find(container_id).update(resources)
 
     async def wait(self, container_id: ContainerId, exec_id: ExecId | None) -> ExitStatus:

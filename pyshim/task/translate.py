@@ -69,7 +69,6 @@ class ResizeRequest(NamedTuple):
 class TaskUpdate(NamedTuple):
     container_id: ContainerId
     resources: Mapping[str, Any]
-    annotations: Mapping[str, str]
 
 
 class ShutdownRequest(NamedTuple):
@@ -140,8 +139,7 @@ def resize_request(payload: bytes) -> ResizeRequest:
 def update_request(payload: bytes) -> TaskUpdate:
     request = parsed(pb.UpdateTaskRequest, payload)
     container_id = _container_id(request.id)
-    resources = linux_resources(request, f"task {container_id!r}")
-    return TaskUpdate(container_id, resources, dict(request.annotations))
+    return TaskUpdate(container_id, linux_resources(request, f"task {container_id!r}"))
 
 
 def shutdown_request(payload: bytes) -> ShutdownRequest:
@@ -234,7 +232,7 @@ def parsed(kind: type[M], payload: bytes) -> M:
     try:
         message.ParseFromString(payload)
     except DecodeError as error:
-        raise InvalidArgument(f"decode {kind.DESCRIPTOR.name}: {error}") from error
+        raise InvalidArgument(f"decode {kind.DESCRIPTOR.full_name}: {error}") from error
     return message
 
 
@@ -267,12 +265,8 @@ def _runtime_options(options: AnyMessage) -> RuntimeOptions | None:
     """The options when they have the generic type; None for others, such as runc's, which clients send anywhere."""
     name = type_name(options)
     if name == _RUNTIME_OPTIONS:
-        parsed = runtimeoptions_pb2.Options()
-        try:
-            parsed.ParseFromString(options.value)
-        except DecodeError as error:
-            raise InvalidArgument(f"decode runtime options {name!r}: {error}") from error
-        return RuntimeOptions(config_path=parsed.config_path, config_body=parsed.config_body)
+        found = parsed(runtimeoptions_pb2.Options, options.value)
+        return RuntimeOptions(config_path=found.config_path, config_body=found.config_body)
     if name:
         log.debug("runtime options of another runtime ignored", extra={"type": name})
     return None

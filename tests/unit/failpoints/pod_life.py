@@ -151,9 +151,7 @@ class PodLife:
         identity = Identity(
             namespace="k8s.io",
             sandbox_id="pod",
-            containerd_address="",
             containerd_ttrpc_address="",
-            publish_binary="",
             bundle=HostPath("/bundles/pod"),
             debug=True,
         )
@@ -222,7 +220,7 @@ class PodLife:
             ("start exec", lambda: pod.start(APP, EXEC)),
             ("wait exec", lambda: self._exit(APP, EXEC)),
             ("delete exec", lambda: pod.delete(APP, EXEC)),
-            ("update app", lambda: pod.update(APP, more, {})),
+            ("update app", lambda: pod.update(APP, more)),
             ("stats app", lambda: pod.stats(APP)),
             ("pause app", lambda: pod.pause(APP)),
             ("resume app", lambda: pod.resume(APP)),

@@ -131,6 +131,6 @@ async def test_an_update_is_refused_or_taken(path: tuple[Any, ...], values: tupl
     await stack.run("c1", ["sleep"])
     for resources in wrong(RESOURCES, path, values):
         try:
-            await stack.pod.update(C1, resources, {})
+            await stack.pod.update(C1, resources)
         except REFUSALS:
             continue

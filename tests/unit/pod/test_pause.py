@@ -65,7 +65,7 @@ async def test_calls_that_need_no_process_succeed_and_an_exec_is_refused(stack: 
 
     await stack.pod.pause(sandbox)
     await stack.pod.resume(sandbox)
-    await stack.pod.update(sandbox, {}, {})
+    await stack.pod.update(sandbox, {})
     assert (await stack.pod.stats(sandbox)).pids_current == 0
     exec_id = await stack.exec(sandbox, "e1", ["sleep"])
     with pytest.raises(FailedPrecondition, match="runs no programs"):

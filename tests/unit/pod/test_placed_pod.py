@@ -165,7 +165,7 @@ async def test_a_containers_memory_nodes_have_the_guests_numbers(stack: Stack) -
 
     container = await stack.create("c1", ["true"], linux={"resources": resources})
     created = stack.agent.containers["c1"].OCI.Linux.Resources.CPU
-    await stack.pod.update(container, {"cpu": {"mems": "0"}}, {})
+    await stack.pod.update(container, {"cpu": {"mems": "0"}})
 
     assert (created.Mems, created.Cpus) == ("0", "")
     assert stack.agent.updates[-1].resources.CPU.Mems == "1"

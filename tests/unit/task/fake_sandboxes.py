@@ -88,10 +88,8 @@ class FakeSandboxes:
     async def close_io(self, container_id: ContainerId, exec_id: ExecId | None) -> None:
         self._enter("close_io", container_id, exec_id)
 
-    async def update(
-        self, container_id: ContainerId, resources: Mapping[str, Any], annotations: Mapping[str, str]
-    ) -> None:
-        self._enter("update", container_id, resources, annotations)
+    async def update(self, container_id: ContainerId, resources: Mapping[str, Any]) -> None:
+        self._enter("update", container_id, resources)
 
     async def wait(self, container_id: ContainerId, exec_id: ExecId | None) -> ExitStatus:
         self._enter("wait", container_id, exec_id)

@@ -201,7 +201,7 @@ def test_a_request_without_options_names_no_pod() -> None:
 @pytest.mark.parametrize(
     ("request_", "problem"),
     [
-        pytest.param(b"\xff", "decode CreateSandboxRequest: ", id="no-message"),
+        pytest.param(b"\xff", "CreateSandboxRequest: ", id="no-message"),
         pytest.param(create_request(sandbox_id=""), "check sandbox id", id="no-id"),
         pytest.param(create_request(sandbox_id="../p1"), "check sandbox id", id="path-as-id"),
         pytest.param(create_request(bundle_path="b"), "bundle of sandbox 'p1'", id="relative-bundle"),

@@ -241,18 +241,13 @@ async def test_process_of_some_mebibytes_arrives_whole() -> None:
         assert b.sandboxes.calls[0][2].process["args"] == [argument]
 
 
-async def test_update_passes_resources_and_annotations() -> None:
+async def test_update_passes_resources() -> None:
     async with bench() as b:
-        request = task_v2_pb2.UpdateTaskRequest(
-            id="c1", resources=json_any(RESOURCES_URL, {"memory": {"limit": 1}}), annotations={"a": "b"}
-        )
+        request = task_v2_pb2.UpdateTaskRequest(id="c1", resources=json_any(RESOURCES_URL, {"memory": {"limit": 1}}))
         await b.call("Update", request)
         await b.call("Update", task_v2_pb2.UpdateTaskRequest(id="c1"))
 
-        assert b.sandboxes.calls == [
-            ("update", "c1", {"memory": {"limit": 1}}, {"a": "b"}),
-            ("update", "c1", {}, {}),
-        ]
+        assert b.sandboxes.calls == [("update", "c1", {"memory": {"limit": 1}}), ("update", "c1", {})]
 
 
 async def test_pids_name_the_exec_of_an_added_process() -> None:

@@ -289,7 +289,7 @@ async def test_an_ended_vm_ends_a_resize_in_words(stack: Stack) -> None:
     await stack.pod.wait(container, None)
 
     with pytest.raises(ShimError):
-        await stack.pod.update(container, resources(cpus=3), {})
+        await stack.pod.update(container, resources(cpus=3))
 
     assert json.dumps(sizing(stack))
 

@@ -23,13 +23,13 @@ async def test_an_update_grows_first_and_shrinks_after_the_guests_limits(stack: 
     vm = stack.hypervisors[0]
     stack.agent.held["UpdateContainer"] = asyncio.Event()
 
-    growing = asyncio.ensure_future(stack.pod.update(container, resources(cpus=2, mib=512), {}))
+    growing = asyncio.ensure_future(stack.pod.update(container, resources(cpus=2, mib=512)))
     await until(lambda: stack.agent.calls[-1] == "UpdateContainer")
     assert (vm.vcpus, vm.memory_mib) == (3, 1024)
     stack.agent.held["UpdateContainer"].set()
     await growing
     stack.agent.held["UpdateContainer"].clear()
-    shrinking = asyncio.ensure_future(stack.pod.update(container, resources(cpus=0.5, mib=128), {}))
+    shrinking = asyncio.ensure_future(stack.pod.update(container, resources(cpus=0.5, mib=128)))
     await until(lambda: stack.agent.calls[-1] == "UpdateContainer" and not growing.cancelled())
     assert (vm.vcpus, vm.memory_mib) == (3, 1024), "the guest's limits are lowered before its memory goes"
     stack.agent.held["UpdateContainer"].set()
@@ -44,7 +44,7 @@ async def test_an_update_sends_all_limits_and_zero_means_as_before(stack: Stack)
     asked["cpu"]["shares"] = 512
     container = await add(stack, "a", asked)
 
-    await stack.pod.update(container, {"cpu": {"quota": 50_000, "period": 0}, "memory": {"limit": 0}}, {})
+    await stack.pod.update(container, {"cpu": {"quota": 50_000, "period": 0}, "memory": {"limit": 0}})
 
     sent = stack.agent.updates[-1].resources
     assert (sent.CPU.Quota, sent.CPU.Period, sent.CPU.Shares, sent.Memory.Limit) == (50_000, 100_000, 512, 256 * MIB)
@@ -56,7 +56,7 @@ async def test_an_update_the_guest_refuses_counts_for_nothing(stack: Stack) -> N
     stack.agent.failures["UpdateContainer"] = (13, "busy")
 
     with pytest.raises(ShimError, match="busy"):
-        await stack.pod.update(container, resources(cpus=3, mib=512), {})
+        await stack.pod.update(container, resources(cpus=3, mib=512))
 
     await settled(stack, 2, 640)
     assert stack.hypervisors[0].vcpus == 2
@@ -73,7 +73,7 @@ async def test_what_a_container_asks_for_after_an_update_is_on_disk(
         stack.agent.failures["UpdateContainer"] = (13, "busy")
 
     with pytest.raises(ShimError, match="busy") if refused else nullcontext():
-        await stack.pod.update(container, update, {})
+        await stack.pod.update(container, update)
 
     assert stack.pod._sandbox is not None
     (on_disk,) = (each for each in stack.records[-1].snapshots[-1].containers if each.container_id == container)
@@ -97,12 +97,12 @@ async def test_a_static_vm_refuses_an_update_beyond_its_size_and_stays_as_it_is(
     container = await stack.run("c1", ["sleep"], **spec)
     vm = stack.hypervisors[0]
 
-    await stack.pod.update(container, resources(cpus=2, mib=700), {})
+    await stack.pod.update(container, resources(cpus=2, mib=700))
     assert stack.agent.updates[-1].resources.Memory.Limit == 700 * MIB
     with pytest.raises(FailedPrecondition, match="3 CPUs for all containers are more than the 2 vCPUs"):
-        await stack.pod.update(container, resources(cpus=3), {})
+        await stack.pod.update(container, resources(cpus=3))
     with pytest.raises(FailedPrecondition, match="800 MiB for all containers are more than the 768 MiB"):
-        await stack.pod.update(container, resources(mib=800), {})
+        await stack.pod.update(container, resources(mib=800))
 
     assert len(stack.agent.updates) == 1
     assert vm.resizes == []
@@ -114,7 +114,7 @@ async def test_a_static_vm_takes_any_cpu_set_that_the_kubelet_gives_it(stack: St
     stack.document = document(static=True)
     container = await stack.run("c1", ["sleep"], linux={"resources": resources(mib=256)})
 
-    await stack.pod.update(container, {"cpu": {"cpus": "0-1"}}, {})
+    await stack.pod.update(container, {"cpu": {"cpus": "0-1"}})
 
     assert stack.agent.updates[-1].resources.CPU.Cpus == "", "the host's CPUs mean nothing to the guest"
 
@@ -129,7 +129,7 @@ async def test_a_refusal_is_the_same_each_time_and_costs_neither_guest_nor_disk(
     said = set()
     for _ in range(3):
         with pytest.raises(FailedPrecondition) as refused:
-            await stack.pod.update(container, resources(mib=800), {})
+            await stack.pod.update(container, resources(mib=800))
         said.add(str(refused.value))
 
     assert len(said) == 1
@@ -142,7 +142,7 @@ async def test_a_container_that_ends_during_its_update_counts_no_longer(stack: S
     container = await add(stack, "a", resources(mib=100))
     held = stack.agent.held["UpdateContainer"] = asyncio.Event()
     stack.agent.failures["UpdateContainer"] = (5, "no such container")
-    updating = asyncio.ensure_future(stack.pod.update(container, resources(cpus=2, mib=600), {}))
+    updating = asyncio.ensure_future(stack.pod.update(container, resources(cpus=2, mib=600)))
     await until(lambda: stack.agent.calls[-1] == "UpdateContainer")
 
     await stack.agent.processes["a", "a"].end(0)
@@ -153,7 +153,7 @@ async def test_a_container_that_ends_during_its_update_counts_no_longer(stack: S
 
     await settled(stack, 1, 512)
     with pytest.raises(FailedPrecondition):
-        await stack.pod.update(container, resources(cpus=1), {})
+        await stack.pod.update(container, resources(cpus=1))
 
 
 def memory_volume(size_mib: int) -> SourceFacts:
@@ -182,7 +182,7 @@ async def test_a_memory_volume_is_as_large_as_the_kubelets_after_an_update(stack
     (made,) = (each for each in stack.agent.containers["c1"].storages if each.driver == "ephemeral")
 
     stack.host.sources[VOLUME] = memory_volume(128)
-    await stack.pod.update(container, resources(mib=300), {})
+    await stack.pod.update(container, resources(mib=300))
 
     (resized,) = stack.agent.tmpfs_updates
     assert (resized.mount_point, resized.fstype) == (made.mount_point, "tmpfs")
@@ -194,9 +194,9 @@ async def test_a_memory_volume_that_cannot_be_resized_fails_no_update(stack: Sta
     container = await pod_with_a_memory_volume(stack)
     stack.agent.failures["UpdateEphemeralMounts"] = (13, "EINVAL")
 
-    await stack.pod.update(container, resources(mib=300), {})
+    await stack.pod.update(container, resources(mib=300))
     stack.host.sources[VOLUME] = SourceFacts(kind=SourceKind.MISSING)
-    await stack.pod.update(container, resources(mib=310), {})
+    await stack.pod.update(container, resources(mib=310))
 
     assert stack.agent.calls.count("UpdateEphemeralMounts") == 1
     assert stack.agent.updates[-1].resources.Memory.Limit == 310 * MIB
