@@ -29,6 +29,9 @@ MIB = 1 << 20
 _DISK_ROOT = "root.img"
 _POLL_S = 0.005
 _LIMIT_S = 300.0
+_CPU_CLOCK = 2
+"""Of a process, in nanoseconds: what clock_getcpuclockid(3) makes a clock's number of. Source: the kernel's
+include/linux/posix-timers_types.h, CPUCLOCK_SCHED."""
 _numbers = itertools.count(1)
 
 
@@ -116,9 +119,8 @@ def memory_of(pid: int) -> Memory:
 
 
 def cpu_s(pid: int) -> float:
-    """CPU time of all the process's threads so far."""
-    threads = Path(f"/proc/{pid}/task").glob("*/schedstat")
-    return sum(int(thread.read_text().split()[0]) for thread in threads) / 1e9
+    """CPU time of the process so far, with that of its threads which have ended."""
+    return time.clock_gettime(~pid << 3 | _CPU_CLOCK)
 
 
 def first_output_s(ground: Ground, runtime: Runtime) -> float:
