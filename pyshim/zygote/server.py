@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import NoReturn
 
 from pyshim.host.processes.caller import CallerDiffers, ProcessCgroups, fresh_signals, world_of
+from pyshim.host.processes.confinement import filter_program
 from pyshim.host.syscalls import MADV_MERGEABLE, madvise
 from pyshim.host.writers import code_paths, writable_by_others
 from pyshim.start import zygote as link
@@ -48,6 +49,8 @@ def run(*, directory: str, idle_s: float, modules: tuple[str, ...] = SHIM_MODULE
     gc.disable()
     for name in modules:
         importlib.import_module(name)
+    with suppress(OSError):  # each shim says why it has none
+        filter_program()
     gc.collect()
     gc.freeze()  # no collection in a child looks at what is shared, which would copy it
     with suppress(OSError):  # a kernel built without it

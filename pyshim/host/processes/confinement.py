@@ -8,6 +8,7 @@ filter names what it denies, and mounts, namespaces and networks stay.
 import ctypes
 import errno
 import os
+from functools import cache
 
 from pyshim.host import syscalls
 
@@ -49,7 +50,7 @@ DENIED_CALLS = (
 
 _LIBRARY = "libseccomp.so.2"
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
-_BAD_ARCHITECTURE, _NO_NEW_PRIVILEGES, _ALL_THREADS, _OPTIMIZE = 2, 3, 4, 8
+_BAD_ARCHITECTURE, _OPTIMIZE = 2, 8
 _BINARY_TREE = 2
 _X86, _X86_64, _X32 = 0x40000003, 0xC000003E, 0x4000003E
 _UNKNOWN_CALL = -1
@@ -78,22 +79,32 @@ def deny_calls() -> bool:
     """
     if not has_filter():
         return False
+    syscalls.filter_calls(filter_program())
+    return True
+
+
+@cache
+def filter_program() -> bytes:
+    """The filter as the kernel takes it. Raises OSError, also where libseccomp is missing.
+
+    libseccomp takes 1 MiB and more of memory to make it, so the zygote does that once for all its forks.
+    """
     library = ctypes.CDLL(_LIBRARY)
     library.seccomp_init.restype = ctypes.c_void_p
     context = ctypes.c_void_p(library.seccomp_init(ctypes.c_uint32(_ALLOW)))
     try:
         _fill(library, context)
-        _checked(library.seccomp_load(context), "load")
+        with open(os.memfd_create("filter", os.MFD_CLOEXEC), "rb") as file:
+            _checked(library.seccomp_export_bpf(context, file.fileno()), "write")
+            file.seek(0)
+            return file.read()
     finally:
         library.seccomp_release(context)
-    return True
 
 
 def _fill(library: ctypes.CDLL, context: ctypes.c_void_p) -> None:
     denied = ctypes.c_uint32(_ERRNO | errno.EPERM)
-    settings = ((_NO_NEW_PRIVILEGES, 1), (_ALL_THREADS, 1), (_BAD_ARCHITECTURE, denied.value))
-    for attribute, value in settings:
-        _checked(library.seccomp_attr_set(context, attribute, ctypes.c_uint32(value)), "set up")
+    _checked(library.seccomp_attr_set(context, _BAD_ARCHITECTURE, denied), "set up")
     library.seccomp_attr_set(context, _OPTIMIZE, ctypes.c_uint32(_BINARY_TREE))  # from 2.5 on; a matter of speed only
     library.seccomp_arch_native.restype = ctypes.c_uint32
     if library.seccomp_arch_native() == _X86_64:
