@@ -57,13 +57,14 @@ class Attachments:
 
         `undo` detaches what was attached or begun. Raises what `attach` and `attach_made` raise.
         """
+        undo.push(self.detach, plan.container_id)
         plugged = []
         for use in plan.disks:
             if use.make_bytes:
-                plugged.append((use, await self.attach_made(use.disk, use.make_bytes)))
-                continue
-            undo.push(self.detach, use.disk.id, plan.container_id)
-            plugged.append((use, await self.attach(use.disk, plan.container_id, use.direct)))
+                location = await self.attach_made(use.disk, use.make_bytes)
+            else:
+                location = await self.attach(use.disk, plan.container_id, use.direct)
+            plugged.append((use, location))
         return with_disks(plan.guest, plugged)
 
     async def attach(self, disk: BlockDevice, user: str, direct: DirectVolume | None = None) -> GuestLocation:
@@ -120,13 +121,15 @@ class Attachments:
         log.info("disk attached", extra={"device": disk.id, "path": disk.path, "at": where})
         return attached
 
-    async def detach(self, device_id: str, user: str) -> None:
-        """`user` no longer has the disk; with its last user it leaves the VM.
+    async def detach(self, user: str) -> None:
+        """`user` has no disk any more; each leaves the VM with its last user.
 
-        A guest that takes its time to let go does so without holding up the caller.
+        A guest that takes its time to let go does so without holding up the caller, however many disks there are.
         """
-        name = f"unplug/{user}/{device_id}"
-        await asyncio.wait([self._services.tasks.supervise(name, self._detach(device_id, user))], timeout=UNPLUG_WAIT_S)
+        of_user = [device_id for device_id, attached in self._attached.items() if user in attached.users]
+        tasks = [self._services.tasks.supervise(f"unplug/{user}/{each}", self._detach(each, user)) for each in of_user]
+        if tasks:
+            await asyncio.wait(tasks, timeout=UNPLUG_WAIT_S)
 
     async def _detach(self, device_id: str, user: str) -> None:
         async with self._lock_of(device_id):

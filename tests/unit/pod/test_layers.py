@@ -1,5 +1,6 @@
 """Containers whose image is layers on disks: plugged once for a pod, before the guest hears of the container."""
 
+import asyncio
 import struct
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from pyshim.model.errors import FailedPrecondition, NotFound, ShimError
 from pyshim.model.ids import ContainerId
 from pyshim.model.task import CreateTask, RootfsMount
+from pyshim.resources.volumes import attachments
 from tests.unit.pod.conftest import BUNDLES, MEMBER, SANDBOX, Stack
 
 SHARED = {"namespaces": [{"type": "pid", "path": "/proc/4242/ns/pid"}]}
@@ -105,5 +107,29 @@ async def test_layers_that_were_plugged_leave_with_a_create_that_fails(stack: St
 
     with pytest.raises(ShimError):
         await stack.pod.create(request(stack, "app", f"{LAYERS}/top", BASE))
+
+    assert plugged(stack) == []
+
+
+async def test_a_guest_is_asked_for_all_layers_of_a_container_at_once(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that does not answer costs a Delete one wait, not one for each layer."""
+    await pod(stack)
+    await stack.pod.create(request(stack, "app", f"{LAYERS}/top", BASE))
+    await stack.pod.start(ContainerId("app"), None)
+    vm, asked = stack.hypervisors[0], asyncio.Barrier(2)
+    unplug = vm.unplug
+
+    async def unplug_when_all_are_asked_for(device_id: str) -> None:
+        await asked.wait()
+        await unplug(device_id)
+
+    monkeypatch.setattr(vm, "unplug", unplug_when_all_are_asked_for)
+    monkeypatch.setattr(attachments, "UNPLUG_WAIT_S", 3600)
+    await stack.end(ContainerId("app"))
+
+    async with asyncio.timeout(30):
+        await stack.pod.delete(ContainerId("app"), None)
 
     assert plugged(stack) == []

@@ -69,7 +69,7 @@ async def test_the_file_is_in_the_ledger_before_it_is_made_and_is_made_once() ->
 
     first = await rig.attachments.attach_made(disk(), 1 << 20)
     second = await rig.attachments.attach_made(disk(), 1 << 20)
-    await rig.attachments.detach(disk().id, "c1")
+    await rig.attachments.detach("c1")
 
     assert first == second
     assert rig.order == ["hold", "make_disk_file", "allow"]
