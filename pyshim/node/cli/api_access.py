@@ -20,7 +20,7 @@ def with_api(command: Any) -> Any:
 
 
 def access_of(server: str | None, token: str | None, authority: str | None) -> Any:
-    """An `Access`: the named one, else that of the pod's cluster. Raises UsageError, FailedPrecondition."""
+    """The `Access` that the options name, else that of the pod's cluster. Raises UsageError, FailedPrecondition."""
     from pyshim.node.kubernetes.api import Access, in_cluster
 
     if server is None:

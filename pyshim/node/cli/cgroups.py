@@ -1,4 +1,4 @@
-"""`pyshim cgroups SANDBOX`: its host cgroups, who is in them, what they are held to and what they have used."""
+"""`pyshim cgroups SANDBOX`: its host cgroups, with their processes, limits and usage."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -28,7 +28,7 @@ _MEANING = {
 @state_dir_option
 @json_option
 def command(sandbox: str, state_dir: str, as_json: bool) -> int:
-    """Show a sandbox's host cgroups: who is in them, what they are held to, what they have used."""
+    """Show a sandbox's host cgroups: their processes, limits and usage."""
     found = sandbox_id(sandbox, state_dir)
     record = read_snapshot(state_dir, found).get("Cgroups") or {}
     if not record:
@@ -42,7 +42,7 @@ def command(sandbox: str, state_dir: str, as_json: bool) -> int:
 
 
 def _live(group: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any]:
-    """The record of a cgroup and the kernel's figures now."""
+    """The record of a cgroup, with the kernel's present figures."""
     path, roots = str(group["Path"]), tuple(group["Roots"])
     vmm = record.get("Pids", {}).get("vmm", 0)
     threads = cgroup_usage.threads_of(vmm)

@@ -1,6 +1,6 @@
 """The facts of a host for `pyshim check`: files below `root`, and the answers of programs. It decides nothing.
 
-`root` is empty for this host; tests give it the tree of a host that they have made up.
+`root` is empty for this host; tests pass the tree of a made-up host.
 """
 
 import os
@@ -34,7 +34,7 @@ RunProgram = Callable[[Sequence[str]], str]
 
 
 class Answer(Struct, frozen=True, kw_only=True):
-    """The output of a program, or the error that left none."""
+    """The output of a program, or the error in its place."""
 
     path: str
     text: str = ""
@@ -62,7 +62,7 @@ class RuntimeFacts(Struct, frozen=True, kw_only=True):
     version: Answer
     config_path: str
     config_version: int = 0
-    """containerd's; 0: none is there, it runs with its defaults."""
+    """containerd's; 0: there is no file, so containerd runs with its defaults."""
     error: str = ""
     """The error with which reading the configuration failed."""
     runtimes: tuple[str, ...] = ()
@@ -119,7 +119,7 @@ def look(
     create_vm: Callable[[int], int] = create_kvm_vm,
     has_filter: Callable[[], bool] = has_filter,
 ) -> HostReport:
-    """This host, or the one whose tree is below `root`; `config` is None where it cannot be read."""
+    """The facts of this host, or of the one whose tree is below `root`. `config` is None if it cannot be read."""
     devices = ("/dev/kvm", "/dev/vhost-vsock", "/dev/vhost-net", "/dev/net/tun")
     errors = {path: open_error(f"{root}{path}") for path in devices}
     hypervisor = None if config is None or config.is_remote else config.hypervisor

@@ -1,4 +1,4 @@
-"""Judges a host's facts: one verdict a line, each with a hint. Pure."""
+"""Verdicts on a host's facts, each with a hint. Pure."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -42,11 +42,11 @@ class Verdict(Struct, frozen=True, kw_only=True):
     level: Level
     text: str
     hint: str = ""
-    """The remedy; empty where none is needed."""
+    """The remedy; empty if none is needed."""
 
 
 def verdicts(host: HostReport, runtime_class: Mapping[str, Fraction] | None = None) -> tuple[Verdict, ...]:
-    """All lines. `runtime_class` is the podFixed of the node's RuntimeClass, where it was given."""
+    """Every verdict. `runtime_class` is the podFixed of the node's RuntimeClass, if one was given."""
     return (
         *_machine(host),
         *_kernel(host),

@@ -54,8 +54,8 @@ def command(
 ) -> int:
     """Undo what dead shims left on this node, touch nothing else, and list lost remote VMs.
 
-    Name one sandbox by its whole id, or all of them: then templates that no VM can continue from any more go, too. A
-    line per thing undone goes to stdout, one per thing that could not be undone to stderr.
+    Name one sandbox by its whole id, or use --all, which also discards templates that no VM can continue from. Each
+    resource that was undone is a line on stdout, each that could not be undone a line on stderr.
     """
     if sum((sandbox is not None, everything, strike is not None)) != 1:
         raise click.UsageError("expected one of ID, --all and --strike")
@@ -78,7 +78,7 @@ def command(
 
 
 def template_directories() -> tuple[str, ...]:
-    """Where VMs of the node's configurations find templates. A configuration that cannot be read counts as none."""
+    """The template directories of the node's configurations. A configuration that cannot be read is skipped."""
     found = set()
     for path in ("", *glob(f"{SETTINGS}/**/configuration.toml", recursive=True)):
         with suppress(ShimError):

@@ -1,4 +1,4 @@
-"""The `pyshim` command: which subcommands there are, and how every one of them ends."""
+"""The `pyshim` command: its subcommands, and the exit code and error text with which each ends."""
 
 import difflib
 import errno
@@ -42,7 +42,7 @@ SUBCOMMANDS = {
     "dra": ("pyshim.node.cli.dra", "offer the devices of remote VMs to the scheduler (DRA driver)"),
     "factory": ("pyshim.node.cli.factory", "make and remove the templates that VMs continue from"),
     "initdata": ("pyshim.node.cli.initdata", "encode and digest the initdata document of a confidential guest"),
-    "cgroups": ("pyshim.node.cli.cgroups", "show a sandbox's host cgroups: who is in them, limits, usage"),
+    "cgroups": ("pyshim.node.cli.cgroups", "show a sandbox's host cgroups: processes, limits, usage"),
     "nri": ("pyshim.node.cli.nri", "place VMs on the CPUs and NUMA nodes of this node (NRI plugin)"),
     "launcher": ("pyshim.node.cli.launcher", "write the shim binary that containerd calls"),
     "trace": ("pyshim.node.cli.trace", "show where the time went until the first output"),
@@ -59,7 +59,7 @@ _WIDEST_HELP = 120
 
 
 class Subcommands(click.Group):
-    """Loads the module of the subcommand that was named, and for help none."""
+    """Imports the module of the subcommand that was called; the list of subcommands imports none."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(SUBCOMMANDS)

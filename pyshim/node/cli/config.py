@@ -1,4 +1,4 @@
-"""`pyshim config check|show|reference`: a configuration judged, as it counts, and explained."""
+"""`pyshim config check|show|reference`: checks, shows and explains a configuration."""
 
 import os
 import sys
@@ -36,13 +36,13 @@ def command() -> None:
 @command.command("check")
 @click.argument("file", metavar="[FILE]", required=False)
 @click.option("--all", "everything", is_flag=True, help="Honoured keys too.")
-@click.option("--elsewhere", is_flag=True, help="The file is another host's, which has what it names.")
+@click.option("--elsewhere", is_flag=True, help="The file is for another host, which has what it names.")
 @click.option("--strict", is_flag=True, help="Exit 1 for unknown and removed keys, too.")
 @json_option
 def _check(file: str | None, everything: bool, elsewhere: bool, strict: bool, as_json: bool) -> int:
-    """Say for each key what becomes of it; exit 1 when no sandbox starts with the file.
+    """Say what each key does; exit 1 if no sandbox starts with the file.
 
-    A file without errors of its own is planned with for an empty pod, as `pyshim plan` does. FILE is by default the one
+    If the keys have no errors, an empty pod is planned with the file, as `pyshim plan` does. FILE is by default the one
     a sandbox would read.
     """
     source = _source(file)
@@ -125,7 +125,7 @@ def _as_error(finding: Finding) -> Finding:
 
 
 def _refusal(source: Source, *, elsewhere: bool) -> Iterator[Finding]:
-    """The error of the plan of an empty pod."""
+    """The error with which an empty pod cannot be planned."""
     try:
         plan_empty_pod(pod_config(source, {}), on_another_host=elsewhere)
     except ShimError as error:
@@ -210,5 +210,5 @@ def _counts(setting: Setting) -> bool:
 
 
 def _one_line(text: str) -> str:
-    """File names may hold what a TOML comment may not."""
+    """Replaces the characters of a file name that a TOML comment cannot have."""
     return "".join(char if char.isprintable() else "?" for char in text)

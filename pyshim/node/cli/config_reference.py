@@ -1,4 +1,4 @@
-"""The configuration's reference, written from the table the shim itself reads by: it cannot say anything else."""
+"""The configuration's reference, generated from the table of keys with which the shim reads a file."""
 
 import textwrap
 from collections.abc import Iterator
@@ -20,9 +20,9 @@ _INTRODUCTION = """\
 pyshim reads Kata Containers' configuration files, those of the Go runtime and those of the Rust runtime, unchanged.
 Keys that only differ in name or table between the two are accepted in both places. Two commands explain a file:
 
-- `pyshim config check [FILE]` says for each key what becomes of it, with file and line; it exits 1 when no
-  sandbox starts with the file on this host (`--elsewhere`: on a host that has what the file needs). It makes the plan
-  of an empty pod, as `pyshim plan` does, and shows the error with which a start would be refused.
+- `pyshim config check [FILE]` says what each key does, with file and line. It plans an empty pod, as `pyshim plan`
+  does, shows the error that would refuse a start, and exits 1 if no sandbox starts with the file on this host
+  (`--elsewhere`: on a host that has what the file needs).
 - `pyshim config show [FILE]` prints the effective configuration and the origin of every value;
   `--annotation NAME=VALUE` shows what a pod's annotation would make of it.
 
@@ -35,10 +35,10 @@ Keys that only differ in name or table between the two are accepted in both plac
 4. The file shipped with pyshim.
 
 Symbolic links of the file are resolved. Beside the resolved file, `config.d/*.toml` are read on top of it in the order
-of their names: tables merge, values and whole lists replace. Other names in `config.d` are not read. No file may be
+of their names: tables merge, values and whole lists replace. Other files in `config.d` are not read. No file may be
 larger than {limit} bytes. The file is read when a sandbox starts; running sandboxes keep what they have.
 
-## What becomes of a key
+## Effect of a key
 
 - **honoured**: the code acts on it.
 - **no effect**: accepted and checked, but without effect, for the reason given. A value other than the default is a
@@ -77,11 +77,10 @@ configuration allows it: `pod_annotations = ["io.katacontainers.*"]` of the runt
 _DEADLINES = """
 ## Deadlines
 
-How long a neighbour is waited for before it counts as hung. [REMOTE.md](REMOTE.md) has those of VMs that are made
-elsewhere.
+How long pyshim waits for another program before it treats it as hung. [REMOTE.md](REMOTE.md) has the deadlines of
+remote VMs.
 
-| until then must have come | seconds | otherwise |
-|---|---|---|
+| pyshim waits for | seconds | then | |---|---|---|
 """
 
 _HASHES = """

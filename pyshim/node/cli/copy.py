@@ -14,7 +14,7 @@ from pyshim.node.cli.sandbox import sandbox_id, state_dir_option
 _CHUNK_BYTES = 16 * 1024
 _MAX_SAID_BYTES = 1000
 _INTO = 'cat > "$1.part" && [ "$(wc -c < "$1.part")" -eq "$2" ] && mv "$1.part" "$1"'
-"""Of a shell in the guest: nothing is there by this name before all of it is."""
+"""A script for the guest's shell: the file gets its name only when it is whole."""
 _OUT_OF = 'exec cat -- "$1" 2>/dev/null'
 
 
@@ -25,8 +25,8 @@ _OUT_OF = 'exec cat -- "$1" 2>/dev/null'
 def command(source: str, target: str, state_dir: str) -> int:
     """Copy a file into the guest of a sandbox, or out of it.
 
-    Paths in the guest are absolute, and those of its root, outside of all containers. It works as 'pyshim exec', whose
-    debug console it needs; a directory goes through tar ('pyshim exec --help').
+    Paths in the guest are absolute, in its own root file system, outside all containers. The copy goes through the
+    debug console, as 'pyshim exec' does. For a directory use tar ('pyshim exec --help').
     """
     (from_sandbox, from_path), (to_sandbox, to_path) = _place(source), _place(target)
     if bool(from_sandbox) == bool(to_sandbox):
@@ -41,7 +41,7 @@ def command(source: str, target: str, state_dir: str) -> int:
 
 
 def _place(text: str) -> tuple[str, str]:
-    """The sandbox, empty for this host, and the path. A file of this host that looks like a sandbox's is `./NAME`."""
+    """The sandbox (empty: this host) and the path. `./NAME` is a file of this host, whatever its name."""
     sandbox, colon, path = text.partition(":/")
     return (sandbox, f"/{path}") if colon and not text.startswith((".", "/")) else ("", text)
 

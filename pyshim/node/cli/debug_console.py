@@ -1,8 +1,8 @@
 """`pyshim exec SANDBOX [CMD]`: a shell in the guest, or one command of it, through the guest's debug console.
 
-The console is a terminal with a shell at each connection to a vsock port (`debug_console_enabled`): it has no way to
-name a command or to tell its end. So a command is typed to the shell between two lines that mark its output. Its input
-is typed as lines of base64, whose end is Ctrl-D.
+The console (`debug_console_enabled`) gives each connection to a vsock port a shell on a terminal. It cannot run one
+command or report its end, so the command is typed to the shell, between two printed lines that mark where its output
+begins and ends. The command's input is typed as lines of base64, followed by Ctrl-D.
 """
 
 import base64
@@ -38,7 +38,7 @@ _END_OF_INPUT = b"\x04"
 """Ctrl-D: at the beginning of a line it ends a shell."""
 _HINT = "(hint: debug_console_enabled = true in [agent.kata] gives new sandboxes a console)"
 _LOST = 255
-"""Exit code of a command whose end was not seen, as ssh has it."""
+"""Exit code if the connection ends before the command, as with ssh."""
 
 
 @click.command(
@@ -60,7 +60,7 @@ def command(with_input: bool, port: int, state_dir: str, sandbox: str, command_w
     The shell is the guest's own, outside of all containers, as root. The sandbox must have been started with
     debug_console_enabled, and its agent must be reached over vsock. Options stand before SANDBOX.
 
-    With CMD, its output and its exit code are those of this command; it gets no input without --stdin.
+    With CMD, this command prints its output and ends with its exit code. CMD gets no input without --stdin.
     """
     found = sandbox_id(sandbox, state_dir)
     if not command_words:
@@ -97,7 +97,8 @@ def agent_address(found: str, state_dir: str) -> str:
 
 
 def connect(found: str, address: str, port: int) -> socket.socket:
-    """A connection to the debug console. Raises FailedPrecondition where none can be, Unavailable when none answers."""
+    """A connection to the debug console. Raises FailedPrecondition if there cannot be one, Unavailable if none
+    answers."""
     if match := re.fullmatch(r"vsock://(\d{1,10}):\d+", address):
         return _connected(found, socket.AF_VSOCK, (int(match[1]), port), f"vsock://{match[1]}:{port}")
     if match := re.fullmatch(r"hvsock://(.+):\d+", address):
@@ -148,11 +149,11 @@ def _shake_hands(console: socket.socket, port: int, doing: str) -> None:
 
 
 def typed(words: tuple[str, ...], *, with_input: bool = False) -> tuple[bytes, bytes, bytes]:
-    """The line to type, and the beginnings of the lines before and after the output.
+    """The line to type, and the markers that begin the lines before and after the output.
 
-    A terminal echoes what is typed: the marks stand there in two pieces, and whole only in what the shell prints. The
-    shell gets no "exit" at its end: a guest may end the console with it, before the last output has left. What a
-    command leaves of its input is `cat`'s: the shell would execute it.
+    The typed line has each marker in two parts, so that the terminal's echo is not taken for it; the shell prints it
+    whole. No "exit" is typed at the end: a guest may close the console at once and lose the last output. `cat` reads
+    any input that the command leaves, which the shell would execute.
     """
     token = uuid.uuid4().hex
     quoted = shlex.join(words)
@@ -170,21 +171,21 @@ def typed(words: tuple[str, ...], *, with_input: bool = False) -> tuple[bytes, b
 
 
 class MarkedOutput:
-    """The output between the marks, as it comes, with the program's line ends in place of the terminal's."""
+    """The output between the markers, piece by piece, with the program's line ends in place of the terminal's."""
 
     def __init__(self, begin: bytes, end: bytes) -> None:
         self._begin = re.compile(b"\n" + re.escape(begin) + b"\r?\n")
         self._begin_bytes = len(begin) + 3
-        """The most of a begin mark that may have come."""
+        """The longest part of a begin marker that may have arrived."""
         self._end = re.compile(b"\r?\n" + re.escape(end) + b"(\\d{1,3})\r?\n")
         self._kept_bytes = len(end) + 16
-        """The most of an end mark that may have come: it is not written before the rest shows what it is."""
+        """The last bytes are not written yet: they may begin an end marker."""
         self._waiting = b"\n"
         self.has_begun = False
         self.exit_code: int | None = None
 
     def feed(self, data: bytes) -> bytes:
-        """The bytes that are output for certain."""
+        """The bytes that are certainly output."""
         if self.exit_code is not None:
             return b""
         self._waiting += data
@@ -229,7 +230,7 @@ def run_command(
         while output.exit_code is None and (data := console.recv(_CHUNK_BYTES)):
             write(output.feed(data))
             if output.has_begun and read is not None and sender is None:
-                # In a thread: a command may write much before it reads. Nothing waits for one that waits for input.
+                # In a thread, as a command may write much before it reads. It may wait for input for ever: a daemon.
                 sender = threading.Thread(target=_type_input, args=(console, read), daemon=True)
                 sender.start()
     except ConnectionError:
@@ -242,17 +243,17 @@ def run_command(
 
 def _type_input(console: socket.socket, read: Callable[[], bytes]) -> None:
     rest = b""
-    with suppress(OSError):  # the console has ended: its reader says so
+    with suppress(OSError):  # the console has ended, which its reader reports
         while data := read():
             rest += data
-            whole = len(rest) // 3 * 3  # base64 ends at bytes that are no multiple
+            whole = len(rest) // 3 * 3  # groups of 3 bytes need no padding, which would end the text
             console.sendall(base64.encodebytes(rest[:whole]))
             rest = rest[whole:]
         console.sendall(base64.encodebytes(rest) + _END_OF_INPUT)
 
 
 def interact(console: socket.socket) -> int:
-    """Standard input and output are the console's until one of the two ends it."""
+    """Copies standard input to the console and its output back, until either ends."""
     console.settimeout(None)
     stdin = sys.stdin.fileno()
     saved = termios.tcgetattr(stdin) if os.isatty(stdin) else None

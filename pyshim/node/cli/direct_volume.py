@@ -1,6 +1,6 @@
 """`pyshim direct-volume add|remove|stats|resize`: volumes a CSI driver hands over as disks instead of mounting them.
 
-The records and the words are those of `kata-runtime direct-volume`, so that either program serves either runtime.
+Records and options are those of `kata-runtime direct-volume`, so that either program works with either runtime.
 """
 
 import json
@@ -33,7 +33,7 @@ class Directories(Struct, frozen=True, kw_only=True):
 
 
 _volume_path = click.option(
-    "--volume-path", "path", required=True, metavar="PATH", help="What the pod names as its source."
+    "--volume-path", "path", required=True, metavar="PATH", help="The path that the pod's volume has as its source."
 )
 
 
@@ -93,7 +93,7 @@ def _resize(at: Directories, path: str, size: int) -> int:
 
 
 def add(path: str, mount_info: str, *, records: str = DIRECT_VOLUMES) -> None:
-    """The volume's record is there, whole. Raises InvalidArgument for a record that no pod could use."""
+    """The volume's record is written, whole. Raises InvalidArgument for a record that no pod could use."""
     directory = record_directory(path, root=records)
     if directory is None or not path.startswith("/"):
         raise InvalidArgument(f"add direct volume {path!r}: not an absolute path, or too long for a record")
@@ -105,7 +105,7 @@ def add(path: str, mount_info: str, *, records: str = DIRECT_VOLUMES) -> None:
 
 
 def ask(path: str, method: str, target: str, body: str, *, records: str, state_dir: str) -> str:
-    """The answer of the sandbox that has the volume. Raises NotFound without one, FailedPrecondition as it says."""
+    """The answer of the shim that has the volume. Raises NotFound without one, FailedPrecondition for a refusal."""
     directory = _record(path, records)
     marks = [name for name in os.listdir(directory) if name != MOUNT_INFO and not name.startswith(".")]
     for sandbox_id in marks:

@@ -44,7 +44,7 @@ def run(
 ) -> int:
     """Offer the devices and prepare claims on this node, until SIGTERM.
 
-    The table is read again when it changes. What was offered and prepared stays when the driver ends.
+    The table is read again when it changes. When the driver ends, its devices stay offered and its claims prepared.
     """
     from pyshim.node.dra.claims import Claims
     from pyshim.node.dra.offer import keep_offered, read_table
@@ -53,7 +53,7 @@ def run(
     from pyshim.node.kubernetes.api import Api
 
     access = access_of(server, token, authority)
-    read_table(types)  # a table that cannot be used ends the first start
+    read_table(types)  # a start with an unusable table fails
     claims = Claims(specs=cdi, records=kubelet_root / "plugins" / DRIVER / "claims")
 
     async def work() -> None:
@@ -76,7 +76,7 @@ def slices(types: Path) -> None:
 @command.command()
 @with_api
 def withdraw(server: str | None, token: str | None, authority: str | None) -> int:
-    """Offer no device any more; for the end of the last node's driver."""
+    """Withdraw all devices, once the driver has ended on every node."""
     from pyshim.node.dra.offer import withdraw as withdrawn
     from pyshim.node.kubernetes.api import Api
 

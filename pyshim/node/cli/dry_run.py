@@ -77,7 +77,7 @@ _ROOM = CapacityFacts(
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """The plans for one pod or container, of which there is at least one."""
+    """The plans for a pod, a container, or both."""
 
     title: str
     config: Config
@@ -166,7 +166,7 @@ def of_bundle(bundle: str, options: RuntimeOptions | None, devices: PodDevices) 
 
 
 def of_manifest(path: str, options: RuntimeOptions | None, devices: PodDevices) -> list[Plan]:
-    """The sandbox of each pod; its containers' mounts are the kubelet's to make, and are left out."""
+    """The sandbox of each pod. Its containers' mounts are left out: the kubelet makes them."""
     documents = read_documents(path)
     return [_of_pod(manifest, path, documents, options, devices) for manifest in pods_in(documents, path)]
 
@@ -200,7 +200,7 @@ def _of_pod(
 def plan_empty_pod(config: Config, *, on_another_host: bool) -> None:
     """A pod without containers can be planned with `config`. Raises the ShimError that refuses it.
 
-    Another host has the abilities and the room that the configuration asks for.
+    With `on_another_host`, the host has every feature and enough memory.
     """
     spec = _pod_spec({}, "an empty pod", of_host=False)
     if on_another_host:
@@ -283,7 +283,8 @@ def _volume_facts(spec: OciSpec, config: Config) -> Mapping[str, SourceFacts]:
 
 
 def _argv(plan: SandboxPlan) -> tuple[str, ...]:
-    """QEMU's, with example numbers where only a running shim has some: descriptors, the CID, a missing image's size."""
+    """QEMU's command line, with example numbers for what only a running shim knows: descriptors, the CID, the size of a
+    missing image."""
     if plan.config.is_remote:
         return ()
     check_config(plan.vm)
@@ -359,7 +360,7 @@ def _mount_lines(mounts: tuple[HostMount, ...]) -> Iterator[str]:
 
 
 def _argv_lines(argv: tuple[str, ...]) -> Iterator[str]:
-    """An option a line, as a shell reads it."""
+    """One option per line, in a shell's syntax."""
     line = shlex.quote(argv[0])
     for word in argv[1:]:
         if word.startswith("-"):

@@ -124,7 +124,7 @@ def _kernel_params(config: Config, facts: HostFacts) -> Iterable[str]:
 
 
 def _version(path: str, run: RunProgram) -> str:
-    """The first line of the hypervisor's `--version`; Kata's word when it prints none."""
+    """The first line of the hypervisor's `--version`, or Kata's `unknown`."""
     try:
         return run([path, "--version"])
     except (OSError, subprocess.SubprocessError):

@@ -1,4 +1,4 @@
-"""The words after `--handler`, of `pyshim install` and `pyshim node-agent run`."""
+"""Option `--handler` of `pyshim install` and `pyshim node-agent run`."""
 
 import os
 from pathlib import Path
@@ -14,7 +14,7 @@ FORM = "NAME[:BASE][=FILE]"
 def handlers_of(words: tuple[str, ...]) -> tuple[Handler, ...]:
     """The handlers, each with the settings of its FILE.
 
-    Raises ShimError for a word that makes no handler, and for settings with which no pod would start.
+    Raises ShimError for a malformed word, and for settings with which no pod would start.
     """
     return chosen_handlers(words, _settings)
 

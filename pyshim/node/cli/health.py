@@ -1,4 +1,4 @@
-"""The health of sandboxes, asked of their shims, which ask the guests' agents."""
+"""The health of sandboxes: their shims answer, after they have asked the guests' agents."""
 
 import asyncio
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ ASK_S = 2.0
 
 
 def with_health(found: Sequence[SandboxRow], state_dir: str) -> list[SandboxRow]:
-    """Those that run were asked, all at the same time: one that hangs holds up the others for ASK_S at most."""
+    """The sandboxes, with the health of those that run. All shims are asked at the same time, for at most ASK_S."""
 
     async def ask() -> list[SandboxRow]:
         return list(await asyncio.gather(*(_with_health(each, state_dir) for each in found)))

@@ -54,7 +54,7 @@ def _subcommand(group: click.Group, word: str, parent: click.Context) -> Iterato
 
 
 def _paragraphs(text: str) -> Iterator[str]:
-    """A paragraph that click keeps as it is has a backspace as its first line."""
+    """A paragraph whose first line is a backspace keeps its line breaks, as in click."""
     for paragraph in inspect.cleandoc(text).split("\n\n"):
         first, _, rest = paragraph.partition("\n")
         if first == "\b":
@@ -64,6 +64,6 @@ def _paragraphs(text: str) -> Iterator[str]:
 
 
 def _text(line: str) -> str:
-    """No character of it is one of the formatter's: an escape, a dash to break at, a request."""
+    """The line with the formatter's special characters escaped."""
     escaped = line.replace("\\", "\\e").replace("-", "\\-")
     return f"\\&{escaped}" if escaped.startswith((".", "'")) else escaped

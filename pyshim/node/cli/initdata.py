@@ -57,7 +57,7 @@ def _origin(path: str) -> str:
 
 
 def _read(path: str) -> bytes:
-    """At most a byte more than any document or its text may have, so that a longer one is refused, not held."""
+    """The content, cut one byte above the limit: enough to refuse a longer file."""
     if path == "-":
         return sys.stdin.buffer.read(MAX_TEXT_BYTES + 1)
     with open(path, "rb") as file:

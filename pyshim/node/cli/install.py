@@ -53,7 +53,7 @@ _PROGRAMS = ("cpu", "tun", "qemu", "virtiofsd")
 
 
 def _absolute(_ctx: click.Context, _parameter: click.Parameter, path: str) -> str:
-    """For a path that is written into files."""
+    """Checks a path that is going to be written into files."""
     if not os.path.isabs(path) or os.path.normpath(path) == "/":
         raise click.BadParameter(f"{path!r} is not the absolute path of a directory below the root")
     return os.path.normpath(path)
@@ -149,8 +149,8 @@ def install(
     """Install pyshim on this node, or bring its installation up to date.
 
     Code and guest go below the prefix, the configuration to /etc/pyshim, a handler for each kind of pod to containerd
-    and CRI-O. All of it is written or nothing. A file that was edited, or that is another's, is shown and refused.
-    Pods that run keep the code they were started with.
+    and CRI-O. Either all of it is written or nothing. A file that was edited, or that another program wrote, is shown,
+    and the installation is refused. Pods that run keep the code they were started with.
     """
     _require_root(root, dry_run)
     disk = Disk(root)
@@ -307,7 +307,7 @@ def status(prefix: str, root: str, state_dir: str, as_json: bool) -> int:
 def verify(prefix: str, kind: str | None, socket: str, name: str | None) -> int:
     """Run a test pod through the container runtime, with an installed handler.
 
-    Says first whether the runtime runs, serves CRI, and has the handlers.
+    First it checks that the runtime runs, serves CRI, and has the handlers.
     """
     from pyshim.node.install.cri import verify as verify_cri
 
@@ -324,7 +324,7 @@ def verify(prefix: str, kind: str | None, socket: str, name: str | None) -> int:
 
 
 class _Node:
-    """The programs that read what is written, as far as they are to be asked."""
+    """Checks the written files with the programs that read them: systemd, containerd, a test pod."""
 
     def __init__(
         self,
@@ -385,7 +385,7 @@ class _Node:
             verify_cri(self._caller.socket, names, pod=self._handlers[0].name)
 
     def rolled_back(self) -> None:
-        """They are as before, on the files of before."""
+        """The programs use the former files again, which are back."""
         if not self._is_running:
             return
         try:
@@ -397,7 +397,8 @@ class _Node:
 
 
 def _is_installed(plan: InstallPlan, manifest: Manifest | None, disk: Disk, *, keep_edited: bool) -> bool:
-    """The node is as `plan` has it, settings of handlers apart, which the container runtime does not read."""
+    """True if the node has `plan` already. Settings of handlers may differ: the container runtime does not read
+    them."""
     if manifest is None or not manifest.is_complete or manifest.release != plan.release.id:
         return False
     todo = [
@@ -410,7 +411,7 @@ def _is_installed(plan: InstallPlan, manifest: Manifest | None, disk: Disk, *, k
 
 @contextmanager
 def undone_at_sigterm() -> Iterator[None]:
-    """SIGTERM, too, ends what is under way as Ctrl-C does: what was written goes back. The undo hears neither."""
+    """SIGTERM ends the block as Ctrl-C does, by KeyboardInterrupt. The undo of its work ignores both signals."""
 
     def interrupt(_number: int, _frame: object) -> None:
         for number in before:
@@ -431,7 +432,7 @@ def _require_root(root: str, dry_run: bool) -> None:
 
 
 def _require_programs() -> None:
-    """QEMU and what else the node's packages have to bring are there. Raises FailedPrecondition with their names."""
+    """QEMU and the node's other programs are there. Raises FailedPrecondition naming those that are missing."""
     found = verdicts(look(build_config(read_source(None, {}, (SHIPPED_PATH,))), ""))
     lacking = [each for each in found if each.subject in _PROGRAMS and each.level is Level.MISSING]
     if lacking:
@@ -440,7 +441,7 @@ def _require_programs() -> None:
 
 
 def node_containerd(disk: Disk, caller: runtime.ContainerRuntime, config: str, manifest: Manifest | None) -> Containerd:
-    """The node's containerd, what is ours left out."""
+    """The node's containerd, and its configuration without our part."""
     program = runtime.program_of(caller, disk.root)
     text = foreign_text(disk, config)
     owned = {entry.path: entry for entry in manifest.entries} if manifest else {}
@@ -479,7 +480,7 @@ def _installed(manifest: Manifest) -> tuple[str, ...]:
 
 
 def _pods_of(names: Iterable[str], state_dir: str) -> dict[str, list[str]]:
-    """By release, the pods whose shim was started from it; a sandbox that is no pod has its id."""
+    """By release, the pods whose shim was started from it; a sandbox outside Kubernetes is named by its id."""
     from pyshim.node.cli.sandboxes import sandboxes
 
     found: dict[str, list[str]] = {name: [] for name in names}
@@ -519,7 +520,7 @@ def _prune(disk: Disk, plan: InstallPlan) -> None:
 
 
 def _failure(what: str, error: OSError | ShimError) -> ShimError:
-    """The error with the object's name, and with what could not be undone."""
+    """The error with the object's name and the failures of the undo."""
     if isinstance(error, OSError):
         place = f" '{error.filename}'" if error.filename else ""
         text = f"{what}:{place} {describe_os_error(error)}"

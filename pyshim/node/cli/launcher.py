@@ -1,7 +1,6 @@
 """`pyshim launcher install DIR`: the file that containerd executes as the shim.
 
-The shim runs isolated from the environment and without `site` (`python -I -S`), which makes it start faster and keeps
-PYTHON* variables and user directories out. So the launcher itself says where the package and its dependencies are.
+It names the interpreter and the import path (`pyshim.node.install.launcher`).
 """
 
 import os

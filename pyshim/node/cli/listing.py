@@ -23,8 +23,8 @@ def command(prefix: str, state_dir: str, as_json: bool) -> int:
 
     ASKED is what their containers ask for, VM what the virtual machine has, both CPUs and memory. CPU, in percent of
     one CPU, and MEMORY are what shim, VMM and file server use now. HEALTH comes from states and processes, then from
-    the guest's agent, which its shim asks; AGENT is the age of its last answer. --json
-    names the installed release that each shim runs, too.
+    the guest's agent, which its shim asks; AGENT is the age of its last answer. --json also names the installed release
+    that each shim runs.
     """
     found = _named(prefix, state_dir)
     meter = UsageMeter()

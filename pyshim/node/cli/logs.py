@@ -63,11 +63,11 @@ class Entry(Struct, frozen=True, kw_only=True):
     "--file", "path", metavar="FILE", help="The runtime's log in a file, or - for stdin; default: the journal."
 )
 @click.option("--unit", default="", help="In the journal; default: that of this node's container runtime.")
-@click.option("--level", type=click.Choice(LEVELS), default="debug", help="The least that is shown of the shim.")
-@click.option("--only", type=click.Choice(["shim", "console"]), help="One of the two.")
-@click.option("--since", default="", metavar="TIME", help="Of the shim, in the words of journalctl; not with --file.")
-@click.option("--tail", type=click.IntRange(min=0), metavar="N", help="The last lines of each of the two only.")
-@click.option("-f", "--follow", is_flag=True, help="Go on with lines as they come, until Ctrl-C.")
+@click.option("--level", type=click.Choice(LEVELS), default="debug", help="The lowest level shown of the shim.")
+@click.option("--only", type=click.Choice(["shim", "console"]), help="Only these lines.")
+@click.option("--since", default="", metavar="TIME", help="Of the shim, in journalctl's syntax; not with --file.")
+@click.option("--tail", type=click.IntRange(min=0), metavar="N", help="Only the last lines of shim and console.")
+@click.option("-f", "--follow", is_flag=True, help="Print new lines as they appear, until Ctrl-C.")
 @click.option("--vm-root", default=VM_ROOT, hidden=True)
 @state_dir_option
 @json_option
@@ -92,7 +92,7 @@ def command(
         raise click.UsageError("--since is for the journal, not for --file")
     found = ended_or_recorded(sandbox, state_dir)
     vm_dir = f"{vm_root}/{found}"
-    # What is there ends where what comes begins.
+    # Existing lines end where --follow begins.
     now_s = int(time.time())
     console = f"{vm_dir}/{_CONSOLE_FILES[-1]}"
     console_end = _whole_lines_bytes(console) if follow else None
@@ -128,7 +128,7 @@ def _show(entries: Iterable[Entry], as_json: bool) -> None:
 
 
 def _show_coming(entry: Entry, as_json: bool) -> None:
-    """For programs a line each, as there is no end."""
+    """As JSON each entry is a line, since the output does not end."""
     if as_json:
         print(json.dumps(to_builtins(entry)))
     else:
@@ -217,12 +217,12 @@ class _Log(Struct, frozen=True, kw_only=True):
     path: str | None
     unit: str
     found: str
-    """Of the sandbox, for errors."""
+    """The sandbox's id, for errors."""
     end: int | None
-    """Bytes of the file that are there, where it is followed."""
+    """With --follow, the bytes of the file at the start."""
 
     def lines(self, *, since: str, until_s: int | None) -> Iterator[str]:
-        """Those that are there. Raises OSError, FailedPrecondition when the journal cannot be read."""
+        """The existing lines. Raises OSError, FailedPrecondition when the journal cannot be read."""
         if self.path == "-":
             yield from sys.stdin
         elif self.path is not None:
@@ -233,7 +233,7 @@ class _Log(Struct, frozen=True, kw_only=True):
             yield from _journal(self.unit or container_runtime().unit, self.found, *bounds)
 
     def coming(self, *, since_s: int) -> Iterator[str]:
-        """Those that come from `since_s` on, of the epoch, for ever."""
+        """Lines written from `since_s` on (seconds since the epoch), for ever."""
         if self.path is None:
             words = ("--follow", "--no-tail", f"--since=@{since_s}")
             yield from _journal(self.unit or container_runtime().unit, self.found, *words)
@@ -267,7 +267,7 @@ def _journal(unit: str, found: str, *more: str) -> Iterator[str]:
 
 
 def shim_entries(lines: Iterable[str], found: str, least: str = "debug") -> Iterator[Entry]:
-    """Lines that name the sandbox in a field, parsed; those of the runtime about it are among them."""
+    """The parsed lines with the sandbox's id in a field: the shim's, and the runtime's about the sandbox."""
     threshold = LEVELS.index(least)
     for line in lines:
         if found not in line:
@@ -288,7 +288,7 @@ def shim_entries(lines: Iterable[str], found: str, least: str = "debug") -> Iter
 
 
 def parsed(line: str) -> dict[str, str]:
-    """The pairs of a line as logrus writes it; what stands before the first, for instance syslog's head, is skipped."""
+    """The pairs of a line as logrus writes it. Text before the first, such as syslog's head, is skipped."""
     start = line.find("time=")
     fields = {}
     for match in _PAIR.finditer(line, max(start, 0)):
@@ -307,7 +307,7 @@ def _unescaped(match: re.Match[str]) -> str:
 
 
 def console_entries(vm_dir: str, end: int | None = None) -> Iterator[Entry]:
-    """The guest's lines that the shim has kept, of the newest file up to `end` bytes; none once the VM is gone."""
+    """The guest's lines in the shim's files, the newest up to `end` bytes. Empty once the VM is gone."""
     for name in _CONSOLE_FILES:
         with suppress(FileNotFoundError):
             yield from map(_console_entry, _lines(f"{vm_dir}/{name}", end if name == _CONSOLE_FILES[-1] else None))
@@ -318,7 +318,7 @@ def _console_entry(line: str) -> Entry:
 
 
 def text_of(entry: Entry) -> str:
-    """One line, without what a guest could steer a terminal with."""
+    """One line, without characters that would control a terminal."""
     words = [entry.time, f"{entry.level:<7}", entry.message] if entry.source == "shim" else ["console", entry.message]
     words += [f"{name}={value}" for name, value in entry.fields.items()]
     return "".join(character if character.isprintable() else " " for character in " ".join(words)).rstrip()

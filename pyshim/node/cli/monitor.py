@@ -27,7 +27,7 @@ RUST_STATE_DIR = "/run/kata"
     default=(STATE_DIR, RUST_STATE_DIR),
     show_default=True,
     metavar="DIR",
-    help="Where sandboxes without one have their directories, such as those of Kata's shims; may be repeated.",
+    help="State directory of sandboxes without such a socket, such as Kata's; may be repeated.",
 )
 def command(address: tuple[str, int], metrics_dir: str, state_dirs: tuple[str, ...]) -> int:
     """Serve the metrics of all sandboxes of this node for Prometheus."""

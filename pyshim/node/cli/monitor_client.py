@@ -11,7 +11,7 @@ from pyshim.node.cli.sandbox import sandbox_id
 
 _TIMEOUT_S = 30.0
 _MAX_REPLY_BYTES = 64 * 1024 * 1024
-"""More than any answer has; the guest has a say in what some of them hold."""
+"""More than any answer has. A guest decides the size of some answers."""
 
 _MAX_REASON_CHARACTERS = 1000
 

@@ -47,9 +47,9 @@ def run(
     token: str | None,
     authority: str | None,
 ) -> int:
-    """Keep this node as the image has it, until SIGTERM.
+    """Keep this node at the image's release, until SIGTERM.
 
-    A privileged pod in the host's pid namespace: commands run in the mount namespace of process 1.
+    The pod is privileged and in the host's pid namespace: commands run in the mount namespace of process 1.
     """
     from pyshim.node.install.in_cluster.agent import NodeAgent, NodeAgentConfig, Pauses
     from pyshim.node.install.in_cluster.host import NodeHost

@@ -140,7 +140,7 @@ def _print_refusal(need: Need, reason: str) -> None:
 
 
 def _with_running(assignments: Assignments, state_dir: str) -> Assignments:
-    """And the VMs that were placed and run. One whose CPUs are not free is left out, with a line on stderr."""
+    """`assignments` with the running VMs. One whose CPUs are not free is left out, with a line on stderr."""
     from pyshim.node.nri.shims import placed_sandboxes
 
     store = StateStore(root=state_dir)
@@ -237,7 +237,7 @@ def _document(assignments: Assignments, needs: list[Need], refused: dict[str, st
     default=PLACEMENT_SOCKET,
     show_default=True,
     metavar="SOCKET",
-    help="Where shims ask before they boot a VM (placement_socket of their configuration); empty for nowhere.",
+    help="Where shims ask before they boot a VM (placement_socket of their configuration); empty: nowhere.",
 )
 @click.option("--name", default="pyshim", envvar=_NAME, show_default=True, help="The plugin's name for the runtime.")
 @click.option("--index", default="20", envvar=_INDEX, show_default=True, help="Its turn among plugins: two digits.")

@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 @contextmanager
 def steps() -> Iterator[Callable[[str], None]]:
-    """Takes what is being done now, which is shown with the time since the first step."""
+    """Yields a function that shows the text of the present step, and the time since the first."""
     if not sys.stderr.isatty():
         yield lambda _: None
         return
@@ -25,7 +25,7 @@ def steps() -> Iterator[Callable[[str], None]]:
 
 
 def counted(items: Iterable[T], what: str) -> Iterator[T]:
-    """The same items; while one is worked on, a bar shows its number and the total."""
+    """The same items. A bar shows the number of the present one and the total."""
     known = tuple(items)
     if not sys.stderr.isatty() or not known:
         yield from known

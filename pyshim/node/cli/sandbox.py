@@ -33,7 +33,7 @@ def sandbox_id(text: str, state_dir: str) -> SandboxId:
 
 
 def ended_or_recorded(text: str, state_dir: str) -> SandboxId:
-    """The same; `text` itself where none is recorded, which may be the id of one that has ended."""
+    """As `sandbox_id`, but `text` itself if nothing matches: it may be the id of a sandbox that has ended."""
     if _POD.fullmatch(text):
         return _of_pod(text, state_dir)
     checked = SandboxId(checked_id(text, "sandbox id"))
@@ -46,7 +46,7 @@ def ended_or_recorded(text: str, state_dir: str) -> SandboxId:
 
 
 def _of_pod(name: str, state_dir: str) -> SandboxId:
-    """The pod's sandbox; a running one before one that has ended: after a failure a pod gets a new one."""
+    """The pod's sandbox, a running one if there is one: after a failure a pod gets a new sandbox."""
     found = [each for each in sandboxes(state_dir) if each.pod == name]
     running = [each for each in found if each.health != STOPPED]
     ids = [SandboxId(each.id) for each in running or found]

@@ -24,7 +24,7 @@ from pyshim.state.schema import SandboxState
 from pyshim.state.store import StateStore
 
 RUNS = "runs"
-"""The health of a sandbox whose processes run: neither shim nor guest was asked."""
+"""The health of a sandbox whose processes run, before its shim is asked."""
 STOPPED = "stopped"
 """The health of a sandbox that has ended and is not removed yet."""
 
@@ -49,9 +49,9 @@ class SandboxRow(Struct, frozen=True, kw_only=True):
     origin: str = ""
     """How its guest came to run; empty: not known."""
     health: str
-    """RUNS, or what is wrong, or why nothing can be said; `ok` once the guest's agent has answered."""
+    """RUNS, or the problem; `ok` once the guest's agent has answered."""
     agent_age_s: float | None = None
-    """Since the agent's last answer; None when nobody was asked, or it never answered."""
+    """Since the agent's last answer; None: it was not asked, or never answered."""
     processes: tuple[ProcessRef, ...] = ()
     """Shim, VMM, file server: those that live."""
 
@@ -60,7 +60,7 @@ class Usage(Struct, frozen=True, kw_only=True):
     cpu_percent: float
     """Of one CPU."""
     memory_mib: int
-    """Proportional: what processes share, guest RAM among it, counts once."""
+    """Proportional: memory that processes share, such as guest RAM, counts once."""
 
 
 def sandboxes(state_dir: str, *, prefix: str = "") -> list[SandboxRow]:
@@ -116,7 +116,7 @@ def described(state: SandboxState) -> SandboxRow:
 
 
 def _servers(state: SandboxState) -> dict[str, ProcessRef]:
-    """The processes that the ledger holds, by their program's name."""
+    """The processes in the ledger, by program name."""
     found = {}
     for entry in state.ledger:
         pid, ticks = entry.detail.get("pid"), entry.detail.get("start_ticks")
@@ -214,9 +214,9 @@ def host_side_mib_of(sandbox: SandboxRow) -> float:
 
 
 def _is_guest_ram(mapping: Any, vm_mib: int) -> bool:
-    """RAM is a memfd, whose name the kernel shows; where it is not shared, memory without a name and of its very size.
+    """Guest RAM is a memfd, whose name the kernel shows; if not shared, an anonymous mapping of exactly the VM's size.
 
-    A larger one is the code that QEMU translates when it emulates.
+    A larger anonymous mapping has the code that QEMU translates when it emulates.
     """
     if mapping.path.startswith("/memfd:"):
         return True
@@ -226,7 +226,7 @@ def _is_guest_ram(mapping: Any, vm_mib: int) -> bool:
 HEADINGS = ("ID", "POD", "AGE", "CONTAINERS", "ASKED", "VM", "START", "CPU", "MEMORY", "AGENT", "HEALTH")
 NUMBERS = ("AGE", "CONTAINERS", "ASKED", "VM", "CPU", "MEMORY", "AGENT")
 _SHORT_ID = 13
-"""Characters of an id on a terminal, as ctr's peers show it: the beginning is enough for every verb."""
+"""Characters of an id on a terminal. Every verb accepts the beginning of an id."""
 
 
 def row(sandbox: SandboxRow, usage: Usage, *, now_ns: int, whole_ids: bool) -> tuple[str, ...]:
@@ -246,7 +246,7 @@ def row(sandbox: SandboxRow, usage: Usage, *, now_ns: int, whole_ids: bool) -> t
 
 
 def document(sandbox: SandboxRow, usage: Usage, *, now_ns: int) -> dict[str, object]:
-    """The same for programs."""
+    """The row for programs."""
     return {
         "id": sandbox.id,
         "pod": sandbox.pod,

@@ -1,4 +1,5 @@
-"""`pyshim sizing show|explain|podfixed`: why a sandbox has the size it has, what a pod's and its overhead would be."""
+"""`pyshim sizing show|explain|podfixed`: explains the size of a sandbox, of a pod's VM, and of a RuntimeClass's
+overhead."""
 
 import math
 import os
@@ -194,7 +195,8 @@ def podfixed(
 
 
 def _measured(config: Config, state_dir: str) -> HostSide | None:
-    """The most that a sandbox on this node takes, of those with a VM here, or of remote ones, as `config` says."""
+    """The most memory that a running sandbox of this node takes beside guest RAM: of remote VMs if `config` is remote,
+    else of local ones."""
     found = []
     for sandbox in sandboxes(state_dir):
         if sandbox.health != RUNS or (len(sandbox.processes) == 1) != config.is_remote:
@@ -210,7 +212,7 @@ def _measured(config: Config, state_dir: str) -> HostSide | None:
 
 
 def _block() -> str:
-    """The characters that the terminal can show."""
+    """The character of bars: one that the terminal can show."""
     try:
         "█".encode(sys.stdout.encoding or "ascii")
     except (UnicodeError, LookupError):

@@ -1,4 +1,4 @@
-"""The sizing of a pod as people read it: tables, bars, sentences; and as JSON for programs."""
+"""The sizing of a pod as text (tables, bars, sentences) and as JSON."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
@@ -43,7 +43,7 @@ def dimension_lines(dimension: Dimension, unit: str) -> Iterator[str]:
 
 
 def explanation_lines(title: str, explanation: Explanation, *, full_block: str) -> Iterator[str]:
-    """Everything `pyshim sizing explain` says about one pod. `full_block` is what bars are made of."""
+    """The text of `pyshim sizing explain` about one pod. Bars consist of `full_block`."""
     pod = explanation.pod
     yield title
     yield ""
@@ -56,7 +56,8 @@ def explanation_lines(title: str, explanation: Explanation, *, full_block: str) 
 
 
 def explanation_json(title: str, explanation: Explanation) -> dict[str, object]:
-    """The same, for programs; amounts of Kubernetes are quantities, exact fractions as in the sandbox's record."""
+    """The explanation as JSON. Kubernetes' amounts are quantities, the VM's are exact fractions, as in a sandbox's
+    record."""
     pod = explanation.pod
     return {
         "pod": title,
@@ -92,7 +93,7 @@ class HostSide(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def pod_fixed_lines(parts: Sequence[OverheadPart], policy: str, beside: HostSide) -> Iterator[str]:
-    """Everything `pyshim sizing podfixed` says."""
+    """The text of `pyshim sizing podfixed`."""
     yield f"podFixed of pods that state their limits, policy {policy}"
     yield ""
     yield f"  {'':<30}{'CPU':>8}{'memory':>12}"
@@ -112,7 +113,7 @@ def _note(part: OverheadPart, beside: HostSide) -> str:
 
 
 def pod_fixed_json(parts: Sequence[OverheadPart], policy: str, beside: HostSide) -> dict[str, object]:
-    """The same, for programs."""
+    """The same as JSON."""
     return {
         "policy": policy,
         "pod_fixed": _overhead(total(parts)),

@@ -64,7 +64,7 @@ def command() -> None:
     multiple=True,
     type=click.Choice([each.value for each in Disagreement]),
     metavar="SUBJECT",
-    help="A subject of warnings with which a pod is denied, such as 'requests below limits'; may be repeated.",
+    help="Deny pods with this warning, such as 'requests below limits'; may be repeated.",
 )
 @click.option("--node-cpus", type=click.IntRange(min=1), metavar="N", help="Of the largest node; default: not checked.")
 @click.option("--node-memory", type=click.IntRange(min=1), metavar="MIB", help="The same; default: not checked.")
@@ -73,7 +73,7 @@ def command() -> None:
     type=click.Choice(["yes", "no"]),
     default="yes",
     show_default=True,
-    help="Whether nodes have hardware virtualization.",
+    help="The nodes have hardware virtualization.",
 )
 @click.option(
     "--host-side",
@@ -120,7 +120,7 @@ def pod_classes(
     host_side_mib: int | None,
     denied: frozenset[Disagreement],
 ) -> dict[str, PodClass]:
-    """Raises ShimError for a configuration with which no pod would start, and for a drop-in of no class."""
+    """Raises ShimError for a configuration with which no pod would start, and for a drop-in without its class."""
     if foreign := sorted(drop_ins.keys() - paths.keys()):
         raise InvalidArgument(f"read drop-in '{drop_ins[foreign[0]]}': there is no class '{foreign[0]}'")
     found = {}
