@@ -1,9 +1,8 @@
-"""An installation is written, all of it or nothing, and taken away again.
+"""Writes an installation, all of it or nothing, and removes it.
 
-The manifest names each file that is ours, with the digest of what was written. It is written before the files (then a
-file may hold what was or what will be) and again after them, so a crash in between leaves nothing that the next
-`install` or `uninstall` does not know. A file whose digest is another has been edited, or is another program's: it is
-shown and left alone, and nothing else is changed either.
+The manifest names each of our files with the digest of its content. It is written before the files, with former and new
+digests, and again after them, so even after a crash the next `install` or `uninstall` knows every file. A file with
+another digest was edited, or another program wrote it: it is shown, and nothing is changed.
 """
 
 import difflib
@@ -32,10 +31,10 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
     path: str
     digests: tuple[str, ...]
-    """Of what it may hold: one, or during a change the one before, too."""
+    """Of its possible contents: one, or two during a change."""
     is_block: bool = False
     before: str | None = None
-    """Of a block in a file that `install` made: what it wrote before the block. None: the file is another's."""
+    """For a block in a file that `install` made: the text before the block. None: the file is not ours."""
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,7 +58,7 @@ def manifest_path(prefix: str) -> str:
 
 
 def read_manifest(disk: Disk, prefix: str) -> Manifest | None:
-    """None where nothing is installed. Raises FailedPrecondition for a file that makes no sense."""
+    """None if nothing is installed. Raises FailedPrecondition for a malformed file."""
     path = manifest_path(prefix)
     found = disk.read(path)
     if found is None:
@@ -87,9 +86,9 @@ def foreign_text(disk: Disk, path: str) -> str | None:
 def changes(
     plan: InstallPlan, manifest: Manifest | None, disk: Disk, *, keep_edited: bool = False
 ) -> tuple[Change, ...]:
-    """The files to write and remove, in order; empty when all is there already.
+    """The files to write and remove, in order; empty if the plan is in place already.
 
-    Raises FailedPrecondition that names each file which is not as we wrote it; with `keep_edited` those of ours stay.
+    Raises FailedPrecondition naming each file that is not as we wrote it; with `keep_edited` edited files stay.
     """
     owned = {entry.path: entry for entry in manifest.entries} if manifest else {}
     found = {path: disk.read(path) for path in (*(write.path for write in plan.writes), *owned)}
@@ -113,33 +112,33 @@ def changes(
 
 def edited_of(owned: Mapping[str, Entry], found: Mapping[str, Found]) -> set[str]:
     """The files of ours that are not as we wrote them."""
-    held = {path: _held(found[path], is_block=entry.is_block) for path, entry in owned.items()}
-    return {path for path, text in held.items() if text is not None and _digest(text) not in owned[path].digests}
+    parts = {path: _our_part(found[path], is_block=entry.is_block) for path, entry in owned.items()}
+    return {path for path, text in parts.items() if text is not None and _digest(text) not in owned[path].digests}
 
 
 def _refuse_edited(owned: Mapping[str, Entry], found: Mapping[str, Found], wanted: Iterable[str] = ()) -> None:
-    """Raises FailedPrecondition for files of ours that were edited, and for `wanted` places that others have."""
-    said = [f"'{path}' is not as 'pyshim install' wrote it" for path in sorted(edited_of(owned, found))]
+    """Raises FailedPrecondition for edited files of ours, and for `wanted` paths at which other files are."""
+    problems = [f"'{path}' is not as 'pyshim install' wrote it" for path in sorted(edited_of(owned, found))]
     foreign = [path for path in wanted if path not in owned and found[path] is not None]
-    said += [f"'{path}' exists, and 'pyshim install' did not write it" for path in foreign]
-    if said:
+    problems += [f"'{path}' exists, and 'pyshim install' did not write it" for path in foreign]
+    if problems:
         hint = "(hint: undo the edit or move the file away; settings of your own go into config.d; --keep-edited)"
-        raise FailedPrecondition(f"change the installation: {'; '.join(said)} {hint}")
+        raise FailedPrecondition(f"change the installation: {'; '.join(problems)} {hint}")
 
 
 def edits(plan: InstallPlan, manifest: Manifest | None, disk: Disk) -> list[str]:
-    """The differences between what is there and what would be, for each file that is not as we wrote it."""
+    """The differences between present and planned text, for each file that is not as we wrote it."""
     owned = {entry.path: entry for entry in manifest.entries} if manifest else {}
     lines: list[str] = []
     for write in plan.writes:
         found = disk.read(write.path)
         entry = owned.get(write.path)
-        held = _held(found, is_block=isinstance(write, BlockWrite))
-        if held is None or (entry is not None and _digest(held) in entry.digests):
+        part = _our_part(found, is_block=isinstance(write, BlockWrite))
+        if part is None or (entry is not None and _digest(part) in entry.digests):
             continue
-        after = _held(_after(write, {write.path: found}), is_block=isinstance(write, BlockWrite)) or ""
+        after = _our_part(_after(write, {write.path: found}), is_block=isinstance(write, BlockWrite)) or ""
         lines += difflib.unified_diff(
-            held.splitlines(keepends=True), after.splitlines(keepends=True), write.path, f"{write.path} (ours)"
+            part.splitlines(keepends=True), after.splitlines(keepends=True), write.path, f"{write.path} (ours)"
         )
     return lines
 
@@ -148,8 +147,8 @@ def states(manifest: Manifest, disk: Disk) -> list[tuple[str, str]]:
     """Each path of ours, and whether it is "ok", "edited" or "missing"."""
     found = []
     for entry in manifest.entries:
-        held = _held(disk.read(entry.path), is_block=entry.is_block)
-        state = "missing" if held is None else "ok" if _digest(held) in entry.digests else "edited"
+        part = _our_part(disk.read(entry.path), is_block=entry.is_block)
+        state = "missing" if part is None else "ok" if _digest(part) in entry.digests else "edited"
         found.append((entry.path, state))
     return found
 
@@ -165,8 +164,8 @@ def apply(
 ) -> tuple[Change, ...]:
     """The node is as `plan` has it, and `check` has passed; on any error the node is as it was. Returns the changes.
 
-    `make_release` fills the directory that it is given. `rolled_back` is called after files went back that `check` may
-    have seen. Raises what they raise, ShimError, OSError.
+    `make_release` fills the directory that it is given. `rolled_back` is called after the undo of files that `check`
+    may have seen. Raises what they raise, ShimError, OSError.
     """
     manifest = read_manifest(disk, plan.prefix)
     todo = changes(plan, manifest, disk, keep_edited=keep_edited)
@@ -204,10 +203,10 @@ def apply(
 
 
 def remove(disk: Disk, prefix: str, *, keep_edited: bool = False) -> tuple[Change, ...]:
-    """Nothing that `install` wrote is left; on an error of these files all of them are back. Returns the changes.
+    """Nothing that `install` wrote is left; after an error all files are back. Returns the changes.
 
-    Releases go last, and are not brought back. Raises FailedPrecondition for files that were edited; with `keep_edited`
-    they stay, and are the operator's.
+    Releases are removed last and are not restored. Raises FailedPrecondition for files that were edited; with
+    `keep_edited` they stay, and are the operator's.
     """
     manifest = read_manifest(disk, prefix)
     if manifest is None:
@@ -241,7 +240,7 @@ def remove(disk: Disk, prefix: str, *, keep_edited: bool = False) -> tuple[Chang
 
 
 class _Undo:
-    """Changes that can be taken back, the last one first."""
+    """Changes that can be undone, the last one first."""
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
@@ -287,7 +286,7 @@ def _begun(plan: InstallPlan, manifest: Manifest | None, missing: list[str], dis
     for write in plan.writes:
         is_block = isinstance(write, BlockWrite)
         before = old[write.path].digests if write.path in old else ()
-        new = _digest(_held(_after(write, {}), is_block=is_block) or "")
+        new = _digest(_our_part(_after(write, {}), is_block=is_block) or "")
         digests = tuple(dict.fromkeys((*before, new)))
         entries[write.path] = Entry(
             path=write.path, digests=digests, is_block=is_block, before=_text_before(write, old.get(write.path), disk)
@@ -310,11 +309,11 @@ def _text_before(write: Write, entry: Entry | None, disk: Disk) -> str | None:
 
 
 def _finished(plan: InstallPlan, begun: Manifest, disk: Disk) -> Manifest:
-    """One digest for each file as it is now; one that was edited, and was to be kept so, stays known as it was."""
+    """The manifest with one digest for each file. A file that stays edited keeps its former digests."""
     entries, written = [], {entry.path: entry for entry in begun.entries}
     for write in plan.writes:
         entry = written[write.path]
-        digest = _digest(_held(disk.read(write.path), is_block=entry.is_block) or "")
+        digest = _digest(_our_part(disk.read(write.path), is_block=entry.is_block) or "")
         entries.append(replace(entry, digests=(digest,)) if digest in entry.digests else entry)
     return Manifest(release=plan.release.id, entries=tuple(entries), directories=begun.directories)
 
@@ -336,8 +335,8 @@ def _without(entry: Entry, found: Found) -> Found:
     return None if text == entry.before else (text.encode(), found[1])
 
 
-def _held(found: Found, *, is_block: bool) -> str | None:
-    """The part that we write: the block, or all with the file's mode."""
+def _our_part(found: Found, *, is_block: bool) -> str | None:
+    """The part of the file that is ours: the block, or the whole text with the file's mode."""
     if found is None or isinstance(found, str):
         return found
     text = found[0].decode(errors="replace")
@@ -345,12 +344,12 @@ def _held(found: Found, *, is_block: bool) -> str | None:
         try:
             return block_in(text)
         except ValueError:
-            return text  # its end was edited away: it is not as we wrote it
+            return text  # its end marker is gone, so it is not as we wrote it
     return f"{found[1]:o}\n{text}"
 
 
-def _digest(held: str) -> str:
-    return sha256(held.encode()).hexdigest()
+def _digest(part: str) -> str:
+    return sha256(part.encode()).hexdigest()
 
 
 def _encoded(manifest: Manifest) -> Found:

@@ -1,10 +1,10 @@
-"""A marked block of ours in another program's text file: added, found, removed again, byte by byte. Pure."""
+"""Adds, finds and removes a marked block of ours in another program's text file. Removal restores every byte. Pure."""
 
 _BEGIN = "# begin pyshim: written by `pyshim install`, removed by `pyshim uninstall`"
 _CUT = ". The line before had no end"
 _END = "# end pyshim\n"
 _BYTE_ORDER_MARK = "\ufeff"
-"""Some editors put it before all text, and there alone it is no text."""
+"""Some editors put it at the beginning of a file, where it is not part of the text."""
 
 
 def block_in(text: str) -> str | None:
@@ -14,7 +14,7 @@ def block_in(text: str) -> str | None:
 
 
 def with_block(text: str, body: str, *, first: bool) -> str:
-    """`text`, which has no block, with one that holds `body`: before all else, or after it."""
+    """`text`, which has no block, with a block of `body` before it (`first`) or after it."""
     if first:
         mark = _BYTE_ORDER_MARK if text.startswith(_BYTE_ORDER_MARK) else ""
         return f"{mark}{_BEGIN}\n{body}{_END}{text.removeprefix(mark)}"
@@ -37,7 +37,7 @@ def without_block(text: str) -> str:
 
 
 def _marked(text: str) -> str | None:
-    """The block with its marks."""
+    """The block with its markers."""
     start = text.find(_BEGIN)
     if start < 0:
         return None

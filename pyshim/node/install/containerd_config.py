@@ -18,7 +18,7 @@ _MAX_FILES = 100
 
 
 def config_versions(containerd: tuple[int, int]) -> tuple[int, ...]:
-    """The versions of a configuration that this containerd reads, those that name runtime types.
+    """The configuration versions that this containerd reads and that have runtime types.
 
     Source: `ConfigVersion` in containerd's version/version.go.
     """
@@ -57,7 +57,7 @@ def merged(path: str, *, root: str = "") -> tuple[dict[str, Any], int]:
 
 
 def replacing_import(path: str) -> str:
-    """The imported file by which containerd 1.x forgets the CRI plugin's settings in `path`; empty without one."""
+    """The imported file whose CRI table makes containerd 1.x drop that of `path`; empty if there is none."""
     try:
         files = sorted(_imported(read_document(path, ""), path, ""))
         return next((file for file in files if table_at(read_document(file, ""), "plugins", _CRI_1)), "")
@@ -83,14 +83,14 @@ def runtimes_in(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def snapshotter_in(document: Mapping[str, Any]) -> str:
-    """The CRI plugin's snapshotter; empty where the document names none."""
+    """The CRI plugin's snapshotter; empty if the document has none."""
     tables = [table_at(document, "plugins", plugin, "containerd") for plugin in (_CRI_1, _CRI_2)]
     tables.append(table_at(document, "plugins", _IMAGE_PLUGIN))
     return next((str(each["snapshotter"]) for each in tables if each.get("snapshotter")), "")
 
 
 def table_at(document: Mapping[str, Any], *keys: str) -> dict[str, Any]:
-    """The table below these keys; empty where one of them is missing or no table."""
+    """The table below these keys; empty if one of them is missing or not a table."""
     found: Any = document
     for key in keys:
         found = found.get(key) if isinstance(found, Mapping) else None

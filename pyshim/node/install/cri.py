@@ -37,7 +37,7 @@ def verify(socket: str, handlers: frozenset[str], *, pod: str | None) -> str:
 
 
 def _ready(stub: v1_pb2_grpc.RuntimeServiceStub) -> pb.VersionResponse:
-    """The answer of a runtime that is ready for pods, for which it gets a while after a restart."""
+    """The version of the runtime once it is ready for pods. It has _READY_S for that."""
     deadline = time.monotonic() + _READY_S
     while True:
         try:

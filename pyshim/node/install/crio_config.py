@@ -10,7 +10,8 @@ DROP_INS = "/etc/crio/crio.conf.d"
 
 
 def document(*, root: str = "") -> dict[str, Any]:
-    """All of it; empty where CRI-O runs with its defaults. Raises OSError, FailedPrecondition naming the file."""
+    """The merged configuration; empty if CRI-O runs with its defaults. Raises OSError, FailedPrecondition naming the
+    file."""
     found: dict[str, Any] = {}
     for path in _files(root):
         found = combined(found, read_document(path, root))

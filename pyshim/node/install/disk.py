@@ -1,4 +1,4 @@
-"""The node's files, as an installation reads and changes them, below a root that is mostly `/`."""
+"""The node's files, below a root that is usually `/`."""
 
 import os
 import shutil
@@ -55,7 +55,7 @@ class Disk:
     # ---- changes
 
     def write(self, path: str, found: Found) -> None:
-        """`path` is what `read` would then give: replaced whole, or gone. A file that was there keeps its owner."""
+        """`read` would return `found` now: the file was replaced whole, or is gone. A replaced file keeps its owner."""
         there = self.at(path)
         if found is None:
             os.unlink(there)
@@ -75,7 +75,7 @@ class Disk:
         os.mkdir(self.at(path), 0o755)
 
     def remove_directory(self, path: str) -> None:
-        """An empty one."""
+        """The directory, which must be empty, is gone."""
         os.rmdir(self.at(path))
 
     def move(self, source: str, target: str) -> None:

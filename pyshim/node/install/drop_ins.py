@@ -1,4 +1,4 @@
-"""The runtime handlers in the words of containerd's and CRI-O's configuration. Pure.
+"""The runtime handlers as containerd's and CRI-O's configuration has them. Pure.
 
 containerd 1.x takes the CRI plugin's settings from one file: those of an imported file would replace all of
 config.toml's, so the handlers go into config.toml itself. containerd 2.x merges imported files; a drop-in of version
@@ -36,7 +36,7 @@ class Handler(msgspec.Struct, frozen=True, kw_only=True):
     """The file of configs/ that it starts from."""
     config_path: str
     turned_on: str = ""
-    """A key that is false in `source`, and true here."""
+    """A key that is false in `source` and true for this handler."""
     is_local: bool = True
     """Its VMs run on the node, in QEMU."""
     guest_pulls: bool = False
@@ -107,7 +107,7 @@ class Containerd(msgspec.Struct, frozen=True, kw_only=True):
     drop_in: str = CONTAINERD_DROP_IN
     """A file of our own, where drop-ins are possible."""
     effective_runtimes: frozenset[str] = frozenset()
-    """The handlers that are there without ours, imported files included."""
+    """The handlers of other origin, those in imported files included."""
 
 
 def containerd_writes(containerd: Containerd, handlers: tuple[Handler, ...], *, shim: str) -> list[Write]:

@@ -1,7 +1,7 @@
 """The files of an installation: a value that can be printed, compared and applied. Pure.
 
-`/opt/pyshim/releases/<id>` holds one release, code and guest, and never changes; the other files name it. So pods that
-run during an upgrade keep the code that they started with. `id` is made of the contents: installing the same
+`/opt/pyshim/releases/<id>` has one release, code and guest, and never changes; the other files refer to it. So pods
+that run during an upgrade keep the code that they started with. `id` is a digest of the contents: installing the same
 again changes nothing.
 """
 
@@ -33,7 +33,7 @@ _DROP_IN = "config.d/10-install.toml"
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 """A RuntimeClass has this form of name, and a label of the node is made of it."""
 _STATE = "state"
-"""The label `pyshim.io/state` of a node has the state of its installation."""
+"""Not a handler's name: the label `pyshim.io/state` of a node has the state of its installation."""
 _CONFIG_HEAD = (
     "# Written by `pyshim install`. Settings of your own: {directory}/config.d/*.toml, read on top of this file.\n"
 )
@@ -51,7 +51,7 @@ class InstallPlan(msgspec.Struct, frozen=True, kw_only=True):
     prefix: str
     release: Release
     writes: tuple[Write, ...]
-    """In the order in which they are made: what names a file comes after it."""
+    """In the order of writing: a file comes before those that refer to it."""
 
     @property
     def release_path(self) -> str:
@@ -78,10 +78,10 @@ def packages_path(home: str, release: Release) -> str:
 
 
 def chosen_handlers(words: tuple[str, ...], read: Callable[[Handler, str], str]) -> tuple[Handler, ...]:
-    """The handlers of these words, `NAME[:BASE][=FILE]`; all that come with pyshim without any word.
+    """The handlers that `words` choose, each `NAME[:BASE][=FILE]`; without words all that come with pyshim.
 
-    BASE is the handler of ours that a name of the operator's starts from. `read` returns the text of a handler's
-    FILE, settings on top of the shipped ones. Ours come first, in their order.
+    An operator's own NAME starts from our handler BASE. `read` returns the text of FILE, settings on top of the shipped
+    ones. Our handlers come first, in their order.
 
     Raises InvalidArgument, and what `read` raises.
     """
@@ -147,7 +147,7 @@ def install_plan(
 ) -> InstallPlan:
     """`configs` are the shipped files by their path below configs/, `manual` is the page of the operator's command.
 
-    Raises ShimError naming what stands in the way.
+    Raises ShimError naming the obstacle.
     """
     home = release_path(prefix, release)
     shim = f"{prefix}/bin/{BINARY}"

@@ -1,4 +1,4 @@
-"""One release is made in a directory of its own: a virtual environment with what the lock file names, and the guest."""
+"""Makes a release in its own directory: a virtual environment with the locked dependencies, and the guest."""
 
 import os
 import shutil
@@ -43,7 +43,7 @@ class Sources:
             self._made.cleanup()
 
     def release(self) -> Release:
-        """Its name, made of its content. Raises NotFound for a part that is missing."""
+        """The release, named by a digest of its content. Raises NotFound for a missing part."""
         python = f"{sys.version_info.major}.{sys.version_info.minor}"
         digest = sha256(f"{python}\n".encode())
         with zipfile.ZipFile(self.wheel()) as archive:
@@ -105,7 +105,7 @@ class Sources:
             raise FailedPrecondition(f"install '{final}': users other than root can write {', '.join(found[:10])}")
 
     def _install(self, python: str) -> None:
-        """By this interpreter's pip: a release needs none of its own."""
+        """Runs this interpreter's pip: a release needs no pip."""
         pip = [sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check", "--quiet", "install"]
         where = ["--no-index", "--find-links", self._wheels] if self._wheels is not None else []
         run_step("install the locked dependencies", [*pip, "--no-deps", *where, "--require-hashes", "-r", self.lock])
@@ -113,7 +113,7 @@ class Sources:
 
 
 def _built_wheel(checkout: str, directory: str) -> str:
-    """The wheel of the checkout, which stays as it is: setuptools builds beside its sources."""
+    """The wheel, built from a copy of the checkout: setuptools writes beside the sources."""
     copy = f"{directory}/source"
     os.mkdir(copy)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
@@ -139,9 +139,9 @@ def run_step(what: str, command: list[str], cwd: str | None = None) -> None:
     environment |= {name: value for name, value in os.environ.items() if name.lower().endswith("_proxy")}
     environment |= {name: value for name, value in os.environ.items() if name.startswith(("PIP_", "SSL_"))}
     with ExitStack() as undo:
-        # A signal raises in us: between the fork and the return of Popen it would leave the process.
-        with _signals_held() as before:
-            # A group of its own: pip starts further processes, and none may write below a directory being removed.
+        # A signal raises an exception: between the fork and the return of Popen the process would be lost.
+        with _signals_blocked() as before:
+            # Its own process group: pip starts further processes, and none may write to a directory being removed.
             process = subprocess.Popen(
                 command,
                 cwd=cwd,
@@ -163,8 +163,8 @@ def run_step(what: str, command: list[str], cwd: str | None = None) -> None:
 
 
 @contextmanager
-def _signals_held() -> Iterator[set[int]]:
-    """SIGTERM and SIGINT come to this thread only afterwards; yields what it has blocked before."""
+def _signals_blocked() -> Iterator[set[int]]:
+    """SIGTERM and SIGINT are blocked in this thread. Yields the former mask."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     try:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})

@@ -1,4 +1,5 @@
-"""The node's container runtime: which it is, version, configuration, restart; and which processes use a release."""
+"""The node's container runtime: finds it, asks for its version and configuration, restarts it. And the processes that
+use a release."""
 
 import os
 import re
@@ -32,7 +33,7 @@ class ContainerRuntime(NamedTuple):
     """The file that it reads, or that its distribution of Kubernetes makes it from."""
     layout: Layout = Layout.FILE
     directory: str = ""
-    """Of a distribution of Kubernetes: a node has it where the distribution is installed."""
+    """A directory that exists where this distribution of Kubernetes is installed."""
 
 
 _RANCHER_SOCKET = "/run/k3s/containerd/containerd.sock"
@@ -72,8 +73,8 @@ _OTHER_UNITS = {"k3s": "k3s-agent", "rke2-server": "rke2-agent", "k0sworker": "k
 def container_runtime(socket: str = "", *, root: str = "", kind: str | None = None) -> ContainerRuntime:
     """The node's container runtime: the one of this `kind`, or of `socket`, else the one that `root` has.
 
-    A distribution of Kubernetes where its directory is there. CRI-O where its socket is there, also beside that of
-    containerd: it serves kubelets only, and Docker brings a containerd.
+    CRI-O if its socket exists, even beside containerd's: CRI-O serves only kubelets, and Docker brings a containerd.
+    Else a distribution of Kubernetes whose directory exists.
     """
     found = KINDS[kind] if kind else _of_socket(socket) if socket else _of_node(root)
     other = _OTHER_UNITS.get(found.unit, "")
@@ -116,7 +117,7 @@ def program_of(runtime: ContainerRuntime, root: str = "") -> str:
 
 
 def version(program: str) -> tuple[int, int]:
-    """Raises FailedPrecondition when its words are not understood."""
+    """Raises FailedPrecondition if it prints no version."""
     said = _run([program, "--version"])
     found = re.search(r"\bv?(\d+)\.(\d+)\.\d+", said)
     if found is None:
@@ -153,7 +154,7 @@ def require_handlers(document: dict[str, Any], before: frozenset[str], wanted: f
 
 
 def require_answer(caller: ContainerRuntime) -> None:
-    """Raises Unavailable where it does not listen."""
+    """Raises Unavailable if it does not listen."""
     with sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM) as connection:
         connection.settimeout(5)
         try:
@@ -166,9 +167,9 @@ def require_answer(caller: ContainerRuntime) -> None:
 
 _UNITS = ("pyshim-cleanup.timer", "pyshim-zygote.service")
 _SERVICES = ("pyshim-monitor.service", "pyshim-nri.service", "pyshim-webhook.service")
-"""Of the operator, who has put them there."""
+"""Units that an operator may have installed."""
 _SYSTEMD = "/run/systemd/system"
-"""A directory where systemd is the node's init. Source: sd_booted(3)."""
+"""A directory that exists if systemd is the node's init. Source: sd_booted(3)."""
 
 
 def reload_units() -> None:
@@ -178,10 +179,10 @@ def reload_units() -> None:
 
 
 def restart_units(*, also_stopped: bool) -> None:
-    """The units that run are of the files that are there now; with `also_stopped` those that a boot would start run.
+    """Running units are restarted with the present files; with `also_stopped` our own units that are stopped start,
+    too.
 
-    One whose file is gone has ended. A zygote keeps the release it was started from, and its forks outlive it. The
-    operator's services, too, are of the release that is there now.
+    A unit whose file is gone is stopped. A zygote keeps the release that it was started from, and its forks outlive it.
     """
     for unit, (has_file, runs) in _units(_SERVICES).items():
         if has_file and runs:
@@ -201,7 +202,7 @@ def stop_units() -> None:
 
 
 def _units(names: tuple[str, ...]) -> dict[str, tuple[bool, bool]]:
-    """Of each unit whether it has a file and whether it runs. To restart or stop one without a file fails."""
+    """By unit: it has a file; it runs. systemctl fails for a unit without a file."""
     if not os.path.isdir(_SYSTEMD):
         return {}
     found = {}
@@ -215,7 +216,7 @@ def _units(names: tuple[str, ...]) -> dict[str, tuple[bool, bool]]:
 
 
 def restart(caller: ContainerRuntime) -> None:
-    """It runs anew; pods run on. Raises FailedPrecondition with systemd's words."""
+    """The runtime was restarted; pods keep running. Raises FailedPrecondition with systemd's words."""
     _run(["systemctl", "restart", caller.unit])
 
 
@@ -236,7 +237,7 @@ def operators_command(pid: int) -> str:
 
 
 def end(pid: int, number: int) -> None:
-    """The process has the signal, if it still is there."""
+    """The process has the signal, unless it has ended."""
     with suppress(ProcessLookupError):
         os.kill(pid, number)
 

@@ -1,5 +1,5 @@
-"""The node of a cluster, which the pod of a DaemonSet installs, labels and cleans (`pyshim node-agent`).
+"""The installation on a node of a cluster: the pod of a DaemonSet installs, labels and cleans it (`pyshim node-agent`).
 
-`agent.py` is the order of things, `plan.py` what the Node object then says (pure), `host.py` runs commands in the
-host's mount namespace, `payload.py` takes `pyshim install` there, `api.py` asks the API server. Read `agent.py` first.
+Read `agent.py` first: it has the order of the steps. `plan.py` has the Node object's labels and annotations (pure),
+`host.py` runs commands in the host's mount namespace, `payload.py` runs `pyshim install` there.
 """

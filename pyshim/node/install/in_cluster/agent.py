@@ -1,9 +1,10 @@
-"""One node of a cluster: installed, verified, labelled, watched, and cleaned when the chart is taken away.
+"""Installs pyshim on one node of a cluster, verifies, labels and watches it, and removes it when the chart is
+uninstalled.
 
-The order is the promise. A handler's label comes after a test pod has run through it, with what is installed now. The
-start-up taint goes last. A failed installation is undone by `pyshim install` itself; labels of handlers whose test pod
-still runs stay. SIGTERM, also in the middle, leaves the node as it was before the step, and the installation in place:
-a DaemonSet's pods are replaced at every upgrade. Only the file `remove_when` asks for removal.
+The order matters. A handler gets its label after a test pod has run through it with the present installation. The
+start-up taint is removed last. `pyshim install` undoes a failed installation itself; handlers whose test pod still runs
+keep their labels. SIGTERM undoes the step under way and leaves the installation in place, because a DaemonSet replaces
+its pods at every upgrade. Only the file `remove_when` leads to removal.
 """
 
 import asyncio
@@ -44,11 +45,11 @@ class Pauses(msgspec.Struct, frozen=True, kw_only=True):
 
     first_retry_s: float = 15.0
     longest_retry_s: float = 1800.0
-    """A try may restart containerd twice: once for the test pod, once as it is undone."""
+    """A try may restart containerd twice: for the test pod, and in its undo."""
     look_s: float = 5.0
-    """Between two looks for the wish to remove."""
+    """Between two looks for the file `remove_when`."""
     status_s: float = 300.0
-    """Between two looks at what is installed and which pods run with it."""
+    """Between two looks at the installation and the pods that run with it."""
     removal_retry_s: float = 15.0
 
 
@@ -86,7 +87,7 @@ class NodeAgent:
         retry_s = self._pauses.first_retry_s
         while True:
             try:
-                if self._is_unwanted():
+                if self._is_to_be_removed():
                     await self._remove()
                     await asyncio.Event().wait()
                 await self._install()
@@ -94,7 +95,7 @@ class NodeAgent:
                 await self._watch()
             except (ShimError, OSError) as error:
                 log.error("try failed", extra={"error": str(error), "retry_s": retry_s})
-                if self._is_unwanted():
+                if self._is_to_be_removed():
                     await asyncio.sleep(self._pauses.removal_retry_s)
                 else:
                     await self._pause(retry_s)
@@ -103,7 +104,7 @@ class NodeAgent:
     # ---- installation
 
     async def _install(self) -> None:
-        """The node is as the payload has it, and its object says so. Raises ShimError."""
+        """The node has the payload's release, and its Node object says so. Raises ShimError."""
         config = self._config
         former = report_of(await self._api.node(config.node))
         await self._publish(replace(former, state=State.INSTALLING, message=""))
@@ -134,7 +135,7 @@ class NodeAgent:
         log.info("ready", extra={"handlers": ",".join(sorted(works)), "problems": found.message})
 
     async def _publish_failure(self, message: str) -> None:
-        """The label of a handler stays as long as what is installed runs a test pod with it."""
+        """A handler keeps its label as long as the present installation runs a test pod through it."""
         try:
             status = await self._status()
             works, _problems = await self._verified(status)
@@ -151,7 +152,7 @@ class NodeAgent:
         )
 
     async def _verified(self, status: dict[str, Any]) -> tuple[frozenset[str], list[str]]:
-        """The handlers through which a test pod runs now, and what is to be said about the others and about classes."""
+        """The handlers through which a test pod runs now, and the problems of the others and of RuntimeClasses."""
         works, problems = set(), []
         for handler in status["handlers"]:
             try:
@@ -182,7 +183,7 @@ class NodeAgent:
         ]
 
     async def _untaint(self) -> None:
-        """The node takes pods. Raises Conflict when others change its taints again and again."""
+        """The start-up taint is gone. Raises Conflict if other clients keep changing the node's taints."""
         for left in reversed(range(_CONFLICTS if self._config.taint else 0)):
             patch = untainted_patch(await self._api.node(self._config.node), self._config.taint)
             if patch is None:
@@ -198,20 +199,20 @@ class NodeAgent:
     # ---- afterwards
 
     async def _watch(self) -> None:
-        """Returns when pyshim is unwanted, or when the last pod of an earlier release has ended."""
+        """Returns when pyshim is to be removed, or when the last pod of an earlier release has ended."""
         while True:
             await self._pause(self._pauses.status_s)
-            if self._is_unwanted():
+            if self._is_to_be_removed():
                 return
             try:
                 if await self._has_last_older_pod_ended():
                     return  # the next installation removes their release
             except Unavailable as error:
-                # Of all nodes at once, when the API server is away: no reason to install again.
+                # The API server is away for all nodes at once: no reason to install again.
                 log.warning("look failed", extra={"error": str(error)})
 
     async def _has_last_older_pod_ended(self) -> bool:
-        """The node's object has what `pyshim status` says."""
+        """The Node object has the result of `pyshim status`."""
         status = await self._status()
         former = report_of(await self._api.node(self._config.node))
         report = replace(former, older_pods=_older_pods(status))
@@ -261,16 +262,16 @@ class NodeAgent:
             await self._api.patch_node(self._config.node, patch)
 
     async def _pause(self, seconds: float) -> None:
-        """Or less, when pyshim is unwanted by then."""
+        """Sleeps for `seconds`, or until pyshim is to be removed."""
         loop = asyncio.get_running_loop()
         end_s = loop.time() + seconds
-        while True:  # a mounted ConfigMap changes without a notice
+        while True:  # a mounted ConfigMap changes without notice
             left_s = end_s - loop.time()
-            if left_s <= 0 or self._is_unwanted():
+            if left_s <= 0 or self._is_to_be_removed():
                 return
             await asyncio.sleep(min(left_s, self._pauses.look_s))
 
-    def _is_unwanted(self) -> bool:
+    def _is_to_be_removed(self) -> bool:
         return os.path.exists(self._config.remove_when)
 
     def _set_ready(self, ready: bool) -> None:
@@ -282,7 +283,7 @@ class NodeAgent:
 
 
 async def wait_removed(api: Api, *, timeout_s: float, look_s: float = 5.0) -> None:
-    """No node has pyshim any more. Raises DeadlineExceeded naming those that have, and what they wait for."""
+    """No node has pyshim any more. Raises DeadlineExceeded naming those that still have it, and what they wait for."""
     loop = asyncio.get_running_loop()
     end_s = loop.time() + timeout_s
     before: list[str] | None = None

@@ -1,4 +1,4 @@
-"""Commands on the node itself, from a pod of it: in the mount namespace of the host's first process."""
+"""Runs commands on the node from a pod: in the mount namespace of the host's first process."""
 
 import asyncio
 import os
@@ -18,7 +18,7 @@ _MAX_BYTES = 4 << 20
 
 
 class NodeHost:
-    """`enter` goes before each command, `root` before each path; tests give others."""
+    """`enter` goes before each command, `root` before each path; tests pass their own."""
 
     def __init__(self, *, enter: Sequence[str] = ENTER, root: str = ROOT) -> None:
         self._enter = tuple(enter)
@@ -35,8 +35,8 @@ class NodeHost:
     async def run(self, *command: str, timeout_s: float, codes: Sequence[int] = (0,)) -> str:
         """The stdout of the command; its stderr goes to the log.
 
-        Cancelled, it sends SIGTERM and waits until the command has undone its work. Raises FailedPrecondition with its
-        last words when its exit code is not in `codes`, DeadlineExceeded when it takes longer.
+        When cancelled, it sends SIGTERM and waits until the command has undone its work. Raises FailedPrecondition with
+        the end of its stderr if its exit code is not in `codes`, DeadlineExceeded if it takes longer.
         """
         output = os.memfd_create("output", os.MFD_CLOEXEC)
         try:

@@ -1,4 +1,4 @@
-"""The image's payload: the wheel, its dependencies, the guest. `pyshim install` runs on the host out of a copy."""
+"""The image's payload: the wheel, its dependencies, the guest. `pyshim install` runs on the host from a copy."""
 
 import os
 import shutil
@@ -13,7 +13,7 @@ from pyshim.node.install.in_cluster.host import NodeHost
 from pyshim.node.install.plan import PREFIX
 
 _ABOVE = "/var/lib"
-"""Of root only; /tmp is anybody's, and often in memory."""
+"""Only root can write here. /tmp is open to every user, and often in memory."""
 _NAME = "pyshim-install-"
 _PIP_S = 300.0
 _INSTALL_S = 900.0
@@ -26,7 +26,7 @@ class Payload(msgspec.Struct, frozen=True, kw_only=True):
 
     wheel: str
     pip: str
-    """pip's own wheel, with which it installs itself: a node has Python, and often no pip."""
+    """pip's own wheel, with which pip installs itself: a node has Python, but often no pip."""
 
 
 def read_payload(directory: str) -> Payload:

@@ -28,7 +28,7 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
 
     state: State | None = None
     handlers: frozenset[str] = frozenset()
-    """A test pod ran through these, with what is installed now."""
+    """A test pod ran through these with the present installation."""
     release: str = ""
     message: str = ""
     """The error, or the event that is waited for."""
@@ -81,7 +81,7 @@ def report_patch(node: Mapping[str, Any], report: NodeReport) -> dict[str, Any] 
 
 
 def untainted_patch(node: Mapping[str, Any], key: str) -> dict[str, Any] | None:
-    """A merge patch that takes the taints of this key away; None without such a taint.
+    """A merge patch that removes the taints of this key; None if there is none.
 
     The list is replaced whole, so the patch holds for this version of the object only: a taint added
     meanwhile, as by `kubectl drain`, makes it fail with a conflict.
@@ -95,7 +95,7 @@ def untainted_patch(node: Mapping[str, Any], key: str) -> dict[str, Any] | None:
 
 
 def _handlers_in(labels: Mapping[str, str]) -> frozenset[str]:
-    """Each label of ours but the state's is that of a handler."""
+    """Every label of ours but the state's names a handler."""
     return frozenset(label.removeprefix(PREFIX) for label in labels if label.startswith(PREFIX) and label != STATE)
 
 
