@@ -1,5 +1,6 @@
-"""A DRA driver for the devices of remote VMs: offered to the scheduler, prepared on the node, allocated by the cloud.
+"""A DRA driver for the devices of remote VMs. It offers them to the scheduler and prepares claims on the node; the
+cloud provides the devices.
 
-`slices.py` makes the offer from the operator's table, `offer.py` keeps it at the API server, `claims.py` prepares what
-was allocated, and `plugin.py` is the kubelet's side. docs/DRA.md says what a user sees.
+`slices.py` makes the offer from the operator's table, `offer.py` keeps it at the API server, `claims.py` prepares
+allocated devices, and `plugin.py` serves the kubelet. docs/DRA.md describes the driver for users.
 """

@@ -1,7 +1,7 @@
-"""Claims prepared on this node: for each, a device spec (CDI) that containerd needs, and a record.
+"""Claims prepared on this node. Each has a device spec (CDI), which containerd needs, and a record.
 
-Nothing of the device is on this node, so the spec's only edit is a variable that names the claim: CDI refuses a device
-without edits. The record is what the kubelet was answered; a driver that was restarted gives the same answer.
+The device is not on this node, so the spec only sets a variable that names the claim: CDI refuses a device without
+edits. The record has the answer to the kubelet, which a restarted driver gives again.
 """
 
 import re
@@ -22,7 +22,7 @@ _DEVICE = re.compile(r"[a-z][a-z0-9-]{0,62}")
 
 
 class Prepared(msgspec.Struct, frozen=True, kw_only=True):
-    """A device of a claim, as the kubelet is told of it."""
+    """A device of a claim, in the kubelet's terms."""
 
     requests: tuple[str, ...]
     pool: str
@@ -56,14 +56,15 @@ class _Metadata(msgspec.Struct, frozen=True):
 
 
 class _Claim(msgspec.Struct, frozen=True):
-    """A ResourceClaim, as far as it matters here."""
+    """The parts of a ResourceClaim that are read here."""
 
     metadata: _Metadata
     status: _Status = _Status()
 
 
 def allocated(document: Mapping[str, Any], uid: str) -> tuple[Prepared, ...]:
-    """The devices of this driver that the claim was given. Raises FailedPrecondition, InvalidArgument naming it."""
+    """The devices of this driver that are allocated to the claim. Raises FailedPrecondition, InvalidArgument naming
+    it."""
     try:
         claim = msgspec.convert(document, _Claim)
     except msgspec.ValidationError as error:
@@ -95,7 +96,7 @@ class Claims:
         self._records = records
 
     def recorded(self, uid: str) -> tuple[Prepared, ...]:
-        """What was prepared for the claim; empty for none. Raises InvalidArgument for a uid that is none."""
+        """The devices prepared for the claim; empty if there are none. Raises InvalidArgument for a malformed uid."""
         try:
             content = self._record(uid).read_bytes()
             return msgspec.json.decode(content, type=tuple[Prepared, ...])

@@ -1,4 +1,4 @@
-"""The offer at the API server: the pool's slices say what the operator's table says."""
+"""Keeps the pool's ResourceSlices at the API server as the operator's table has them."""
 
 import asyncio
 import contextlib
@@ -40,8 +40,9 @@ def _write_copy(path: Path, content: bytes) -> None:
 async def publish(api: Api, table: InstanceTable) -> None:
     """The pool offers what the table says, and no slice of an earlier generation is left.
 
-    Drivers of several nodes may do this at once: the slices of a generation have the same names, and a driver that
-    loses looks again. Raises Unavailable, FailedPrecondition when the API server drops a field.
+    Drivers of several nodes may do this at once. The slices of a generation have the same names everywhere; a driver
+    that finds a name taken reads the pool again. Raises Unavailable, FailedPrecondition when the API server drops a
+    field.
     """
     specs = slices.slice_specs(table)
     for _ in range(_TRIES):
@@ -74,7 +75,7 @@ async def _create(api: Api, specs: list[dict[str, object]], generation: int) -> 
 
 
 async def withdraw(api: Api) -> None:
-    """No device is offered. Claims that are allocated stay so."""
+    """No device is offered. Allocated claims stay allocated."""
     for each in await api.slices_of(slices.DRIVER):
         await _delete(api, each["metadata"]["name"])
 
@@ -85,7 +86,7 @@ async def _delete(api: Api, name: str) -> None:
 
 
 async def keep_offered(api: Api, path: Path, copy: Path | None = None) -> None:
-    """For ever: the pool offers what the file says, from its first reading and after each of its changes.
+    """Publishes the file's table, and again after each change of the file, for ever.
 
     `copy` is the same table for the node's shims, written before its devices are offered.
 
@@ -93,7 +94,7 @@ async def keep_offered(api: Api, path: Path, copy: Path | None = None) -> None:
     after a change of the file: nodes whose files differ for a while must not replace each other's.
     """
     offered: InstanceTable | None = None
-    said = ""
+    logged = ""
     while True:
         try:
             content, table = read_table(path)
@@ -101,9 +102,9 @@ async def keep_offered(api: Api, path: Path, copy: Path | None = None) -> None:
                 if copy is not None:
                     _write_copy(copy, content)
                 await publish(api, table)
-                offered, said = table, ""
+                offered, logged = table, ""
         except ShimError as error:
-            if str(error) != said:
+            if str(error) != logged:
                 log.warning("offer unchanged", extra={"error": str(error)})
-            said = str(error)
+            logged = str(error)
         await asyncio.sleep(LOOK_S)

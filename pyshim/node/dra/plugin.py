@@ -1,4 +1,4 @@
-"""The kubelet's side of the driver: it registers at the kubelet, and prepares and unprepares claims when asked.
+"""The driver's service for the kubelet: it registers there, and prepares and unprepares claims when the kubelet asks.
 
 Source: Kubernetes, k8s.io/kubelet/pkg/apis/pluginregistration and dra/v1. The kubelet finds the registration's socket
 in its registry, asks for the plugin's own socket, and calls there, again after each of its restarts.

@@ -75,7 +75,7 @@ def _where(nodes: Mapping[str, str]) -> dict[str, Any]:
 
 
 def objects(specs: Sequence[Object], generation: int) -> list[dict[str, Any]]:
-    """What to create for a generation of the pool. The name is the same whoever creates it."""
+    """The objects of a generation of the pool. Every node's driver gives them the same names."""
     return [
         {
             "apiVersion": "resource.k8s.io/v1",
@@ -102,30 +102,32 @@ def outdated(found: Sequence[Object], generation: int) -> list[str]:
 
 
 def offers(found: Sequence[Object], specs: Sequence[Object]) -> bool:
-    """True if the newest generation at the API server offers just what `specs` do."""
+    """True if the newest generation at the API server is made of `specs` and no others."""
     generation = newest(found)
     there = [each["spec"] for each in found if _is_of_pool(each) and _pool(each).get("generation", 0) == generation]
     wanted = [each["spec"] for each in objects(specs, generation)]
-    return len(there) == len(wanted) and all(any(_says(one, spec) for one in there) for spec in wanted)
+    return len(there) == len(wanted) and all(any(_has_all(one, spec) for one in there) for spec in wanted)
 
 
-def _says(kept: Any, wanted: Any) -> bool:
-    """True if `kept` has all that `wanted` says: the API server adds defaults of its own."""
+def _has_all(kept: Any, wanted: Any) -> bool:
+    """True if `kept` has all of `wanted`. The API server adds defaults."""
     if isinstance(wanted, Mapping):
-        return isinstance(kept, Mapping) and all(key in kept and _says(kept[key], each) for key, each in wanted.items())
+        return isinstance(kept, Mapping) and all(
+            key in kept and _has_all(kept[key], each) for key, each in wanted.items()
+        )
     if isinstance(wanted, list):
         return (
             isinstance(kept, list)
             and len(kept) == len(wanted)
-            and all(_says(one, other) for one, other in zip(kept, wanted, strict=True))
+            and all(_has_all(one, other) for one, other in zip(kept, wanted, strict=True))
         )
     return bool(kept == wanted)
 
 
 def lost_field(kept: Object, sent: Object) -> str:
-    """The field of the spec that the API server did not keep, as one without a feature's gate does; "" for none."""
+    """The field of the spec that the API server has dropped, because a feature is off there; "" if none."""
     for key, value in sent["spec"].items():
-        if not _says(kept.get("spec", {}).get(key), value):
+        if not _has_all(kept.get("spec", {}).get(key), value):
             return str(key)
     return ""
 
