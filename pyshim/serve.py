@@ -9,9 +9,8 @@ import logging
 import os
 import signal
 import socket
-import struct
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, ExitStack
 from typing import TYPE_CHECKING, Protocol
@@ -45,11 +44,11 @@ from pyshim.model.host_facts import HostFacts
 from pyshim.model.ids import ContainerId, SandboxId
 from pyshim.model.ledger import Ledger
 from pyshim.model.machine import Machine
-from pyshim.model.seams import MonitorRpc, MonitorServer
+from pyshim.model.seams import MonitorRpc
 from pyshim.model.task import Identity, RuntimeOptions
 from pyshim.model.trace import Trace
 from pyshim.monitor.answers import ShimAnswers
-from pyshim.monitor.socket import MonitorSocket, MonitorSockets
+from pyshim.monitor.socket import MonitorSocket
 from pyshim.pod.environment import Environment
 from pyshim.pod.pod import Pod
 from pyshim.pod.served import ServedSandbox
@@ -69,7 +68,7 @@ from pyshim.task.calls import Calls
 from pyshim.task.publisher import EventPublisher
 from pyshim.task.sandbox_service import SandboxService
 from pyshim.task.service import TaskService
-from pyshim.ttrpc import Client, Server
+from pyshim.ttrpc import Client, PeerCredentials, Server
 
 if TYPE_CHECKING:
     from pyshim.tracing.exporter import SpanExporter
@@ -265,19 +264,23 @@ class _Daemon:
             self._confine(loaded)
             return loaded
 
-        async def serve_monitor(path: str, metrics_path: str, pod: MonitorRpc, *, debug: bool) -> MonitorServer:
+        async def serve_monitor(
+            path: str, metrics_path: str, pod: MonitorRpc, *, debug: bool
+        ) -> Callable[[], Awaitable[None]]:
             bundle = self._identity.bundle
             address_file = f"{bundle}/monitor_address" if bundle else ""
             texts = {"stacks": lambda: stacks(self._open_calls()), "objects": objects} if debug else {}
             answers = ShimAnswers(pod, calls=self._calls, agent_calls=self._agent_calls, debug=texts)
-            monitor = MonitorSockets(
-                MonitorSocket(path, answers.answer, address_file=address_file),
-                MonitorSocket(metrics_path, answers.answer_question, mode=0o660),
-            )
-            with os_errors(f"listen at '{path}' and '{metrics_path}'"):
-                os.makedirs(os.path.dirname(metrics_path), mode=0o750, exist_ok=True)
-                await monitor.open()
-            return monitor
+            async with AsyncExitStack() as opened:
+                with os_errors(f"listen at '{path}' and '{metrics_path}'"):
+                    os.makedirs(os.path.dirname(metrics_path), mode=0o750, exist_ok=True)
+                    for monitor in (
+                        MonitorSocket(path, answers.answer, address_file=address_file),
+                        MonitorSocket(metrics_path, answers.answer_question, mode=0o660),
+                    ):
+                        await monitor.open()
+                        opened.push_async_callback(monitor.close)
+                return opened.pop_all().aclose
 
         @within_s(CHANGE_S, "find devices")
         async def find_devices(question: DeviceQuestion) -> PodDevices:
@@ -417,7 +420,7 @@ def clear_remains(store: StateStore, sandbox_id: SandboxId) -> None:
 
 def check_peer(sock: socket.socket) -> None:
     """The peer runs as our own user and group, as containerd does. Raises PermissionError otherwise."""
-    size = struct.calcsize("3i")
-    pid, uid, gid = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
-    if (uid, gid) != (os.geteuid(), os.getegid()):
-        raise PermissionError(f"accept connection of pid {pid}: uid {uid}, gid {gid} is not ours")
+    peer = PeerCredentials.of(sock)
+    assert peer is not None, "the listener is a unix socket"
+    if (peer.uid, peer.gid) != (os.geteuid(), os.getegid()):
+        raise PermissionError(f"accept connection of pid {peer.pid}: uid {peer.uid}, gid {peer.gid} is not ours")

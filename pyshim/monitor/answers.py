@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 
 QUESTIONS = ("/metrics", "/agent-url", "/pod")
 """The paths of the socket in METRICS_DIRECTORY."""
+CHECK_S = 1.0
+"""Seconds for the agent's answer to a health check; a slower agent counts as silent."""
 Handler = Callable[[Request], Awaitable[Reply]]
 
 
@@ -93,7 +95,7 @@ class ShimAnswers:
         """All metrics that there are; a comment names a guest that does not answer, or answers nonsense."""
         try:
             # In a thread: the largest text that a guest may send takes some 50 ms.
-            guest, problem = await asyncio.to_thread(judged_text, await self._pod.guest_metrics(), GUEST_PREFIXES)
+            guest, problem = await asyncio.to_thread(judged_text, await self._pod.agent.metrics(), GUEST_PREFIXES)
         except ShimError as error:
             guest, problem = "", str(error)
         families = shim_families(
@@ -115,7 +117,7 @@ class ShimAnswers:
         age_s, problem = self._agent_calls.age_s(), ""
         if age_s is None or age_s > FRESH_S:
             try:
-                await self._pod.check_agent()
+                await self._pod.agent.check(CHECK_S)
             except ShimError as error:
                 problem = str(error)
         health = Health(agent_age_s=self._agent_calls.age_s(), problem=problem)
@@ -133,10 +135,10 @@ class ShimAnswers:
         return Reply(HTTPStatus.OK)
 
     async def _iptables(self, request: Request) -> Reply:
-        return Reply(HTTPStatus.OK, await self._pod.iptables(ipv6=_is_ipv6(request)))
+        return Reply(HTTPStatus.OK, await self._pod.agent.iptables(ipv6=_is_ipv6(request)))
 
     async def _set_iptables(self, request: Request) -> Reply:
-        await self._pod.set_iptables(request.body, ipv6=_is_ipv6(request))
+        await self._pod.agent.set_iptables(request.body, ipv6=_is_ipv6(request))
         return Reply(HTTPStatus.OK)
 
     async def _set_policy(self, request: Request) -> Reply:
@@ -144,7 +146,7 @@ class ShimAnswers:
             policy = request.body.decode()
         except UnicodeDecodeError as error:
             raise InvalidArgument(f"read monitor request: the policy is not UTF-8: {error}") from error
-        await self._pod.set_policy(policy)
+        await self._pod.agent.set_policy(policy)
         return Reply(HTTPStatus.OK)
 
 

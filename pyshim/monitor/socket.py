@@ -7,12 +7,11 @@ library would be loaded into every shim (see the room's `__init__`), for a head,
 import asyncio
 import logging
 import os
-import socket
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from http import HTTPStatus
 from typing import NamedTuple
 
+from pyshim.host.sockets import listening_socket
 from pyshim.model.observation import MAX_MONITOR_BODY_BYTES
 
 log = logging.getLogger(__name__)
@@ -55,14 +54,9 @@ class MonitorSocket:
         self._server: asyncio.Server | None = None
 
     async def open(self) -> None:
-        """The socket takes connections of its owner. Raises OSError."""
-        with suppress(FileNotFoundError):
-            os.unlink(self._path)
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        """The socket takes connections. Raises ShimError, OSError."""
+        listener = listening_socket(self._path, mode=self._mode, backlog=MAX_CLIENTS)
         try:
-            # The mode of an unbound socket is its file's (unix(7)): at no moment can others connect.
-            os.fchmod(listener.fileno(), self._mode)
-            listener.bind(self._path)
             os.chmod(self._path, self._mode)  # the umask has narrowed it
             if self._address_file:
                 _write(self._address_file, f"unix://{self._path}")
@@ -103,26 +97,6 @@ class MonitorSocket:
         except (ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
             return Reply(HTTPStatus.BAD_REQUEST, str(error).encode())
         return await self._answer(request)
-
-
-class MonitorSockets:
-    """Several sockets that open and close together."""
-
-    def __init__(self, *sockets: MonitorSocket) -> None:
-        self._sockets = sockets
-
-    async def open(self) -> None:
-        """All take connections; none does when this raises OSError."""
-        try:
-            for each in self._sockets:
-                await each.open()
-        except BaseException:
-            await self.close()
-            raise
-
-    async def close(self) -> None:
-        for each in self._sockets:
-            await each.close()
 
 
 def _write(path: str, text: str) -> None:

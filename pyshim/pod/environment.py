@@ -15,7 +15,6 @@ from pyshim.model.seams import (
     AgentConnector,
     Host,
     MonitorRpc,
-    MonitorServer,
     NetworkConnector,
     Publisher,
     Records,
@@ -33,9 +32,11 @@ class HypervisorFactory(Protocol):
 
 
 class ServeMonitor(Protocol):
-    async def __call__(self, path: str, metrics_path: str, pod: MonitorRpc, *, debug: bool) -> MonitorServer:
-        """The monitor socket answers at `path`, also about the shim itself where `debug`; at `metrics_path` the socket
-        that only answers questions. Raises ShimError, and then neither is there."""
+    async def __call__(
+        self, path: str, metrics_path: str, pod: MonitorRpc, *, debug: bool
+    ) -> Callable[[], Awaitable[None]]:
+        """The monitor socket answers at `path`, with `debug` also about the shim itself; the socket at `metrics_path`
+        only answers questions. The result closes both. Raises ShimError with neither open."""
 
 
 class ExportTrace(Protocol):

@@ -4,14 +4,11 @@ from collections.abc import Collection, Mapping
 
 from pyshim.model.caller import PodName, pod_of
 from pyshim.model.observation import Observation, SizeFigures
-from pyshim.model.seams import Records
+from pyshim.model.seams import Agent, Records
 from pyshim.model.trace import Trace
 from pyshim.model.volumes import VolumeStats
 from pyshim.pod.container import Container
 from pyshim.pod.sandbox import BOOTED, Sandbox
-
-CHECK_S = 1.0
-"""Seconds for an agent that an operator asks about; one that is slower is as good as silent for a list."""
 
 
 class PodMonitor:
@@ -71,20 +68,9 @@ class PodMonitor:
     def name(self) -> PodName:
         return self._name
 
-    async def guest_metrics(self) -> str:
-        return await self._sandbox.agent.metrics()
-
-    async def check_agent(self) -> None:
-        await self._sandbox.agent.check(CHECK_S)
-
-    async def iptables(self, *, ipv6: bool) -> bytes:
-        return await self._sandbox.agent.iptables(ipv6=ipv6)
-
-    async def set_iptables(self, data: bytes, *, ipv6: bool) -> None:
-        await self._sandbox.agent.set_iptables(data, ipv6=ipv6)
-
-    async def set_policy(self, policy: str) -> None:
-        await self._sandbox.agent.set_policy(policy)
+    @property
+    def agent(self) -> Agent:
+        return self._sandbox.agent
 
     async def volume_stats(self, volume_path: str) -> VolumeStats:
         return await self._sandbox.direct_volumes.stats(volume_path)

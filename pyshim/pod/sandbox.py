@@ -199,11 +199,11 @@ class Sandbox:
         for path in paths:
             self._services.hold(LedgerEntry(kind=ResourceKind.SOCKET, key=path))
         try:
-            server = await self._serve_monitor(*paths, monitor, debug=self.plan.config.runtime.enable_pprof)
+            close = await self._serve_monitor(*paths, monitor, debug=self.plan.config.runtime.enable_pprof)
         except ShimError as exc:
             log.warning("no monitor socket", extra={"sandbox": self.plan.sandbox_id, "error": str(exc)})
         else:
-            self._undo.push(server.close)
+            self._undo.push(close)
 
     def has_container(self, container_id: ContainerId) -> None:
         """The pod has this container now."""

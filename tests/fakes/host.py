@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from typing import Any
 
@@ -187,12 +187,14 @@ class FakeHost:
     async def disk_bytes(self, path: str) -> int:
         return self.images.get(path, 1 << 30)
 
-    async def serve_monitor(self, path: str, metrics_path: str, pod: MonitorRpc, *, debug: bool) -> FakeMonitor:
+    async def serve_monitor(
+        self, path: str, metrics_path: str, pod: MonitorRpc, *, debug: bool
+    ) -> Callable[[], Awaitable[None]]:
         self.faults.hit("monitor")
         for each in (path, metrics_path):
             self.before_effect("monitor", each)
         self.monitors.append(FakeMonitor(path, pod))
-        return self.monitors[-1]
+        return self.monitors[-1].close
 
     async def make_directory(self, path: str, mode: int) -> None:
         self.faults.hit("make_directory")

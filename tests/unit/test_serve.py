@@ -177,14 +177,14 @@ def test_the_monitor_socket_tells_what_the_daemon_does_where_that_is_enabled(
     async def ask() -> list[tuple[int, bytes]]:
         environment = daemon._environment(publisher, listener.getsockname())
         daemon._open_calls = lambda: ["Wait c1 - for 1.0 s"]
-        monitor = await environment.serve_monitor(path, f"{tmp_path}/metrics/s1", FakePod(), debug=debug)
+        close = await environment.serve_monitor(path, f"{tmp_path}/metrics/s1", FakePod(), debug=debug)
         try:
             modes = [stat.S_IMODE(os.stat(each).st_mode) for each in (path, f"{tmp_path}/metrics/s1")]
             assert modes == [0o600, 0o660], "for the shim's user alone, and for the directory's group"
             words = (f"GET /debug/{name} HTTP/1.1\r\n\r\n".encode() for name in ("stacks", "objects"))
             return [await said(path, each) for each in words]
         finally:
-            await monitor.close()
+            await close()
 
     with listener:
         (stacks_status, stacks), (objects_status, objects) = asyncio.run(ask())

@@ -19,7 +19,7 @@ from pyshim.model.host_facts import HostFacts
 from pyshim.model.ids import ContainerId, ExecId, HostPath, SandboxId
 from pyshim.model.ledger import Ledger
 from pyshim.model.sandbox import CreateSandbox, PodConfig, PodDns
-from pyshim.model.seams import MonitorRpc, MonitorServer
+from pyshim.model.seams import MonitorRpc
 from pyshim.model.task import CreateTask, ExecTask, Identity, RootfsMount, Stdio
 from pyshim.model.units import MIB
 from pyshim.node.nri.description import machine
@@ -53,8 +53,10 @@ EXIT_S = 40.0
 """Virtual seconds for an exit before the driver goes on: more than the shim takes after a KILL."""
 
 
-async def _serve_monitor(path: str, metrics_path: str, pod: MonitorRpc, *, debug: bool) -> MonitorServer:
-    return FakeMonitor(path, pod)
+async def _serve_monitor(
+    path: str, metrics_path: str, pod: MonitorRpc, *, debug: bool
+) -> Callable[[], Awaitable[None]]:
+    return FakeMonitor(path, pod).close
 
 
 async def _read_machine() -> topology.Machine:

@@ -57,12 +57,16 @@ class FakePod:
     def name(self) -> PodName:
         return PodName(uid="u1", name="web", namespace="shop")
 
-    async def guest_metrics(self) -> str:
+    @property
+    def agent(self) -> "FakePod":
+        return self
+
+    async def metrics(self) -> str:
         if isinstance(self.guest, ShimError):
             raise self.guest
         return self.guest
 
-    async def check_agent(self) -> None:
+    async def check(self, timeout_s: float) -> None:
         self.checks += 1
         if isinstance(self.guest, ShimError):
             raise self.guest

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from pyshim.model.errors import FailedPrecondition
-from pyshim.monitor.socket import MonitorSocket, MonitorSockets, Reply, Request
+from pyshim.monitor.socket import MonitorSocket, Reply, Request
 from pyshim.node.cli.direct_volume import add, ask
 from pyshim.node.cli.monitor_client import exchange
 from tests.unit.monitor.monitored import FakePod, said, served
@@ -219,12 +219,12 @@ async def test_the_group_of_the_directory_reaches_the_metrics_socket_and_no_othe
         metrics.mkdir()
         os.chown(metrics, 0, _GROUP)
         metrics.chmod(0o2750)
-        pair = MonitorSockets(
-            MonitorSocket(str(root / "kata.sock"), answer), MonitorSocket(str(metrics / "s1"), answer, mode=0o660)
-        )
-        await pair.open()
+        pair = (MonitorSocket(str(root / "kata.sock"), answer), MonitorSocket(str(metrics / "s1"), answer, mode=0o660))
+        for each in pair:
+            await each.open()
         tries = [(metrics / "s1", _GROUP), (metrics / "s1", 65534), (root / "kata.sock", _GROUP)]
         found = [await asyncio.to_thread(_connects, *each) for each in tries]
-        await pair.close()
+        for each in pair:
+            await each.close()
 
     assert found == [True, False, False]

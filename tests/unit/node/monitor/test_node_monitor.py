@@ -20,7 +20,7 @@ import pytest
 from pyshim.model.durations import AgentCalls, Durations
 from pyshim.model.errors import FailedPrecondition
 from pyshim.monitor.answers import ShimAnswers
-from pyshim.monitor.socket import MonitorSocket, MonitorSockets, Reply, Request
+from pyshim.monitor.socket import MonitorSocket, Reply, Request
 from pyshim.node.monitor import scrape
 from pyshim.node.monitor.names import NO_NAME, Names
 from pyshim.node.monitor.server import NodeMonitor
@@ -56,12 +56,13 @@ class Node:
         agent_calls.took("grpc.CheckRequest", 0.001)
         agent_calls.answered()
         answers = ShimAnswers(pod, calls=calls, agent_calls=agent_calls)
-        monitor = MonitorSockets(
-            MonitorSocket(str(self.root / name / "shim-monitor.sock"), answers.answer),
-            MonitorSocket(str(self.metrics / name), answers.answer_question),
-        )
-        await monitor.open()
-        self.end.push_async_callback(monitor.close)
+        for path, answer in (
+            (self.root / name / "shim-monitor.sock", answers.answer),
+            (self.metrics / name, answers.answer_question),
+        ):
+            monitor = MonitorSocket(str(path), answer)
+            await monitor.open()
+            self.end.push_async_callback(monitor.close)
         return pod
 
     def silent(self, name: str) -> None:
