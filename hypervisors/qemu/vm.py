@@ -87,7 +87,6 @@ _VSOCK_PAUSE_S = 0.02
 """Between two looks whether the guest has started its vsock: it boots in some hundred ms, or in seconds."""
 _LOST_VSOCK_GRACE_S = 0.1
 """For QEMU to end too: a program that has lost its QEMU may be seen to end first."""
-_ENV = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"}
 
 
 class Phase(StrEnum):
@@ -405,7 +404,6 @@ class QemuVm:
     ) -> None:
         self._child = await self._children.spawn(
             argv,
-            env=_ENV,
             fds=fds,
             apart=_apart(config, view, user, CAPABILITIES if user is None else frozenset()),
             dumps_core=config.dumps_core,

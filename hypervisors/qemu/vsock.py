@@ -29,7 +29,6 @@ _TRIES = 1000
 _VHOST_VSOCK_SET_GUEST_CID = 0x4008AF60
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.002, 0.1
 """Between two attempts to connect to the program, which makes its socket itself: it takes no descriptor."""
-_ENV = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
 
 
 def set_guest_cid(fd: int, cid: int) -> None:
@@ -94,7 +93,6 @@ async def start_program(
     )
     child = await children.spawn(
         argv,
-        env=_ENV,
         apart=apart,
         dumps_core=dumps_core,
         ledger=ledger,

@@ -18,7 +18,7 @@ from pyshim.host.os_errors import os_errors
 from pyshim.host.processes.children import Children
 from pyshim.host.processes.hooks import hook_timeout_s, netns_member, run_hook
 from pyshim.host.processes.own_thread import in_own_thread
-from pyshim.host.python_child.asking import ENV, python_command
+from pyshim.host.python_child.asking import python_command
 from pyshim.host.streams.opening import Streams, open_streams
 from pyshim.model.copies import TreeEntry
 from pyshim.model.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
@@ -167,7 +167,7 @@ class LinuxHost:
         with os_errors(f"make template in {root!r}"), contextlib.suppress(Unavailable), store.locked() as lock:
             if not store.was_tried(key):
                 store.note_trial(key)
-                await self._children.spawn(command, env=ENV, fds={_LOCK_FD: lock.fileno()}, stderr=_LOG_FD)
+                await self._children.spawn(command, fds={_LOCK_FD: lock.fileno()}, stderr=_LOG_FD)
 
     @within_s(CHANGE_S, "discard template '{directory}'")
     async def discard_template(self, directory: str, reason: str) -> None:

@@ -17,7 +17,7 @@ from contextlib import suppress
 
 from hypervisors.qemu.guards.sev import CAPABILITIES, Encryption, capabilities_argv, encryption_of
 from hypervisors.qemu.qmp import Monitor, QmpError, QmpGone
-from pyshim.host.processes.children import Children
+from pyshim.host.processes.children import PROGRAM_ENV, Children
 from pyshim.model.confidential import SevGuard
 from pyshim.model.errors import FailedPrecondition
 from pyshim.model.ledger import Ledger, LedgerEntry, ResourceKind
@@ -30,7 +30,6 @@ _MAX_ANSWER_BYTES = 64 << 10
 _MAX_SECRET_BYTES = 16 << 10
 """LAUNCH_SECRET takes 16 KiB at most. Source: AMD's SEV API specification."""
 _FIELDS = frozenset({"packet-header", "secret", "gpa"})
-_ENV = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"}
 _QMP_FD = 3
 _LAST_WORDS_S = 2.0
 """For a QEMU that has closed its connection to end."""
@@ -50,7 +49,6 @@ async def ask_encryption(
         with theirs:
             child = await children.spawn(
                 capabilities_argv(program, name, _QMP_FD),
-                env=_ENV,
                 fds={_QMP_FD: theirs.fileno()},
                 ledger=ledger,
                 ledger_key=name,
@@ -85,7 +83,7 @@ async def attest(monitor: Monitor, children: Children, guard: SevGuard, sandbox_
     if not guard.launch_hook:
         return
     launch = await monitor.execute("query-sev")
-    env = {**_ENV, **hook_environment(measurement, launch if isinstance(launch, dict) else {}, sandbox_id)}
+    env = {**PROGRAM_ENV, **hook_environment(measurement, launch if isinstance(launch, dict) else {}, sandbox_id)}
     ended, answer = await children.output(
         [guard.launch_hook], env=env, timeout_s=HOOK_TIMEOUT_S, max_bytes=_MAX_ANSWER_BYTES + 1
     )

@@ -27,6 +27,8 @@ from pyshim.model.ledger import Ledger, LedgerEntry, ResourceKind
 
 log = logging.getLogger(__name__)
 
+PROGRAM_ENV: Mapping[str, str] = MappingProxyType({"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"})
+"""The environment of a program that is given no other: nothing of containerd's."""
 _NO_FDS: Mapping[int, int] = MappingProxyType({})
 KILL_WAIT_S = 10.0
 """Seconds for a killed process to be gone: it may write its core, or have much memory to give back."""
@@ -161,7 +163,7 @@ class Children:
         self,
         argv: Sequence[str],
         *,
-        env: Mapping[str, str],
+        env: Mapping[str, str] = PROGRAM_ENV,
         program: str = "",
         fds: Mapping[int, int] = _NO_FDS,
         stdin: int | None = None,
@@ -249,7 +251,7 @@ class Children:
         del self._alive[child.pid]
 
     async def output(
-        self, argv: Sequence[str], *, env: Mapping[str, str], timeout_s: float, max_bytes: int = 1 << 20
+        self, argv: Sequence[str], *, env: Mapping[str, str] = PROGRAM_ENV, timeout_s: float, max_bytes: int = 1 << 20
     ) -> tuple[ChildExit, bytes]:
         """How the program ended and what it wrote to stdout (its first `max_bytes`); killed after `timeout_s`."""
         read_fd, write_fd = os.pipe2(os.O_CLOEXEC)

@@ -12,12 +12,11 @@ from contextlib import suppress
 from typing import Any
 
 from pyshim.host.fds import OwnedFd
-from pyshim.host.processes.children import Child, Children
+from pyshim.host.processes.children import PROGRAM_ENV, Child, Children
 from pyshim.host.processes.launch import AS_THE_SHIM, Apart
 from pyshim.host.python_child.messages import SOCKET_FD, Inbox, encoded
 from pyshim.model.errors import Internal
 
-ENV = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
 _IMPORT_PATH = "import sys; sys.path += [path for path in sys.argv[1:] if path not in sys.path]"
 _EXIT_TIMEOUT_S = 1.0
 
@@ -32,7 +31,7 @@ async def spawn_python(
     module: str,
     *,
     kind: socket.SocketKind = socket.SOCK_STREAM,
-    env: Mapping[str, str] = ENV,
+    env: Mapping[str, str] = PROGRAM_ENV,
     apart: Apart = AS_THE_SHIM,
 ) -> tuple[Child, socket.socket]:
     """`main` of the module runs in a child; its SOCKET_FD is the other end of the socket, which is ours.

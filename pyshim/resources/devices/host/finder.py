@@ -4,7 +4,7 @@ import asyncio
 
 import msgspec
 
-from pyshim.host.processes.children import Children
+from pyshim.host.processes.children import PROGRAM_ENV, Children
 from pyshim.host.python_child.asking import PythonChild, spawn_python
 from pyshim.model import errors
 from pyshim.model.devices import DeviceQuestion, PodDevices
@@ -13,7 +13,7 @@ from pyshim.model.errors import DeadlineExceeded, Internal, ShimError
 TIMEOUT_S = 25.0
 """For start, the kubelet's answer (which has a shorter limit of its own) and the specs."""
 _CHILD = "pyshim.resources.devices.host.child"
-_ENV = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "GRPC_ENABLE_FORK_SUPPORT": "0"}
+_ENV = {**PROGRAM_ENV, "GRPC_ENABLE_FORK_SUPPORT": "0"}
 
 
 class DeviceFinder:

@@ -24,7 +24,6 @@ log = logging.getLogger(__name__)
 
 LISTEN_FD = 3
 CACHE_MODES = ("never", "metadata", "auto", "always")
-_ENV = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
 
 # The plan decides these; a user's extra argument must not change them.
 _OURS = frozenset({"--fd", "--socket-path", "--shared-dir", "--cache", "--daemonize", "--print-capabilities"})
@@ -248,7 +247,6 @@ async def start_virtiofsd(
         with listening_socket(plan.listen_path) as listener:
             child = await children.spawn(
                 command.argv,
-                env=_ENV,
                 fds={LISTEN_FD: listener.fileno()},
                 # It needs no network: abstract sockets and 127.0.0.1 of the host are out of its reach.
                 apart=Apart(empty_netns=True, view=view, labels=plan.labels),

@@ -18,7 +18,6 @@ log = logging.getLogger(__name__)
 ANSWERS = "/run/pyshim/virtiofsd"
 _PROBE_TIMEOUT_S = 25.0
 """For a program that only prints: less than CHANGE_S, the caller's, which names less."""
-_ENV = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
 
 
 class VirtiofsdFailed(Internal):
@@ -45,10 +44,10 @@ class VirtiofsdFlavours:
 
     async def _ask(self, binary: str) -> VirtiofsdFlavour:
         asked = [binary, "--print-capabilities"]
-        ended, output = await self._children.output(asked, env=_ENV, timeout_s=_PROBE_TIMEOUT_S)
+        ended, output = await self._children.output(asked, timeout_s=_PROBE_TIMEOUT_S)
         flavour = flavour_from_capabilities(output) if ended.code == 0 and not ended.signal else None
         if flavour is None:
-            _, output = await self._children.output([binary, "-V"], env=_ENV, timeout_s=_PROBE_TIMEOUT_S)
+            _, output = await self._children.output([binary, "-V"], timeout_s=_PROBE_TIMEOUT_S)
             flavour = flavour_from_version(output)
         if flavour is None:
             raise VirtiofsdFailed(f"probe virtiofsd {binary!r}: --print-capabilities {ended}, -V is not understood")
