@@ -90,6 +90,10 @@ class OciSpec(msgspec.Struct, frozen=True, kw_only=True):
     selinux_label: str = ""
     """Of its process; containerd gives all containers of a pod the same pair of categories."""
 
+    def is_in_hosts(self, kind: str) -> bool:
+        """The spec is for the host's namespace of this kind. One without any namespace says nothing of them."""
+        return bool(self.namespaces) and self.namespace_path(kind) is None
+
     def namespace_path(self, kind: str) -> str | None:
         """The path of the namespace of `kind` to join; empty for a fresh one; None when the host's is used."""
         for namespace in self.namespaces:

@@ -103,10 +103,9 @@ def _shares_pid_namespace(spec: OciSpec, container_id: ContainerId) -> bool:
     A path is the sandbox's namespace on the host, or that of a container in it. The host's own is asked for by hostPID
     under CRI-O and cri-dockerd; containerd gives the sandbox's for it.
     """
-    path = spec.namespace_path("pid")
-    if path is not None or not spec.namespaces:
-        return bool(path)
-    return membership(spec.annotations, container_id).kind is ContainerKind.POD_CONTAINER
+    if spec.is_in_hosts("pid"):
+        return membership(spec.annotations, container_id).kind is ContainerKind.POD_CONTAINER
+    return bool(spec.namespace_path("pid"))
 
 
 def _root_share(host_rootfs: HostPath, container_id: ContainerId, share: SharePlan) -> HostMount:

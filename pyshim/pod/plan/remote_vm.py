@@ -6,7 +6,7 @@ chooses the instance by them: by `machine_type` when it is set, else by GPUs, vC
 
 from collections.abc import Mapping
 
-from pyshim.model.caller import pod_of
+from pyshim.model.caller import KEYS, Caller, pod_of
 from pyshim.model.confidential import Initdata
 from pyshim.model.config import Config
 from pyshim.model.devices import PodDevices
@@ -20,8 +20,9 @@ from pyshim.model.vm import BootConfig, CpuConfig, ImageDriver, MemoryBacking, M
 from pyshim.resources.devices.plan.devices import check_kind_table
 from pyshim.resources.devices.plan.remote import PREFIX, remote_devices
 
-POD_NAME, POD_NAMESPACE, POD_UID = (f"io.kubernetes.cri.sandbox-{word}" for word in ("name", "namespace", "uid"))
-NO_POD_NAMESPACE = "default"
+NO_NETNS = "/proc/0/ns/net"
+"""A path that stands for a fresh namespace."""
+_NO_POD_NAMESPACE = "default"
 LEAST_STOP_TIMEOUT_S = 600.0
 """A short `remote_hypervisor_timeout` is about starting; an instance that takes longer to delete must not be lost."""
 _MARGIN_S = 90.0
@@ -36,7 +37,7 @@ def remote_netns_path(spec: OciSpec) -> str | None:
     path = spec.namespace_path("network")
     if path is None:
         raise FailedPrecondition("start remote vm: a remote vm cannot join the host's network")
-    return None if path in ("", "/proc/0/ns/net") else path
+    return None if path in ("", NO_NETNS) else path
 
 
 def remote_vm(
@@ -118,12 +119,12 @@ def _annotations(
     sandbox_id: SandboxId, spec: OciSpec, config: Config, sizing: SizingRecord, initdata: Initdata | None
 ) -> dict[str, str]:
     """The annotations that are not about devices. Every key is present, maybe empty, as from Kata's runtimes."""
-    hypervisor = config.hypervisor
+    hypervisor, keys = config.hypervisor, KEYS[Caller.CONTAINERD]
     pod = pod_of(spec.annotations)
     # A container without a pod stands for one: cloud adaptors refuse a VM of no name.
     annotations = {
-        POD_NAME: pod.name or sandbox_id,
-        POD_NAMESPACE: pod.namespace or NO_POD_NAMESPACE,
+        keys.pod_name: pod.name or sandbox_id,
+        keys.pod_namespace: pod.namespace or _NO_POD_NAMESPACE,
         f"{PREFIX}machine_type": hypervisor.machine_type,
         f"{PREFIX}image": hypervisor.image,
         # A whole number: cloud adaptors read "1.5" as nothing.
@@ -131,7 +132,7 @@ def _annotations(
         f"{PREFIX}default_memory": str(sizing.memory_mib.granted),
         f"{PREFIX}cc_init_data": initdata.document.decode() if initdata else "",
     }
-    return {**annotations, POD_UID: pod.uid} if pod.uid else annotations
+    return {**annotations, keys.pod_uid: pod.uid} if pod.uid else annotations
 
 
 def _device_annotations(config: Config, devices: PodDevices) -> Mapping[str, str]:

@@ -1,6 +1,7 @@
 """The plan of one sandbox: its VM, its share, the agent's part; `pod/sandbox.py` carries it out."""
 
 from collections.abc import Mapping
+from functools import partial
 
 from msgspec.structs import replace
 
@@ -37,7 +38,7 @@ from pyshim.model.volumes import SourceFacts
 from pyshim.pod.plan.guest_sandbox import guest_sandbox, pod_sysctls
 from pyshim.pod.plan.hooks import makes_network
 from pyshim.pod.plan.kernel_params import SERIAL_AGENT_PORT, kernel_params
-from pyshim.pod.plan.remote_vm import remote_netns_path, remote_vm
+from pyshim.pod.plan.remote_vm import NO_NETNS, remote_netns_path, remote_vm
 from pyshim.resources.cgroups.plan.cgroups import cgroup_plan
 from pyshim.resources.confidential.plan.guard import cpu_model, guard_of
 from pyshim.resources.confidential.plan.initdata import decode
@@ -68,8 +69,6 @@ KVM_BOOT_S = 10.0
 _NO_DEVICES = PodDevices()
 _NETWORK_MODELS = ("tcfilter", "macvtap", "none")
 _MAX_BRIDGES = 5
-_NO_NETNS = "/proc/0/ns/net"
-"""A path that stands for a fresh namespace."""
 EMULATED_CPU = "qemu64,+ssse3,+sse4.1,+sse4.2,+popcnt,-mtrr"
 """The least that runs x86-64-v2 programs: `max` boots measurably slower under emulation (docs/GUEST.md).
 
@@ -105,15 +104,15 @@ def sandbox_plan(
     if instances is not None:
         config = _of_instance(config, instances, devices, sizing)
     vm_dir = f"{VM_ROOT}/{sandbox_id}"
-    if not remote:
-        _check_network(kind, spec, config)
-    new_netns = not remote and _makes_netns(spec, config)
-    if new_netns:
-        netns_path: str | None = f"{NETNS_ROOT}/pyshim-{sandbox_id}"
+    if remote:
+        netns_path, new_netns, labels = remote_netns_path(spec), False, NO_LABELS
     else:
-        netns_path = remote_netns_path(spec) if remote else _netns_path(spec, config)
-    labels = NO_LABELS if remote else _labels(spec, config)
+        _check_network(kind, spec, config)
+        new_netns = _makes_netns(spec, config)
+        netns_path = f"{NETNS_ROOT}/pyshim-{sandbox_id}" if new_netns else _netns_path(spec, config)
+        labels = _labels(spec, config)
     share = share_of(sandbox_id, config, labels)
+    warm_vm = None
     if remote:
         vm = remote_vm(
             sandbox_id=sandbox_id,
@@ -127,15 +126,24 @@ def sandbox_plan(
             devices=devices,
         )
     else:
-        vm = _vm(sandbox_id, uuid, vm_dir, config, host, sizing, share, netns_path, guard, initdata, devices, labels)
-    warm_vm = None
-    if config.factory.enable_template and not remote:
-        # The same for pods of every size: it begins small, with room for any.
-        growing = replace(config, runtime=replace(config.runtime, static_sandbox_resource_mgmt=False))
-        base = template_size(config, host)
-        warm_vm = _vm(
-            sandbox_id, uuid, vm_dir, growing, host, base, share, netns_path, guard, initdata, devices, labels
+        sized = partial(
+            _vm,
+            sandbox_id=sandbox_id,
+            uuid=uuid,
+            vm_dir=vm_dir,
+            host=host,
+            share=share,
+            netns_path=netns_path,
+            guard=guard,
+            initdata=initdata,
+            devices=devices,
+            labels=labels,
         )
+        vm = sized(config, sizing)
+        if config.factory.enable_template:
+            # The same for pods of every size: it begins small, with room for any.
+            growing = replace(config, runtime=replace(config.runtime, static_sandbox_resource_mgmt=False))
+            warm_vm = sized(growing, template_size(config, host))
     return SandboxPlan(
         sandbox_id=sandbox_id,
         kind=kind,
@@ -201,12 +209,13 @@ def _sized(
 
 
 def _vm(
+    config: Config,
+    sizing: SizingRecord,
+    *,
     sandbox_id: SandboxId,
     uuid: str,
     vm_dir: str,
-    config: Config,
     host: HostFacts,
-    sizing: SizingRecord,
     share: SharePlan,
     netns_path: str | None,
     guard: Guard | None,
@@ -409,16 +418,14 @@ def _check_network(kind: ContainerKind, spec: OciSpec, config: Config) -> None:
 
 
 def _is_on_hosts_network(spec: OciSpec) -> bool:
-    if spec.annotations.get(keys_of(spec.annotations).host_network) == "true":
-        return True
-    return bool(spec.namespaces) and spec.namespace_path("network") is None
+    return spec.annotations.get(keys_of(spec.annotations).host_network) == "true" or spec.is_in_hosts("network")
 
 
 def _makes_netns(spec: OciSpec, config: Config) -> bool:
     """The namespace of the spec is a fresh one that a hook may fill; without hooks it would stay empty."""
     return (
         not config.runtime.disable_new_netns
-        and spec.namespace_path("network") in ("", _NO_NETNS)
+        and spec.namespace_path("network") in ("", NO_NETNS)
         and makes_network(spec)
     )
 
@@ -426,6 +433,6 @@ def _makes_netns(spec: OciSpec, config: Config) -> bool:
 def _netns_path(spec: OciSpec, config: Config) -> str | None:
     """The namespace CNI prepared. A namespace without a path is a fresh one: a pod without network."""
     path = spec.namespace_path("network")
-    if not path or config.runtime.disable_new_netns or path == _NO_NETNS or _is_on_hosts_network(spec):
+    if not path or config.runtime.disable_new_netns or path == NO_NETNS or _is_on_hosts_network(spec):
         return None
     return path
