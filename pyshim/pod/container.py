@@ -10,7 +10,7 @@ import logging
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -21,14 +21,14 @@ from pyshim.model.events import ExecAdded, ExecStarted, TaskExited, TaskPaused, 
 from pyshim.model.ids import ExecId, HostPath
 from pyshim.model.oci import OciSpec
 from pyshim.model.plans import ContainerPlan
-from pyshim.model.seams import ProcessStreams
+from pyshim.model.seams import ContainerAgent, ProcessStreams
 from pyshim.model.stats import ContainerStats
 from pyshim.model.task import CreateTask, ExecTask, ExitStatus, ProcessInfo, Status, Stdio
 from pyshim.model.trace import span
 from pyshim.pod.hooks import ContainerHooks
 from pyshim.pod.plan.guest_spec import guest_process, guest_resources
 from pyshim.pod.process import EXIT_KILLED, EXIT_SANDBOX_LOST, SIGKILL, Process
-from pyshim.pod.services import ContainerServices
+from pyshim.pod.services import ContainerServices, PodListener
 from pyshim.resources.sizing.memory_volumes import resize_memory_volumes
 from pyshim.resources.volumes.live import make_mounts
 
@@ -42,14 +42,6 @@ EXIT_START_FAILED = 128
 """containerd's StartError status."""
 
 
-class ContainerListener(Protocol):
-    """Is called after the change; never raises."""
-
-    def init_started(self) -> None: ...
-    def init_exited(self, container: "Container") -> None: ...
-    def container_changed(self) -> None: ...
-
-
 class Container:
     def __init__(
         self,
@@ -61,7 +53,7 @@ class Container:
         pid: int,
         hooks: ContainerHooks,
         services: ContainerServices,
-        listener: ContainerListener,
+        listener: PodListener,
     ) -> None:
         """`resources` is what of the spec's counts for the size of the VM."""
         self.id = request.container_id
@@ -146,7 +138,9 @@ class Container:
         self._undo.push(services.swap.leave, self.id)
         await services.swap.join(self.id, self._resources)
         await services.attachments.copies.attach_all(self._plan, self._agent, self._undo)
-        self._undo.push(self._remove_from_guest)  # before the call: the guest may carry out what we gave up
+        self._undo.push(
+            remove_from_guest, self._agent, self.id
+        )  # before the call: the guest may carry out what we gave up
         with span("create container in guest"):
             await self._agent.create_container(guest, timeout_s)
         return self._new_process(None, self.request.stdio, streams)
@@ -177,7 +171,7 @@ class Container:
             self._listener.init_started()
             await self.hooks.after_start(self.pid)
         elif exec_id is None:
-            self._listener.container_changed()
+            self._listener.changed()
         return process.pid
 
     async def _start_init(self, process: Process) -> None:
@@ -288,7 +282,7 @@ class Container:
                 raise
             self.init.become(Status.PAUSED)  # refused when the sandbox was lost meanwhile
             self._publisher.publish(TaskPaused(container_id=self.id))
-        self._listener.container_changed()
+        self._listener.changed()
 
     async def resume(self) -> None:
         async with self.init.lock:
@@ -296,7 +290,7 @@ class Container:
             await self._agent.resume_container(self.id)
             self.init.become(Status.RUNNING)
             self._publisher.publish(TaskResumed(container_id=self.id))
-        self._listener.container_changed()
+        self._listener.changed()
 
     async def update(self, resources: Mapping[str, Any]) -> None:
         self.init.require(Status.CREATED, Status.RUNNING, Status.PAUSED, verb="update")
@@ -320,7 +314,7 @@ class Container:
     def end_by_force(self) -> None:
         """The shim reports every process as ended by KILL, which the guest did not carry out."""
         self.end_all(EXIT_KILLED)
-        self._listener.init_exited(self)
+        self._listener.init_exited(self.id, agent_gone=self.init.agent_gone)
 
     def end_exec_by_force(self, process: Process) -> None:
         """The shim reports the exec as ended by KILL, which the guest did not carry out."""
@@ -333,7 +327,7 @@ class Container:
             await self._wait_for_execs()
             await self._services.resizer.leave(self.id)
             self._end(process, status)
-        self._listener.init_exited(self)
+        self._listener.init_exited(self.id, agent_gone=self.init.agent_gone)
 
     async def _wait_for_execs(self) -> None:
         """No exec runs any more; one of which the guest says nothing went with its pid namespace."""
@@ -361,12 +355,13 @@ class Container:
             TaskExited(container_id=self.id, process_id=process.guest_id, pid=process.pid, exit=exit_status)
         )
         if process.exec_id is None:
-            self._listener.container_changed()
+            self._listener.changed()
 
-    async def _remove_from_guest(self) -> None:
-        """The guest was asked; one that refuses or says nothing must not keep the container on the host for ever."""
-        try:
-            await self._agent.remove_container(self.id, REMOVE_TIMEOUT_S)
-        except ShimError as exc:
-            level = logging.DEBUG if isinstance(exc, AgentGone | NotFound) else logging.WARNING
-            log.log(level, "remove from guest", extra={"container": self.id, "error": str(exc)})
+
+async def remove_from_guest(agent: ContainerAgent, container_id: str) -> None:
+    """The guest was asked; one that refuses or says nothing must not keep the container on the host for ever."""
+    try:
+        await agent.remove_container(container_id, REMOVE_TIMEOUT_S)
+    except ShimError as exc:
+        level = logging.DEBUG if isinstance(exc, AgentGone | NotFound) else logging.WARNING
+        log.log(level, "remove from guest", extra={"container": container_id, "error": str(exc)})

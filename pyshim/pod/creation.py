@@ -5,7 +5,7 @@ import logging
 from pyshim.model.config import Config
 from pyshim.model.errors import NotFound, ShimError
 from pyshim.model.host_facts import HostFacts
-from pyshim.model.oci import OciSpec
+from pyshim.model.oci import MAX_SPEC_BYTES, OciSpec, parse_spec
 from pyshim.model.placement import Placed
 from pyshim.model.plans import ContainerPlan, SandboxPlan
 from pyshim.model.sandbox import SandboxRequest
@@ -88,6 +88,12 @@ async def _with_guest_nodes(env: Environment, plan: SandboxPlan) -> SandboxPlan:
     plan = with_guest_nodes(plan, machine)
     log.info("NUMA nodes of guest", extra={"sandbox": plan.sandbox_id, "why": plan.numa_why})
     return plan
+
+
+async def read_spec(host: Host, bundle: str) -> OciSpec:
+    """The bundle's spec. Raises InvalidArgument, NotFound."""
+    where = f"{bundle}/config.json"
+    return parse_spec(await host.read_bytes(where, MAX_SPEC_BYTES), where)
 
 
 async def _dns(host: Host, spec: OciSpec) -> tuple[str, ...]:

@@ -14,19 +14,19 @@ from typing import Any
 from pyshim.concurrency.tasks import TaskOwner
 from pyshim.concurrency.undo import Undo
 from pyshim.model.copies import CopiedPiece
-from pyshim.model.errors import AgentGone, FailedPrecondition, NotFound, ShimError
+from pyshim.model.errors import FailedPrecondition, ShimError
 from pyshim.model.guest import GuestContainer, Storage
 from pyshim.model.ledger import Ledger
 from pyshim.model.plans import ContainerPlan
 from pyshim.model.seams import ContainerAgent, Host
 from pyshim.model.stats import NO_STATS, ContainerStats
+from pyshim.pod.container import remove_from_guest
 from pyshim.pod.process import EXIT_KILLED, EXIT_SANDBOX_LOST
 from pyshim.resources.volumes.attachments import Attachments
 from pyshim.resources.volumes.live import make_mounts
 
 log = logging.getLogger(__name__)
 
-REMOVE_TIMEOUT_S = 3
 _ENDS = {2: 0, 9: EXIT_KILLED, 15: 0}
 """Signal to exit status of Kubernetes' pause program: it exits 0 on SIGINT and SIGTERM and ignores all others."""
 
@@ -74,15 +74,9 @@ class PauseAgent:
         await make_mounts(self._plan, host=self._host, ledger=self._ledger, undo=self._undo)
         guest = await self._attachments.attach_all(self._plan, self._undo)
         await self._attachments.copies.attach_all(self._plan, self._agent, self._undo)
-        self._undo.push(self._remove_from_guest)
+        self._undo.push(remove_from_guest, self._agent, self._id)
         await self._agent.create_container(guest, timeout_s)
         await self._agent.start_container(self._id)
-
-    async def _remove_from_guest(self) -> None:
-        try:
-            await self._agent.remove_container(self._id, REMOVE_TIMEOUT_S)
-        except (AgentGone, NotFound) as exc:
-            log.debug("sandbox container already gone", extra={"container": self._id, "error": str(exc)})
 
     async def _watch(self) -> None:
         try:

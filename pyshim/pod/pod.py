@@ -25,14 +25,14 @@ from pyshim.model.errors import (
 from pyshim.model.events import TaskCreated, TaskDeleted, TaskOom
 from pyshim.model.ids import ContainerId, ExecId, HostPath, SandboxId
 from pyshim.model.kind import ContainerKind, Membership, membership
-from pyshim.model.oci import MAX_SPEC_BYTES, OciSpec, parse_spec
+from pyshim.model.oci import OciSpec
 from pyshim.model.sandbox import SandboxRequest
 from pyshim.model.seams import ContainerAgent
 from pyshim.model.stats import ContainerStats
 from pyshim.model.task import CreateTask, ExecTask, ExitStatus, Identity, ProcessInfo, ProcessState, Status
 from pyshim.model.trace import Trace, step
 from pyshim.pod.container import Container
-from pyshim.pod.creation import plan_container, plan_sandbox
+from pyshim.pod.creation import plan_container, plan_sandbox, read_spec
 from pyshim.pod.environment import Environment
 from pyshim.pod.hooks import ContainerHooks
 from pyshim.pod.killing import signal_exec, signal_init
@@ -68,7 +68,7 @@ class Pod:
         self._creating: dict[ContainerId, _Creation] = {}
         self._deleting: dict[ContainerId, asyncio.Task[tuple[int, ExitStatus]]] = {}
         self._closing = False
-        self._trace = Trace(environment.clock_ns, on_mark=self._save)
+        self._trace = Trace(environment.clock_ns, on_mark=self.changed)
         self._pause: PauseAgent | None = None
         self._owner: ContainerId | None = None
         """The container whose end is the sandbox's end: the pod sandbox's, or the single one."""
@@ -111,8 +111,7 @@ class Pod:
 
     async def _create(self, request: CreateTask) -> int:
         container_id = request.container_id
-        where = f"{request.bundle}/config.json"
-        spec = parse_spec(await self._env.host.read_bytes(where, MAX_SPEC_BYTES), where)
+        spec = await read_spec(self._env.host, request.bundle)
         member = self._membership(spec, container_id)
         hooks = ContainerHooks(self._env.host, spec, name=container_id, bundle=request.bundle)
         try:
@@ -465,7 +464,7 @@ class Pod:
         self._containers.pop(container.id, None)
         self._settle()
         if self._containers or self._keeper is not None:
-            self._save()
+            self.changed()
         self._env.publisher.publish(TaskDeleted(container_id=container.id, pid=container.pid, exit=exit_status))
         return container.pid, exit_status
 
@@ -535,32 +534,31 @@ class Pod:
             saved, self._saved = self._saved, None
             saved.remove()
 
-    # ---- what happens by itself (ContainerListener, SandboxListener)
+    # ---- what happens by itself (PodListener)
+
+    def changed(self) -> None:
+        """The state on disk is this moment's."""
+        if self._saved is not None:
+            self._saved.save()
 
     def init_started(self) -> None:
         if self._saved is not None:
             self._saved.save_soon()
 
-    def container_changed(self) -> None:
-        self._save()
-
-    def sandbox_changed(self) -> None:
-        self._save()
-
-    def init_exited(self, container: Container) -> None:
+    def init_exited(self, container_id: ContainerId, *, agent_gone: bool) -> None:
         """The sandbox ends with its owner: the VM goes as soon as the exit is published, not when Delete comes."""
-        if container.id != self._owner or self._sandbox is None:
+        if container_id != self._owner or self._sandbox is None:
             return
         for other in self._containers.values():
-            if other.id != container.id:
+            if other.id != container_id:
                 other.end_all(EXIT_KILLED)
-        self._tasks.supervise(f"stop/{container.id}", self._end_by_itself(container.init.agent_gone))
+        self._tasks.supervise(f"stop/{container_id}", self._end_by_itself(agent_gone))
 
     def sandbox_lost(self, reason: str) -> None:
         for container in self._containers.values():
             container.end_all(EXIT_SANDBOX_LOST)
         if self._sandbox is not None:
-            self._save()
+            self.changed()
             self._tasks.supervise("stop/lost", self._end_lost())
 
     async def _end_lost(self) -> None:
@@ -590,8 +588,3 @@ class Pod:
         if container is None:
             raise NotFound(f"find container '{container_id}': no such container in this shim")
         return container
-
-    def _save(self) -> None:
-        """The state on disk is this moment's."""
-        if self._saved is not None:
-            self._saved.save()

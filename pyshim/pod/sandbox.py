@@ -32,7 +32,7 @@ from pyshim.pod.environment import Environment
 from pyshim.pod.health import HealthChecks
 from pyshim.pod.hooks import ContainerHooks
 from pyshim.pod.plan.hooks import named_netns
-from pyshim.pod.services import SandboxListener
+from pyshim.pod.services import PodListener
 from pyshim.resources.cgroups.live import SandboxCgroups
 from pyshim.resources.devices.live import container_devices
 from pyshim.resources.devices.vm_devices import VmDevices
@@ -70,7 +70,7 @@ class Sandbox:
         environment: Environment,
         records: Records,
         tasks: TaskOwner,
-        listener: SandboxListener,
+        listener: PodListener,
     ) -> None:
         self.plan = plan
         self._host = environment.host
@@ -85,7 +85,7 @@ class Sandbox:
             host=self._host.cgroups(plan.cgroups.mode),
             records=records,
             hypervisor=self.hypervisor,
-            on_change=listener.sandbox_changed,
+            on_change=listener.changed,
         )
         self.resizer = Resizer(
             plan=plan,
@@ -93,7 +93,7 @@ class Sandbox:
             hypervisor=self.hypervisor,
             agent=lambda: self.agent,
             tasks=tasks,
-            on_change=listener.sandbox_changed,
+            on_change=listener.changed,
             fit=self.cgroups.fit,
         )
         services = SandboxServices(
@@ -103,7 +103,7 @@ class Sandbox:
             undo=self._undo,
             tasks=tasks,
             vm_devices=VmDevices(self.hypervisor, allow=self.cgroups.allow),
-            on_change=listener.sandbox_changed,
+            on_change=listener.changed,
         )
         self.direct_volumes = DirectVolumes(services, agent=lambda: self.agent, attachments=lambda: self.attachments)
         self.attachments = Attachments(services, announce=self.direct_volumes.announce)

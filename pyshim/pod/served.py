@@ -16,10 +16,10 @@ from msgspec.structs import replace
 from pyshim.model.errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound
 from pyshim.model.ids import ContainerId, HostPath, SandboxId
 from pyshim.model.kind import ContainerKind, membership
-from pyshim.model.oci import MAX_SPEC_BYTES, parse_spec
 from pyshim.model.sandbox import CreateSandbox, PodConfig, SandboxReport, SandboxRequest
 from pyshim.model.stats import ContainerStats
 from pyshim.model.task import ExitStatus, RuntimeOptions
+from pyshim.pod.creation import MAX_RESOLV_CONF_BYTES, read_spec
 from pyshim.pod.environment import Environment
 from pyshim.pod.hooks import ContainerHooks
 from pyshim.pod.plan.pod_spec import pod_files, pod_spec
@@ -27,7 +27,6 @@ from pyshim.pod.pod import Pod
 from pyshim.pod.sandbox import Sandbox
 
 HOST_RESOLV_CONF = "/etc/resolv.conf"
-MAX_RESOLV_CONF_BYTES = 64 * 1024
 PING_TIMEOUT_S = 5.0
 
 
@@ -90,7 +89,7 @@ class ServedSandbox:
         """A sandbox by its bundle's spec, as `ctr sandboxes run` makes them."""
         action, where = f"create sandbox '{request.sandbox_id}'", f"{request.bundle}/config.json"
         try:
-            spec = parse_spec(await self._host.read_bytes(where, MAX_SPEC_BYTES), where)
+            spec = await read_spec(self._host, request.bundle)
         except NotFound as exc:
             problem = f"neither options of type 'runtime.v1.PodSandboxConfig' nor '{where}'"
             raise InvalidArgument(f"{action}: {problem}") from exc

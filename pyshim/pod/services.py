@@ -1,4 +1,4 @@
-"""The neighbours of a container and its processes, and the listener of a sandbox."""
+"""The neighbours of a container and its processes, and the listener of sandbox and containers."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -6,6 +6,7 @@ from typing import Protocol
 import msgspec
 
 from pyshim.concurrency.tasks import TaskOwner
+from pyshim.model.ids import ContainerId
 from pyshim.model.ledger import Ledger
 from pyshim.model.seams import ContainerAgent, Host, Publisher
 from pyshim.model.vm import GuestNode
@@ -34,11 +35,13 @@ class ContainerServices(msgspec.Struct, frozen=True, kw_only=True):
     clock_ns: Callable[[], int]
 
 
-class SandboxListener(Protocol):
-    """Is called after the change; never raises."""
+class PodListener(Protocol):
+    """The pod, as its sandbox and containers call it after a change; never raises."""
 
+    def changed(self) -> None: ...
+    def init_started(self) -> None: ...
+    def init_exited(self, container_id: ContainerId, *, agent_gone: bool) -> None: ...
     def sandbox_lost(self, reason: str) -> None:
         """Called once, unless the sandbox was asked to stop."""
 
     def container_met_oom(self, container_id: str) -> None: ...
-    def sandbox_changed(self) -> None: ...
