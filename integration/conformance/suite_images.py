@@ -10,7 +10,7 @@ import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from integration.framework.images import BUSYBOX, Blobs, image_blobs, layer
+from integration.framework.images import BUSYBOX, Blobs, image_blobs, layer, payload_layers
 
 # nginx as the suite looks for it: a process of this name, a pid file, a page. $1 is the port.
 _WEB_SERVER = """\
@@ -73,7 +73,9 @@ class SuiteImages:
 
     def add(self, name: str, more_layers: tuple[bytes, ...] = (), **settings: object) -> None:
         """The image `REPOSITORY:TAG`: busybox with further layers and settings."""
-        digest, blobs = image_blobs(more_layers, {"Labels": {"image": name.partition(":")[0]}, **settings})
+        digest, blobs = image_blobs(
+            (*payload_layers(), *more_layers), {"Labels": {"image": name.partition(":")[0]}, **settings}
+        )
         self.blobs |= blobs
         repository, _, tag = name.partition(":")
         self.tags[repository, tag] = digest

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 from . import releases, zygote
@@ -99,6 +100,18 @@ class Containerd(Daemon):
         config = where.root / "config.toml"
         config.write_text(text)
         self._run([self.release.programs / "containerd", "--config", config], environment=self._environment())
+
+    @contextlib.contextmanager
+    def with_settings(self, text: str) -> Iterator[None]:
+        """Restarted with further lines of its configuration, until the end of the block."""
+        before = self._extra
+        self._extra += text
+        self.restart()
+        try:
+            yield
+        finally:
+            self._extra = before
+            self.restart()
 
     def is_ready(self) -> bool:
         return super().is_ready() and self.ctr("version", check=False).code == 0

@@ -17,7 +17,7 @@ import pytest
 from bench import stubs
 from pyshim.node.install.drop_ins import Handler
 
-from . import crio, images, releases
+from . import crio, erofs, images, releases
 from .containerd import Containerd, remove_daemon_files
 from .cri import CRI_IMAGE, HANDLER, Cri, Pod
 from .daemon import Directories
@@ -34,10 +34,13 @@ SANDBOX_API_VM_HANDLER = "pykata-sandbox-api-vm"
 """As that one, with the VM that a test's `SANDBOX_API_VM_CONFIG` says."""
 STAND_IN_HANDLER = "pykata-stand-in"
 """Its pods have a program in QEMU's place: no VM, so they are made and gone within a second."""
+LAYERS_HANDLER = "pykata-layers"
+"""Its images are those of the EROFS snapshotter, where containerd leaves their layers to the shim."""
 RUNC_HANDLER = "runc"
 NRI_SOCKET = GROUND / "nri" / "nri.sock"
 STAND_IN_CONFIG = GROUND / "stubs" / "configuration.toml"
 SANDBOX_API_VM_CONFIG = GROUND / "sandbox-api" / "configuration.toml"
+LAYERS_CONFIG = GROUND / "layers" / "configuration.toml"
 REMOTE_CONFIG = GROUND / "remote" / "configuration.toml"
 """Written by the tests that use the handler."""
 SUBNET, SUBNET6 = "10.233.7.0/24", "fd00:233:7::/64"
@@ -114,6 +117,7 @@ def _cri_config(pause: str, settings: str) -> str:
   {'sandboxer = "shim"' if release.has_sandbox_api else ""}
   [{table}.containerd.runtimes.{SANDBOX_API_VM_HANDLER}.options]
     ConfigPath = "{SANDBOX_API_VM_CONFIG}"
+{_layers_handler(table) if release.leaves_mounts_to_shims else ""}\
 {_runc_handler(shipped, table)}[{table}.containerd.runtimes.{STAND_IN_HANDLER}]
   runtime_type = "io.containerd.pykata.v2"
   {f'sandboxer = "{releases.sandboxer()}"' if release.has_sandbox_api else ""}
@@ -126,6 +130,17 @@ def _runc_handler(shipped: str, table: str) -> str:
     """The table of runc's handler, where the shipped file has none."""
     head = f"[{table}.containerd.runtimes.{RUNC_HANDLER}]"
     return "" if head in shipped else f'{head}\n  runtime_type = "io.containerd.runc.v2"\n'
+
+
+def _layers_handler(table: str) -> str:
+    head = f"[{table}.containerd.runtimes.{LAYERS_HANDLER}"
+    return f"""{head}]
+  runtime_type = "io.containerd.pykata.v2"
+  snapshotter = "{erofs.SNAPSHOTTER}"
+  sandboxer = "{releases.sandboxer()}"
+  {head}.options]
+    ConfigPath = "{LAYERS_CONFIG}"
+"""
 
 
 @contextlib.contextmanager

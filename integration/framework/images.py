@@ -61,7 +61,8 @@ def _add(tar: tarfile.TarFile, name: str, data: bytes, mode: int = 0o644) -> Non
     tar.addfile(_entry(name, tarfile.REGTYPE, mode, len(data)), io.BytesIO(data))
 
 
-def _base_layer() -> bytes:
+def base_layer() -> bytes:
+    """The payload's lower layer, a whole root file system by itself."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as tar:
         tar.addfile(_entry("bin", tarfile.DIRTYPE, 0o755))
@@ -76,12 +77,17 @@ def _base_layer() -> bytes:
     return buffer.getvalue()
 
 
-def _top_layer() -> bytes:
-    """A second layer, so that an overlay has two lower directories: it changes one file."""
+def upper_layer() -> bytes:
+    """The payload's upper layer, so that an overlay has two lower directories: it changes one file."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as tar:
         _add(tar, _OVERRIDDEN, b"upper\n")
     return buffer.getvalue()
+
+
+def payload_layers() -> list[bytes]:
+    """Those of the test image, the bottom one first."""
+    return [base_layer(), upper_layer()]
 
 
 def layer(files: Mapping[str, bytes], *, mode: int, owner: int = 0) -> bytes:
@@ -99,14 +105,13 @@ def layer(files: Mapping[str, bytes], *, mode: int, owner: int = 0) -> bytes:
     return buffer.getvalue()
 
 
-def image_blobs(more_layers: Sequence[bytes] = (), settings: Mapping[str, object] | None = None) -> tuple[str, Blobs]:
-    """(digest of the manifest, blobs by digest) of the payload with further layers and settings."""
+def image_blobs(layers: Sequence[bytes] = (), settings: Mapping[str, object] | None = None) -> tuple[str, Blobs]:
+    """(digest of the manifest, blobs by digest) of an image with settings, of the payload's layers unless given."""
     settings = {
         **_CONFIG["config"],
         **({"Cmd": []} if settings and "Entrypoint" in settings else {}),
         **(settings or {}),
     }
-    layers = [_base_layer(), _top_layer(), *more_layers]
     blobs: Blobs = {}
 
     def keep(data: bytes) -> dict[str, object]:
@@ -114,7 +119,7 @@ def image_blobs(more_layers: Sequence[bytes] = (), settings: Mapping[str, object
         blobs[digest] = data
         return {"digest": digest, "size": len(data)}
 
-    described = [{"mediaType": f"{_KINDS}.layer.v1.tar", **keep(layer)} for layer in layers]
+    described = [{"mediaType": f"{_KINDS}.layer.v1.tar", **keep(layer)} for layer in layers or payload_layers()]
     diff_ids = [layer["digest"] for layer in described]
     config = {**_CONFIG, "config": settings, "rootfs": {"type": "layers", "diff_ids": diff_ids}}
     config_blob = {"mediaType": f"{_KINDS}.config.v1+json", **keep(json.dumps(config, sort_keys=True).encode())}
@@ -127,11 +132,21 @@ def image_blobs(more_layers: Sequence[bytes] = (), settings: Mapping[str, object
     return str(keep(json.dumps(manifest, sort_keys=True).encode())["digest"]), blobs
 
 
-def write_archive(path: Path, name: str = IMAGE, entrypoint: tuple[str, ...] = ()) -> str:
-    """An OCI image layout with two layers at `path`. Returns the manifest's digest; equal busybox means equal
-    digest.
+def write_archive(
+    path: Path,
+    name: str = IMAGE,
+    entrypoint: tuple[str, ...] = (),
+    *,
+    layers: Sequence[bytes] = (),
+    settings: Mapping[str, object] | None = None,
+) -> str:
+    """An OCI image layout at `path`, of the payload's two layers unless `layers` are given.
+
+    Returns the manifest's digest; equal busybox means equal digest.
     """
-    digest, blobs = image_blobs(settings={"Entrypoint": list(entrypoint)} if entrypoint else {})
+    digest, blobs = image_blobs(
+        layers, {**(settings or {}), **({"Entrypoint": list(entrypoint)} if entrypoint else {})}
+    )
     top = {"digest": digest, "size": len(blobs[digest])}
     names = {"io.containerd.image.name": name, "org.opencontainers.image.ref.name": name.rsplit(":", 1)[-1]}
     platform = {"architecture": "amd64", "os": "linux"}
@@ -147,9 +162,14 @@ def write_archive(path: Path, name: str = IMAGE, entrypoint: tuple[str, ...] = (
 def unpack_rootfs(directory: Path) -> Path:
     """The image's content as a plain directory, for `ctr run --rootfs` and direct calls."""
     directory.mkdir(parents=True)
-    for layer in (_base_layer(), _top_layer()):
-        with tarfile.open(fileobj=io.BytesIO(layer)) as tar:
-            tar.extractall(directory, filter="fully_trusted") if hasattr(tarfile, "data_filter") else tar.extractall(
-                directory
-            )
+    for layer in payload_layers():
+        unpack(layer, directory)
     return directory
+
+
+def unpack(layer: bytes, directory: Path) -> None:
+    """The layer's files are in the directory, as its tar has them."""
+    with tarfile.open(fileobj=io.BytesIO(layer)) as tar:
+        tar.extractall(directory, filter="fully_trusted") if hasattr(tarfile, "data_filter") else tar.extractall(
+            directory
+        )

@@ -88,6 +88,15 @@ class Release:
         return self.numbers >= (2,)
 
     @property
+    def has_erofs_snapshotter(self) -> bool:
+        return self.numbers >= (2, 1)
+
+    @property
+    def leaves_mounts_to_shims(self) -> bool:
+        """A shim may say that it mounts an image's layers itself."""
+        return self.numbers >= (2, 2)
+
+    @property
     def ctr_prints_codes(self) -> bool:
         """An error that `ctr` prints ends with the code of the API's error."""
         return self.numbers < (2,)

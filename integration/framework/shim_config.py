@@ -42,10 +42,16 @@ def with_templates(directory: Path, templates: Path, **changes: object) -> Path:
 
 
 def use_disks(config: Path) -> None:
-    """By a drop-in file, root file systems that are disks stay disks in the guest."""
-    drop_in = config.parent / "config.d" / "disks.toml"
-    drop_in.parent.mkdir()
-    drop_in.write_text("[hypervisor.qemu]\ndisable_block_device_use = false\n")
+    """Root file systems that are disks stay disks in the guest."""
+    add_keys(config, disable_block_device_use=False)
+
+
+def add_keys(config: Path, **keys: object) -> None:
+    """By a drop-in file, keys of the hypervisor that the shipped file does not set."""
+    directory = config.parent / "config.d"
+    directory.mkdir()
+    lines = (f"{key} = {_literal(value)}\n" for key, value in keys.items())
+    (directory / "keys.toml").write_text("[hypervisor.qemu]\n" + "".join(lines))
 
 
 def bind(source: Path, target: Path) -> None:
@@ -60,13 +66,16 @@ def variant(directory: Path, shipped: Path = SHIPPED, /, **changes: object) -> P
     """
     text = re.sub(r'"\.\./', f'"{shipped.parents[1]}/', shipped.read_text())
     for key, value in changes.items():
-        literal = str(value).lower() if isinstance(value, bool | int) else f'"{value}"'
-        text, count = re.subn(rf"(?m)^{key} = .*$", f"{key} = {literal}", text)
+        text, count = re.subn(rf"(?m)^{key} = .*$", f"{key} = {_literal(value)}", text)
         if count != 1:
             raise AssertionError(f"{shipped.name} sets {key!r} {count} times")
     path = directory / "configuration.toml"
     path.write_text(text)
     return path
+
+
+def _literal(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool | int) else f'"{value}"'
 
 
 def with_firmware(directory: Path) -> Path:

@@ -1,0 +1,225 @@
+"""Images as disks: the layers that containerd's EROFS snapshotter leaves to the shim, below an overlay in the guest.
+
+Most call the shim with the mounts that containerd would hand it, so they run with every containerd.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench import stubs
+from protos.containerd import runtimeoptions_pb2, task_v2_pb2, types_pb2
+from pyshim.model.units import MIB
+from pyshim.ttrpc import RemoteError
+
+from .conftest import GROUND, PROJECT, own_name
+from .framework import erofs, images, oci, releases, shim_config
+from .framework.containerd import Containerd
+from .framework.direct import DirectShim, direct_shim
+from .framework.runtime import Runtime
+
+pytestmark = pytest.mark.vm
+
+_needs_snapshotter = pytest.mark.skipif(
+    not releases.chosen().leaves_mounts_to_shims,
+    reason=f"containerd {releases.chosen().generation} leaves no layers to a shim (CONTAINERD=2.3)",
+)
+_FILL = "dd if=/dev/zero of=/full bs=64k 2>&1 | grep -c 'No space left'; rm /full"
+
+
+Run = Callable[..., list[str]]
+
+
+@pytest.fixture
+def run(runtime: Runtime, containerd: Containerd, scratch: Path) -> Run:
+    """Runs a script in a container whose root is made of these mounts, to its end: the lines of its output."""
+
+    def run_script(mounts: Sequence[types_pb2.Mount], script: str, config: Path, *, shares: bool = False) -> list[str]:
+        with own_name(containerd.ctr) as name, _shim(runtime, name, scratch / name, script) as shim:
+            out = scratch / f"{name}.out"
+            shim.start()
+            _create(shim, mounts, config, stdout=f"file://{out}", stderr=f"file://{out}")
+            assert bool(runtime.virtiofsds(name)) == shares
+            shim.call("Start")
+            status = shim.call("Wait", task_v2_pb2.WaitResponse).exit_status
+            shim.call("Delete")
+            assert status == 0, out.read_text()
+        return out.read_text().splitlines()
+
+    return run_script
+
+
+@contextlib.contextmanager
+def _shim(runtime: Runtime, name: str, bundle: Path, script: str) -> Iterator[DirectShim]:
+    spec = oci.spec("sh", "-c", script, name=name, rootfs="rootfs")
+    with direct_shim(runtime, PROJECT / "bin", name, bundle, spec) as shim:
+        yield shim
+
+
+def _create(shim: DirectShim, mounts: Sequence[types_pb2.Mount], config: Path, **fields: Any) -> None:
+    asked = runtimeoptions_pb2.Options(config_path=str(config))
+    options = {"type_url": "runtimeoptions.v1.Options", "value": asked.SerializeToString()}
+    shim.call("Create", bundle=str(shim.bundle), rootfs=mounts, options=options, **fields)
+
+
+def _digests(files: Sequence[Path]) -> list[str]:
+    return [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
+
+
+@pytest.mark.parametrize(
+    ("shared_fs", "driver", "count"),
+    [("none", "virtio-scsi", 5), ("virtio-fs", "virtio-blk", 4), ("none", "virtio-scsi", 1)],
+    ids=lambda value: str(value),
+)
+def test_layers_lie_on_each_other_and_what_is_written_stays_in_the_guest(
+    run: Run, scratch: Path, shared_fs: str, driver: str, count: int
+) -> None:
+    config = shim_config.variant(scratch, shared_fs=shared_fs)
+    shim_config.add_keys(config, block_device_driver=driver)
+    files = erofs.layer_files(scratch / "snapshots", erofs.image_layers(count))
+    before, snapshot = _digests(files), scratch / "snapshots" / "active"
+    for name in ("fs", "work"):
+        (snapshot / name).mkdir(parents=True)
+    script = f"{erofs.SEEN}; echo new > /layer-marker; cat /layer-marker; mount | grep ' on / '"
+
+    *lines, mount = run(erofs.active_mounts(files, snapshot), script, config, shares=shared_fs != "none")
+
+    assert lines == [*erofs.seen(count), "new"]
+    assert mount.startswith("overlay on / type overlay (rw")
+    assert _digests(files) == before
+    assert list((snapshot / "fs").iterdir()) == []
+
+
+def test_a_view_of_layers_can_only_be_read(run: Run, scratch: Path) -> None:
+    files = erofs.layer_files(scratch / "snapshots", erofs.image_layers(4))
+    script = f"{erofs.SEEN}; touch /new 2>&1 | grep -o 'Read-only file system'"
+
+    lines = run(erofs.view_mounts(files), script, shim_config.variant(scratch, shared_fs="none"))
+
+    assert lines == [*erofs.seen(4), "Read-only file system"]
+
+
+def test_what_is_written_goes_to_the_snapshots_file_and_a_full_one_harms_nothing(run: Run, scratch: Path) -> None:
+    config = shim_config.variant(scratch, shared_fs="none")
+    files, upper = erofs.layer_files(scratch / "snapshots", erofs.image_layers(4)), scratch / "rwlayer.img"
+    with upper.open("wb") as file:
+        file.truncate(16 * MIB)
+    subprocess.run(["mkfs.ext4", "-q", upper], check=True, capture_output=True, timeout=60)
+    mounts = erofs.block_mounts(files, upper)
+
+    first = run(mounts, f"{erofs.SEEN}; {_FILL}; echo kept > /file; cat /file", config)
+    second = run(mounts, "cat /file", config)
+
+    assert first == [*erofs.seen(4), "1", "kept"]
+    assert second == ["kept"]
+    subprocess.run(["e2fsck", "-f", "-n", upper], check=True, capture_output=True, timeout=60)
+
+
+def _truncated(layers: list[Path], scratch: Path) -> list[types_pb2.Mount]:
+    os.truncate(layers[0], layers[0].stat().st_size - 4096)
+    return erofs.active_mounts(layers, scratch)
+
+
+def _vanished(layers: list[Path], scratch: Path) -> list[types_pb2.Mount]:
+    layers[0].unlink()
+    return erofs.active_mounts(layers, scratch)
+
+
+def _garbage(layers: list[Path], scratch: Path) -> list[types_pb2.Mount]:
+    layers[0].write_bytes(os.urandom(MIB))
+    return erofs.active_mounts(layers, scratch)
+
+
+def _two_hundred(layers: list[Path], scratch: Path) -> list[types_pb2.Mount]:
+    more = [scratch / f"{number}.erofs" for number in range(200)]
+    for path in more:
+        path.hardlink_to(layers[1])
+    return erofs.active_mounts(more, scratch)
+
+
+def _not_made(layers: list[Path], scratch: Path) -> list[types_pb2.Mount]:
+    _, *rest = erofs.block_mounts(layers, scratch / "rwlayer.img")
+    options = ["X-containerd.mkfs.fs=ext4", "X-containerd.mkfs.size=16777216", "rw", "loop"]
+    return [types_pb2.Mount(type="mkfs/ext4", source=str(scratch / "rwlayer.img"), options=options), *rest]
+
+
+def _unresolved(layers: list[Path], scratch: Path) -> list[types_pb2.Mount]:
+    *below, _ = erofs.view_mounts(layers)
+    return [*below, erofs.overlay_mount("lowerdir={{ overlay 0 7 }}")]
+
+
+def _out_of_order(layers: list[Path], scratch: Path) -> list[types_pb2.Mount]:
+    *below, overlay = erofs.view_mounts(layers)
+    return [overlay, *below]
+
+
+def _verity(layers: list[Path], scratch: Path) -> list[types_pb2.Mount]:
+    mounts = erofs.active_mounts(layers, scratch)
+    mounts[0].options.append(f"X-containerd.dmverity={layers[0]}.dmverity")
+    return mounts
+
+
+_BAD = {
+    "truncated": (_truncated, r"/snapshots/1/layer\.erofs.*truncated"),
+    "vanished": (_vanished, r"/snapshots/1/layer\.erofs.*(ENOENT|[Nn]o such file)"),
+    "garbage": (_garbage, r"/snapshots/1/layer\.erofs.*EROFS"),
+    "200 layers": (_two_hundred, "200 layers"),
+    "upper not made": (_not_made, r"mkfs/ext4.*rwlayer\.img"),
+    "template of no mount": (_unresolved, r"overlay 0 7"),
+    "overlay first": (_out_of_order, "overlay"),
+    "dm-verity": (_verity, "X-containerd.dmverity"),
+}
+
+
+@pytest.mark.parametrize("bad", _BAD.values(), ids=_BAD)
+def test_layers_that_make_no_root_are_named(
+    runtime: Runtime,
+    containerd: Containerd,
+    name: str,
+    scratch: Path,
+    bad: tuple[Callable[[list[Path], Path], list[types_pb2.Mount]], str],
+) -> None:
+    make, said = bad
+    layers = erofs.layer_files(scratch / "snapshots", [images.layer({"file": bytes(100_000)}, mode=0o644)] * 2)
+    mounts = make(layers, scratch)
+
+    with _shim(runtime, name, scratch / "bundle", "true") as shim:
+        shim.start()
+        with pytest.raises(RemoteError, match=said):
+            _create(shim, mounts, stubs.config(scratch))
+
+
+@_needs_snapshotter
+@pytest.mark.parametrize("keeps", [False, True], ids=["in memory", "in a file"])
+def test_a_task_that_is_started_again_has_its_file_but_no_memory_of_the_guest(
+    containerd: Containerd, runtime: Runtime, name: str, scratch: Path, keeps: bool
+) -> None:
+    ctr = containerd.ctr
+    table = f'[plugins."io.containerd.snapshotter.v1.{erofs.SNAPSHOTTER}"]\n'
+    with containerd.with_settings(f'{table}  default_size = "24MiB"\n' if keeps else ""):
+        how = (*releases.chosen().client_import, "--snapshotter", erofs.SNAPSHOTTER)
+        ctr("images", "import", *how, GROUND / "busybox.tar")
+        config = ("--runtime-config-path", shim_config.variant(scratch, shared_fs="none"))
+        start = ("run", "--detach", "--snapshotter", erofs.SNAPSHOTTER, "--runtime", runtime.name, *config)
+        ctr(*start, images.IMAGE, name, "sleep", "100000")
+
+        def inside(script: str) -> list[str]:
+            return ctr("task", "exec", "--exec-id", "look", name, "sh", "-c", script).lines
+
+        assert inside("echo here > /file; cat /layer-marker") == ["upper"]
+        assert not keeps or inside(_FILL) == ["1"]
+        ctr("task", "kill", "--signal", "KILL", name)
+        ctr.wait_for_state(name, "STOPPED")
+        ctr("task", "rm", name)
+        ctr("task", "start", "--detach", name)
+
+        assert inside("cat /file 2>/dev/null; cat /layer-marker") == [*(["here"] if keeps else []), "upper"]
+        ctr.remove([name])
