@@ -30,7 +30,7 @@ from pyshim.resources.sizing.plan.workload import Workload, workload
 BLOCK_MIB = 128
 """Memory block of x86-64 guests below 64 GiB, in which a running VM grows."""
 HOST_SIDE = "host side"
-"""MiB of VMM, file server and shim beside guest RAM."""
+"""The name of the part for VMM, file server and shim, beside guest RAM."""
 
 
 class Disagreement(StrEnum):
@@ -45,15 +45,15 @@ class Disagreement(StrEnum):
     MORE_THAN_THE_NODE = "more than the node"
     """Base + workload exceed what the node has."""
     CGROUP_BELOW_VM = "cgroup below VM"
-    """The guest may use what the pod's cgroup does not allow: the host kills the VM."""
+    """The guest may use more than the pod's cgroup allows, and then the host kills the VM."""
     CONTAINER_WITHOUT_LIMIT = "container without limit"
     """The VM is sized by the limits of the others."""
     HUGE_PAGES_NOT_REPORTED = "huge pages not reported"
-    """Container runtimes pass no huge pages of a pod on: the VM has no memory for them."""
+    """Container runtimes do not report a pod's huge pages: the VM has no memory for them."""
     VM_BELOW_REQUESTS = "VM below requests"
     """The node reserves what the pod requests; the VM, sized by limits, has less."""
     VOLUMES_ABOVE_VM = "volumes above VM"
-    """Volumes of memory may hold more than the VM has."""
+    """Volumes of medium Memory may take more than the VM has."""
 
 
 LETTERS = dict(zip(Disagreement, "abcdefghi", strict=True))
@@ -82,7 +82,7 @@ class PolicyView(msgspec.Struct, frozen=True, kw_only=True):
     record: SizingRecord
     findings: tuple[Mismatch, ...]
     pod_fixed: Overhead
-    """With this overhead Kubernetes counts for this pod what its VM takes (as far as requests equal limits)."""
+    """With this overhead Kubernetes counts what this pod's VM takes, as far as requests equal limits."""
     class_fixed: Overhead
     """The least overhead that covers the VM of every pod that states its limits."""
 
@@ -91,12 +91,12 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     pod: PodSizing
     host_side_mib: int
     in_force: str
-    """The policy the configuration has: a static one, or `dynamic`."""
+    """The policy of the configuration: a static one, or `dynamic`."""
     views: tuple[PolicyView, ...]
 
 
 def explain_pod(pod: PodSizing, config: Config, host: HostFacts, *, host_side_mib: int) -> Explanation:
-    """The VMs `pod` gets on `host`: by both policies, and when it grows with its containers, if it is to.
+    """`pod`'s VM on `host`: by both static policies and, if it grows with its containers, once it has grown.
 
     `host_side_mib` is what VMM and servers take beside guest RAM.
     """
@@ -121,14 +121,14 @@ def explain_pod(pod: PodSizing, config: Config, host: HostFacts, *, host_side_mi
 
 
 def booted(pod: PodSizing, config: Config, host: HostFacts) -> SizingRecord:
-    """The size `pod`'s VM boots with on `host`: what the shim decides from the pod's annotations."""
+    """The size with which `pod`'s VM boots on `host`, as the shim decides it from the pod's annotations."""
     if is_resizable(config):
         return boot_size(config, host)
     return static_size(config, host, workload(ContainerKind.POD_SANDBOX, pod.sandbox_annotations(), {}))
 
 
 def _records(asked: Workload, config: Config, host: HostFacts) -> dict[str, SizingRecord]:
-    """The VM's size by policy; `dynamic` only where it grows."""
+    """The VM's size by policy; `dynamic` only if it grows."""
     records = {}
     for policy in POLICIES:
         chosen = replace(config, runtime=replace(config.runtime, sizing_policy=policy))
@@ -174,12 +174,12 @@ class _Side(msgspec.Struct, frozen=True, kw_only=True):
     request: Fraction
     overhead: Fraction
     vm: Fraction
-    """The VM's share of the node. No CPUs where no limit is stated: those vCPUs get what others leave."""
+    """The VM's share of the node. 0 CPUs without a limit: such vCPUs use what others leave."""
     vm_text: str
 
     @property
     def counted(self) -> Fraction:
-        """Limits without requests are requests, so that these are less only where a container has no limit."""
+        """The greater of the two: requests are less than limits only if a container has no limit."""
         return max(self.limit, self.request)
 
 
@@ -190,7 +190,7 @@ def _sides(pod: PodSizing, record: SizingRecord, host_side_mib: int) -> tuple[_S
         return amounts.get(name, Fraction(0)) / unit
 
     overhead = dict(pod.overhead)
-    # Rounding up to whole vCPUs takes nothing from the node: the quota of the pod's cgroup holds all of them together.
+    # Rounding up to whole vCPUs takes nothing from the node: the quota of the pod's cgroup limits all of them together.
     cpus = min(record.vcpus.exact, Fraction(record.vcpus.granted))
     # The kubelet raises a quota below 10 milliCPU to that; the pod's cgroup gets the raised one, too.
     cpus -= max(Fraction(0), record.vcpus.requested - max(of(limits, CPU), of(requests, CPU)))
@@ -285,7 +285,7 @@ def _pod_fixed(pod: PodSizing, record: SizingRecord, host_side_mib: int) -> Over
 
 
 def policy_in_force(config: Config) -> str:
-    """The policy that a VM of `config` is sized by, as far as that depends on no pod."""
+    """The policy that sizes the VMs of `config`."""
     return DYNAMIC if is_resizable(config) else config.runtime.sizing_policy
 
 
@@ -304,7 +304,7 @@ def total(parts: Sequence[OverheadPart]) -> Overhead:
 def class_parts(config: Config, policy: str, host_side_mib: int) -> tuple[OverheadPart, ...]:
     """Base, the most that rounding adds to memory, and the host side; never below the smallest VM's.
 
-    Of a VM that is not on the node, the host side only.
+    A remote VM has the host side only.
     """
     beside = OverheadPart(name=HOST_SIDE, memory_mib=Fraction(host_side_mib))
     if config.is_remote:

@@ -1,4 +1,4 @@
-"""The API server, as far as programs of a node need it: its Node, a RuntimeClass, offers of devices and claims."""
+"""A client of the API server for the node's programs: Nodes, RuntimeClasses, ResourceSlices and claims."""
 
 import ssl
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ class Conflict(Unavailable):
 
 
 class Access:
-    """The API server's address and credentials. `token` and `authority` are files; the kubelet renews the first."""
+    """The API server's address and credentials. `token` and `authority` are files; the kubelet renews the token."""
 
     def __init__(self, *, server: str, token: str, authority: str) -> None:
         self.server = server.rstrip("/")
@@ -29,7 +29,7 @@ class Access:
 
 
 def in_cluster(environment: Mapping[str, str]) -> Access:
-    """As a pod reaches it. Raises FailedPrecondition outside of one."""
+    """The access that a pod has. Raises FailedPrecondition outside a pod."""
     host, port = environment.get("KUBERNETES_SERVICE_HOST"), environment.get("KUBERNETES_SERVICE_PORT", "443")
     if not host:
         raise FailedPrecondition(
@@ -40,7 +40,7 @@ def in_cluster(environment: Mapping[str, str]) -> Access:
 
 
 class Api:
-    """Calls raise Unavailable for what may be better later, other ShimErrors for what will not."""
+    """Calls raise Unavailable if another try may succeed, else another ShimError."""
 
     def __init__(self, access: Access) -> None:
         self._access = access
@@ -66,14 +66,14 @@ class Api:
         return await self._call("GET", f"/api/v1/nodes/{name}")
 
     async def patch_node(self, name: str, patch: Mapping[str, Any]) -> dict[str, Any]:
-        """Raises Conflict when the patch names a version of the object and there is another by now."""
+        """Raises Conflict if the patch names a version of the object that is not the present one."""
         return await self._call("PATCH", f"/api/v1/nodes/{name}", patch)
 
     async def runtime_class(self, name: str) -> dict[str, Any]:
         return await self._call("GET", f"/apis/node.k8s.io/v1/runtimeclasses/{name}")
 
     async def nodes_with(self, label: str) -> list[dict[str, Any]]:
-        """All nodes that have the label, whatever its value."""
+        """All nodes with the label, whatever its value."""
         return await self._listed(f"/api/v1/nodes?labelSelector={label}")
 
     async def claim(self, namespace: str, name: str) -> dict[str, Any]:
@@ -85,7 +85,7 @@ class Api:
         return await self._listed(f"{_RESOURCE}/resourceslices?fieldSelector=spec.driver%3D{driver}")
 
     async def create_slice(self, resource_slice: Mapping[str, Any]) -> dict[str, Any]:
-        """The object as the API server keeps it. Raises Conflict when one of the name is there."""
+        """The object as the API server has stored it. Raises Conflict if the name is taken."""
         return await self._call("POST", f"{_RESOURCE}/resourceslices", resource_slice)
 
     async def delete_slice(self, name: str) -> None:

@@ -1,4 +1,5 @@
-"""Kubernetes manifests to what decides a pod's size. Every scalar stays text: `0.1` never becomes a binary number."""
+"""Reads from Kubernetes manifests what decides a pod's size. Every scalar stays text: `0.1` never becomes a binary
+number."""
 
 import os
 import re
@@ -41,7 +42,7 @@ class PodManifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_documents(path: str) -> list[Mapping[str, Any]]:
-    """All objects of a YAML or JSON file, lists taken apart. Raises FailedPrecondition or InvalidArgument."""
+    """All objects of a YAML or JSON file, those in lists included. Raises FailedPrecondition or InvalidArgument."""
     import yaml
 
     class TextLoader(yaml.SafeLoader):
@@ -128,7 +129,7 @@ def overhead_of(documents: list[Mapping[str, Any]], name: str, path: str) -> dic
 
 
 def runtime_class(name: str, handler: str, overhead: Overhead, node_selector: Mapping[str, str]) -> dict[str, Any]:
-    """The manifest of a RuntimeClass with this overhead; pods of it go to nodes with the labels."""
+    """The manifest of a RuntimeClass with this overhead. Its pods go to nodes with the labels."""
     fixed = {"memory": memory_text(overhead.memory_mib)}
     if overhead.cpus:
         fixed = {"cpu": cpu_text(overhead.cpus), **fixed}
@@ -143,7 +144,7 @@ def runtime_class(name: str, handler: str, overhead: Overhead, node_selector: Ma
 
 
 def pod_sizing(manifest: PodManifest, path: str, class_overhead: Mapping[str, Fraction] | None) -> PodSizing:
-    """The pod's figures. `class_overhead` replaces what the spec carries, as the API server would have it."""
+    """The pod's figures. `class_overhead` replaces the spec's overhead, as the API server would."""
     where = f"'{path}': {manifest.title}"
     spec = manifest.spec
     level = _mapping(spec.get("resources"), f"{where}: resources")

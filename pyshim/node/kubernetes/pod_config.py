@@ -1,4 +1,4 @@
-"""The configuration that a pod's annotations leave of its node's file."""
+"""The configuration of a pod: its node's file, changed by the pod's annotations."""
 
 from collections.abc import Mapping
 
@@ -11,9 +11,9 @@ PASSED_ON = "io.katacontainers."
 
 
 def pod_config(source: Source, annotations: Mapping[str, str]) -> Config:
-    """As the shim has it for a pod with these annotations. Raises ShimError where the shim refuses them."""
+    """The shim's configuration for a pod with these annotations. Raises ShimError if the shim refuses them."""
     passed = {name: text for name, text in annotations.items() if name.startswith(PASSED_ON)}
-    # Only the node itself can see its files.
+    # Only the node can see its own files.
     effective = for_pod(source, passed, exists=lambda _path: True)
     config = typed(effective)
     refuse_unsupported(effective)

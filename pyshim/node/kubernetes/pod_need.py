@@ -15,7 +15,7 @@ _GUARANTEED, _BURSTABLE = "/kubepods", "/kubepods/burstable"
 
 
 def pod_need(name: str, pod: PodSizing, config: Config, host: HostFacts) -> Need:
-    """`name` is the pod's NAMESPACE/NAME, and for want of another the sandbox's id."""
+    """`name` is the pod's NAMESPACE/NAME, which stands for the sandbox's id, too."""
     record = booted(pod, config, host)
     cpu = requested_cpu(ContainerKind.POD_SANDBOX, pod.sandbox_annotations(), {})
     whole = whole_cpus(

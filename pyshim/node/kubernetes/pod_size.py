@@ -1,4 +1,4 @@
-"""A pod as Kubernetes counts it: the aggregation the scheduler and the kubelet share, on exact numbers.
+"""A pod as Kubernetes counts it: the aggregation that scheduler and kubelet share, on exact numbers.
 
 Source: Kubernetes, component-helpers/resource (PodRequests, PodLimits) and the API server's defaults for a pod. What
 kubelet passes to the container runtime (`sandbox_annotations`) and what it writes into the pod's cgroup
@@ -27,7 +27,7 @@ class PodContainer(msgspec.Struct, frozen=True, kw_only=True):
     requests: Amounts
     limits: Amounts
     restartable: bool = False
-    """An init container that goes on running beside the others: a sidecar."""
+    """An init container that keeps running beside the others: a sidecar."""
 
 
 class PodSizing(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,7 +44,7 @@ class PodSizing(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes that emptyDir volumes of medium Memory may hold together, those without a limit left out."""
 
     def effective_requests(self) -> dict[str, Fraction]:
-        """Without the overhead. Pod-level requests that are missing where there are pod-level limits get a default."""
+        """Without the overhead. A missing pod-level request gets its default from the pod-level limit."""
         summed = aggregate(self, "requests")
         found = {**summed, **_pod_level(self.requests)}
         for name, limit in _pod_level(self.limits).items():
@@ -87,7 +87,7 @@ class PodSizing(msgspec.Struct, frozen=True, kw_only=True):
         return None if self.unlimited(name) or not limit else limit + self.overhead.get(name, Fraction(0))
 
     def sandbox_annotations(self) -> dict[str, str]:
-        """The annotations that containerd writes on the sandbox from the kubelet's figures: a shim has no others."""
+        """The kubelet's figures as containerd's annotations of the sandbox. A shim gets no other figures."""
         requests, limits = self.effective_requests(), self.effective_limits()
         milli_limit = _ceil(limits.get(CPU, Fraction(0)) * 1000)
         milli_request = _ceil(requests.get(CPU, Fraction(0)) * 1000)
@@ -102,7 +102,7 @@ class PodSizing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def aggregate(pod: PodSizing, kind: str) -> dict[str, Fraction]:
-    """max(all containers together with the sidecars, the worst moment of starting up), resource by resource.
+    """max(all containers together with the sidecars, the greatest need while starting up), resource by resource.
 
     Init containers run one after another, each beside the sidecars started before it.
     """
