@@ -1,5 +1,5 @@
 """`pyshim monitor`: the node's endpoint for Prometheus, in Kata's terms kata-monitor.
 
-`server.py` is its HTTP, `scrape.py` asks the shims, `sandboxes.py` finds them, `names.py` how Kubernetes
-calls them. No shim imports this room.
+`server.py` answers HTTP, `scrape.py` asks the shims, `sandboxes.py` finds them, `names.py` asks for their Kubernetes
+names. No shim imports this room.
 """

@@ -1,4 +1,4 @@
-"""The names that Kubernetes gives the sandboxes of this node, asked once of each shim, which has them in its state."""
+"""The Kubernetes names of this node's sandboxes. Each shim is asked once."""
 
 import asyncio
 import logging
@@ -12,18 +12,18 @@ from pyshim.node.monitor.scrape import Unanswered, asked
 log = logging.getLogger(__name__)
 
 TIMEOUT_S = 2.0
-"""Seconds for one answer; metrics go without the name then."""
+"""Seconds for one answer. Without it metrics have no name."""
 NO_NAME = PodName()
 
 
 class Names:
-    """Remembers names; only a socket in METRICS_DIRECTORY answers with one, and Kata's own shims have none."""
+    """Remembers names. Only sockets in METRICS_DIRECTORY answer with one; Kata's shims do not."""
 
     def __init__(self) -> None:
         self._found: dict[str, PodName] = {}
 
     async def of(self, sockets: Mapping[str, str]) -> dict[str, PodName]:
-        """By sandbox id; NO_NAME for what is no pod, and while its shim does not answer."""
+        """By sandbox id; NO_NAME for a sandbox outside Kubernetes, and while its shim does not answer."""
         missing = [each for each in sockets if each not in self._found]
         answers = await asyncio.gather(*(_asked(sockets[each]) for each in missing))
         self._found = {each: name for each, name in self._found.items() if each in sockets}

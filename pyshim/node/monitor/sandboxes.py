@@ -7,9 +7,10 @@ from pyshim.model.observation import MONITOR_SOCKET
 
 
 def sockets_in(metrics_directory: str, roots: tuple[str, ...]) -> dict[str, str]:
-    """By sandbox id, the socket to ask: that in the directory of metrics, else Kata's in the directory of its state.
+    """By sandbox id, the socket to ask: the one in the directory of metrics, else Kata's in the sandbox's state
+    directory.
 
-    Directories that are not there, or not for this user, are empty.
+    Directories that do not exist, or that this user cannot read, count as empty.
     """
     found: dict[str, str] = {}
     for root in roots:

@@ -1,4 +1,4 @@
-"""One scrape of all shims of the node: at the same time, each with a deadline, one text of all answers."""
+"""Scrapes all shims of the node at the same time, each with a deadline, into one text."""
 
 import asyncio
 import os
@@ -52,7 +52,7 @@ class Scrapes:
         self._merge = Merge()
 
     async def text(self, sockets: Mapping[str, str], names: Mapping[str, PodName]) -> str:
-        """The metrics of the monitor and of all shims, each one's samples with the labels that name its sandbox."""
+        """The metrics of the monitor and of all shims. A shim's samples have labels that name its sandbox."""
         begin_s = time.monotonic()
         self._count += 1
         results = await asyncio.gather(*(self._scraped(path) for path in sockets.values()))

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 PATHS = ("/metrics", "/sandboxes", "/agent-url")
 END_S = 3.0
-"""Seconds for answers under way when the endpoint is asked to end."""
+"""Seconds for answers under way when the endpoint ends."""
 
 
 class NodeMonitor:
@@ -32,7 +32,7 @@ class NodeMonitor:
         self._names = Names()
         self._scrapes = Scrapes()
         self._scrape: asyncio.Task[tuple[bytes, bytes]] | None = None
-        """Of all shims, which further requests share."""
+        """The scrape under way, which further requests share."""
         app = web.Application(client_max_size=1024)
         app.router.add_get("/", self._index, allow_head=False)
         app.router.add_get("/metrics", self._metrics, allow_head=False)
@@ -41,7 +41,7 @@ class NodeMonitor:
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=END_S, keepalive_timeout=75.0)
 
     async def open(self) -> tuple[str, int]:
-        """It answers at the returned address. Raises FailedPrecondition."""
+        """The endpoint answers at the returned address. Raises FailedPrecondition."""
         try:
             await self._runner.setup()
             await web.TCPSite(self._runner, self._host, self._port).start()
@@ -71,7 +71,7 @@ class NodeMonitor:
         return web.Response(body=plain, headers={"Content-Type": CONTENT_TYPE})
 
     async def _scraped(self) -> tuple[bytes, bytes]:
-        """The text of all shims, as it is and compressed."""
+        """The text of all shims, plain and compressed."""
         sockets = self._sockets()
         plain = (await self._scrapes.text(sockets, await self._names.of(sockets))).encode()
         return plain, await asyncio.to_thread(gzip.compress, plain, 1)
