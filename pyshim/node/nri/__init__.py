@@ -1,4 +1,4 @@
-"""The NRI plugin: it places whole VMs on the CPUs and NUMA nodes of this host, and keeps other containers off theirs.
+"""The NRI plugin: it places whole VMs on this host's CPUs and NUMA nodes, and keeps other containers off these CPUs.
 
-`assignments.py` decides and touches nothing: read it first. No shim imports this room; a shim asks the running plugin.
+Read `assignments.py` first: it decides, and is pure. No shim imports this room; a shim asks the running plugin.
 """

@@ -3,16 +3,16 @@
 A VM is placed once, as a whole, before it boots. In this order:
 
 1. Nodes: the fewest whose free CPUs and free memory suffice, and of those the nearest to each other. Memory is that of
-   the same nodes; a node without memory brings the nearest that has some. Where no nodes have enough memory it comes
-   from all of them.
-2. Exclusive CPUs, as many as vCPUs: within one socket, one die, one L3 where that is possible, in whole cores. What is
-   left then decides: the group of CPUs that is filled best is taken, so that large groups stay whole for large VMs.
-   CPUs that other VMs share are spared as long as others are free. Isolated CPUs are taken first, and never shared.
+   the same nodes; a node without memory brings the nearest that has some. If no nodes have enough memory, it comes from
+   all of them.
+2. Exclusive CPUs, as many as vCPUs: within one socket, one die, one L3 where that is possible, in whole cores. Among
+   these, the group of CPUs that has the fewest left over is taken, so that large groups stay whole for large VMs. CPUs
+   that other VMs share are taken last. Isolated CPUs are taken first, and never shared.
 3. Shared VMs get all shared CPUs of their nodes, those with the least vCPUs for each CPU.
 
 Exclusive CPUs and all nodes stay until the VM ends: memory does not move. Which CPUs are shared changes with every VM
-that comes or goes, and shared VMs and the VMM's other threads follow. Where their nodes have no shared CPU left they
-use the nearest ones.
+that comes or goes, and shared VMs and the VMM's other threads follow. If their nodes have no shared CPU left, they use
+the nearest ones.
 """
 
 from collections import Counter
@@ -51,7 +51,7 @@ __all__ = [
 _LEVELS = ("node", "socket", "die", "l3")
 """The groups of CPUs, from far to near."""
 _ALL_SETS_OF = 2
-"""Nodes: sets of so many are all tried. A larger one is a node and its nearest neighbours."""
+"""All sets of up to so many nodes are tried; of larger sets only a node with its nearest neighbours."""
 
 
 class PlacementError(ResourceExhausted):
@@ -85,8 +85,8 @@ class Assignments(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def place(assignments: Assignments, need: Need) -> Assignments:
-    """`need` has a placement, and shared VMs have followed. The same need again changes nothing, another need of the
-    same sandbox replaces the first.
+    """`need` has a placement, and shared VMs have followed. The same need again changes nothing; another need of the
+    same sandbox replaces it.
 
     Raises PlacementError when there are not enough CPUs, InvalidArgument for an empty need.
     """
@@ -158,7 +158,7 @@ def free_cpus(assignments: Assignments) -> tuple[int, ...]:
 
 
 def place_or_share(assignments: Assignments, need: Need) -> Assignments:
-    """As `place`; a VM for which there are no exclusive CPUs has shared ones, and its need and `why` say so."""
+    """As `place`, but a VM that finds no exclusive CPUs gets shared ones; its need and `why` say so."""
     try:
         return place(assignments, need)
     except PlacementError as error:
@@ -171,7 +171,7 @@ def place_or_share(assignments: Assignments, need: Need) -> Assignments:
 
 
 def release(assignments: Assignments, sandbox_id: str) -> Assignments:
-    """The sandbox has no placement any more; shared VMs use its CPUs. Nothing changes when it had none."""
+    """The sandbox has no placement any more; shared VMs use its CPUs. Nothing changes if it had none."""
     if sandbox_id not in assignments.needs:
         return assignments
     return _settled(
@@ -184,8 +184,7 @@ def release(assignments: Assignments, sandbox_id: str) -> Assignments:
 
 
 def keep(assignments: Assignments, need: Need, placement: Placement) -> Assignments:
-    """`need` has the nodes of `placement`, and its CPUs if they are exclusive: a placement from an earlier run of the
-    plugin.
+    """`need` has its `placement` from an earlier run of the plugin: the nodes, and the CPUs if they are exclusive.
 
     Raises PlacementError when a CPU of it is offline, reserved or taken, or a node is not there.
     """
@@ -207,7 +206,7 @@ def with_others(assignments: Assignments, others: Iterable[Other]) -> Assignment
 
 
 def shared_cpus(assignments: Assignments) -> tuple[int, ...]:
-    """The online CPUs that are neither exclusive nor isolated, in ascending order: what all others run on."""
+    """The online CPUs that are neither exclusive nor isolated, in ascending order. All others run on them."""
     return tuple(sorted(_View(assignments).shared))
 
 
@@ -222,7 +221,7 @@ def _with(assignments: Assignments, need: Need, placement: Placement) -> Assignm
 
 
 def _settled(assignments: Assignments) -> Assignments:
-    """Placements that follow the shared CPUs have the present ones."""
+    """Placements that use the shared CPUs have the present ones."""
     view = _View(assignments)
     settled = {}
     for sandbox_id, placement in assignments.placements.items():
@@ -233,7 +232,7 @@ def _settled(assignments: Assignments) -> Assignments:
 
 
 class _View:
-    """A machine and its taken parts, as one decision needs them."""
+    """A machine and what is taken of it, for one decision."""
 
     def __init__(self, assignments: Assignments) -> None:
         self._assignments = assignments
@@ -254,7 +253,7 @@ class _View:
         self._at = {node.id: at for at, node in enumerate(machine.nodes)}
 
     def limit(self, nodes: tuple[int, ...]) -> None:
-        """Only CPUs of these nodes can be had; called before anything else is read."""
+        """Only CPUs of these nodes are free. Called before the cached properties are read."""
         self.with_cpus = tuple(node for node in self.with_cpus if node in nodes)
         self.free = set(self.of_nodes(self.free, nodes))
 
@@ -283,7 +282,7 @@ class _View:
 
     @cached_property
     def free_bytes(self) -> Mapping[int, Fraction]:
-        """Memory by node that nothing here counts on; what is on several nodes counts by their size."""
+        """Free memory by node. Memory on several nodes is divided among them by their size."""
         found = {node.id: Fraction(node.memory_bytes) for node in self.nodes.values()}
         uses = [
             (self._assignments.needs[sandbox_id].memory_bytes, placement.memory_nodes or self.with_memory)
@@ -302,7 +301,7 @@ class _View:
         return tuple(sorted(cpu for cpu in cpus if self.cpus[cpu].node in wanted))
 
     def pool(self, nodes: tuple[int, ...]) -> tuple[int, ...]:
-        """The shared CPUs of `nodes`; of the nearest node that has some, where they have none."""
+        """The shared CPUs of `nodes`; if they have none, of the nearest node that has some."""
         if nodes not in self._pools:
             self._pools[nodes] = self._pool(nodes)
         return self._pools[nodes]
@@ -332,7 +331,7 @@ class _View:
         return tuple(sorted(found))
 
     def bound(self, nodes: tuple[int, ...]) -> tuple[int, ...]:
-        """`nodes`; none where there are no others to keep memory from."""
+        """`nodes`; empty if no other node has memory, since there is nothing to bind."""
         return () if all(node.id in nodes for node in self.nodes.values() if node.memory_bytes > 0) else nodes
 
     def sets(self, size: int) -> Iterable[tuple[int, ...]]:
@@ -359,7 +358,7 @@ class _Home(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _homes(view: _View, need: Need, cpus: Iterable[int], wanted: int) -> list[_Home]:
-    """The fewest and nearest nodes that have `wanted` of `cpus`, and the memory if any have it; at least one."""
+    """The fewest and nearest nodes with `wanted` of `cpus`, and with the memory if any have it; at least one."""
     counts = Counter(view.cpus[cpu].node for cpu in cpus)
     memory_fits = not view.with_memory or sum(view.free_bytes[node] for node in view.with_memory) >= need.memory_bytes
     best: list[_Home] = []
@@ -467,7 +466,7 @@ def _best(view: _View, need: Need) -> tuple[_Home, tuple[int, ...]]:
 
 
 def _cpus_of(view: _View, cpus: tuple[int, ...], count: int) -> tuple[int, ...]:
-    """`count` of `cpus`, close to each other. Cores that are wholly free may do, or all CPUs: the better counts."""
+    """`count` of `cpus`, close to each other: the better choice of those from wholly free cores and those from all."""
     there = frozenset(cpus)
     whole = [cpu for cpu in cpus if view.cores[view.cpus[cpu].core] <= there]
     options = [_close(view, pool, count, _LEVELS) for pool in (tuple(whole), cpus) if len(pool) >= count]
@@ -475,7 +474,7 @@ def _cpus_of(view: _View, cpus: tuple[int, ...], count: int) -> tuple[int, ...]:
 
 
 def _close(view: _View, cpus: tuple[int, ...], count: int, levels: tuple[str, ...]) -> tuple[int, ...]:
-    """From one group of the first level, the best of those that suffice; else all of the largest, and more."""
+    """From one group of the first level, the best of those that suffice; else all of the largest group, and others."""
     if not levels:
         return _from_cores(view, cpus, count)
     groups: dict[int, list[int]] = {}
@@ -491,7 +490,7 @@ def _close(view: _View, cpus: tuple[int, ...], count: int, levels: tuple[str, ..
 
 
 def _from_cores(view: _View, cpus: tuple[int, ...], count: int) -> tuple[int, ...]:
-    """Whole cores as far as they go; what then is left over from cores that are in parts already, if there are any."""
+    """Whole cores first; the rest from cores that are partly taken already, if there are any."""
     by_core: dict[int, list[int]] = {}
     for cpu in sorted(cpus, key=lambda cpu: not view.cpus[cpu].isolated):
         by_core.setdefault(view.cpus[cpu].core, []).append(cpu)
@@ -536,7 +535,7 @@ def _groups(view: _View, cpus: Iterable[int], level: str) -> int:
 
 
 def _crowding(view: _View, cpus: tuple[int, ...], home: _Home) -> tuple[object, ...]:
-    """How much less than a CPU for each vCPU the shared VMs of the nodes are left with; then, whether none is left."""
+    """How many CPUs the shared VMs of the nodes lack for one CPU per vCPU; then, whether no shared CPU is left."""
     remaining = [view.of_nodes(view.shared - set(cpus), (node,)) for node in home.cpu_nodes]
     missing = sum(
         max(Fraction(0), view.load[node] - len(left)) for node, left in zip(home.cpu_nodes, remaining, strict=True)

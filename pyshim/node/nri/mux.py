@@ -1,10 +1,9 @@
 """NRI's multiplexed connection: several byte streams, each with a number, over one stream socket.
 
 A frame is the number of its stream and the length of its payload, both 4 bytes big-endian, and the payload, of one
-ttrpc message at most. Streams are not opened or closed on the wire; each side takes for granted that the other has
-them. `FrameReader` is the protocol without I/O. `Mux` gives each stream an end of a socket pair, so that whatever runs
-on a socket runs on a stream, and so that the kernel bounds what waits for a slow reader.
-Source: containerd/nri pkg/net/multiplex.
+ttrpc message at most. Streams are not opened or closed on the wire; each side assumes that the other has them.
+`FrameReader` is the protocol without I/O. `Mux` gives each stream an end of a socket pair: what runs on a socket runs
+on a stream, and the kernel limits the bytes that wait for a slow reader. Source: containerd/nri pkg/net/multiplex.
 """
 
 import asyncio
@@ -20,7 +19,7 @@ RUNTIME_SERVICE = 2
 """The stream on which the runtime serves and the plugin calls."""
 HEADER = struct.Struct(">II")
 MAX_PAYLOAD_BYTES = 10 + (4 << 20)
-"""Header and body of the largest ttrpc message: no peer has more to say in one frame."""
+"""Header and body of the largest ttrpc message. No peer sends more in one frame."""
 SENT_PAYLOAD_BYTES = 4096
 """Go's peer reads a frame with one call, into a buffer of 4096 bytes, and gives up the connection for a larger one."""
 _READ_BYTES = 64 << 10
@@ -31,7 +30,7 @@ class MuxError(Exception):
 
 
 class FrameReader:
-    """Bytes in, payloads out. Holds a frame's header at most: payload is handed on as it arrives."""
+    """Bytes in, payloads out. It buffers no more than a frame's header: payload is returned as it arrives."""
 
     def __init__(self) -> None:
         self._header = b""

@@ -7,9 +7,9 @@ Theory of operation. One connection after the other, each like the first:
        +------------------------ pause <---------- the connection ends --------------+
 
 A runtime closes a plugin that is slower than its time-out, and pods go on without it. So every call is answered within
-the read that brought it, from the state in `Pods`, without waiting. Updates of other containers are requests of
-their own: the runtime answers them only after the call it is in, and a plugin that waited for them there would wait for
-itself.
+the read that brought it, from the state in `Pods`, without waiting. Updates of other containers are separate requests:
+the runtime answers them only after the call that is under way, so a plugin that waited for them in that call would wait
+for itself.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ _INDEX = re.compile(r"[0-9]{2}", re.ASCII)
 
 
 class RegistrationRefused(FailedPrecondition):
-    """The runtime answered that it will not have this plugin: another attempt would end the same."""
+    """The runtime refuses this plugin: another attempt would end the same."""
 
 
 class Plugin:
@@ -87,7 +87,7 @@ class Plugin:
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     async def _attempt(self, path: str) -> str:
-        """One connection, from its begin to its end; why it ended."""
+        """One connection, from its begin to its end. Returns the reason of its end."""
         self._synchronized.clear()
         try:
             async with asyncio.timeout(REGISTRATION_S):
@@ -97,7 +97,7 @@ class Plugin:
         return await self.serve(sock)
 
     async def serve(self, sock: socket.socket) -> str:
-        """One runtime, until the connection ends: why it did. Owns the socket. Raises RegistrationRefused."""
+        """Serves one runtime; returns why the connection ended. Owns the socket. Raises RegistrationRefused."""
         self._synchronized.clear()
         mux = Mux(sock)
         server = Server(services={_PLUGIN: self._methods()}, log=log)

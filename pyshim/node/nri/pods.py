@@ -6,7 +6,7 @@ other containers should have: `due` compares these with the last ones sent for e
 
 - a container of a VM whose shim has asked: the CPUs of the VM. The shim has placed the threads already,
   and learns of changed shared CPUs by this.
-- a container of another VM with CPUs alone: these CPUs. Its shim can pin as many vCPUs to them.
+- a container of another VM with exclusive CPUs: these CPUs. Its shim can pin as many vCPUs to them.
 - a container of another VM: nothing. Its shim would make the VM as large as the set.
 - a container with CPUs from another manager, such as the kubelet's: nothing, and they are taken.
 - any other container: the shared CPUs, from the first exclusive placement of the node on.
@@ -97,7 +97,7 @@ class Pods:
         self._rdt_classes = rdt_classes
         self._handlers = handlers
         self._asked: set[str] = set()
-        """Sandboxes whose shim has asked, and lives."""
+        """Sandboxes whose shim has asked and is running."""
         self._pods: dict[str, NriPod] = {}
         self._containers: dict[str, NriContainer] = {}
         self._others: dict[str, Other] = {}
@@ -115,7 +115,7 @@ class Pods:
     # ---- from shims
 
     def ask(self, need: Need) -> Placement:
-        """The placement of a VM about to boot. Raises PlacementError, and InvalidArgument for a need that is none.
+        """The placement of a VM about to boot. Raises PlacementError, and InvalidArgument for an empty need.
 
         Without room for exclusive CPUs the VM runs on shared ones.
         """
@@ -124,7 +124,8 @@ class Pods:
         return self.assignments.placements[need.sandbox_id]
 
     def placed_before(self, need: Need, placement: Placement) -> None:
-        """A living shim was given this by an earlier run of the plugin. CPUs that another owns by now are logged."""
+        """A running shim has this placement from an earlier run of the plugin. CPUs that are taken by now are
+        logged."""
         if need.sandbox_id in self.assignments.placements:
             return
         self._asked.add(need.sandbox_id)
@@ -139,8 +140,7 @@ class Pods:
     # ---- from the kernel
 
     def machine_is(self, machine: Machine) -> None:
-        """Everything is placed on `machine` as it was. A VM whose CPUs or nodes are not all there is placed no more,
-        with a warning."""
+        """Every VM keeps its place on the new `machine`. One whose CPUs or nodes are gone loses it, with a warning."""
         before = self.assignments
         if machine == before.machine:
             return
@@ -152,7 +152,7 @@ class Pods:
     # ---- from the runtime
 
     def synchronize(self, pods: Iterable[NriPod], containers: Iterable[NriContainer]) -> None:
-        """These are all pods and containers of the runtime. VMs whose shim asked may be known to it later, or never."""
+        """These are all of the runtime's pods and containers. It may not know VMs yet whose shim has asked."""
         self._pods = {pod.id: pod for pod in pods}
         self._containers = {each.id: each for each in containers}
         self._sent = {each.id: each.had for each in self._containers.values()}
@@ -194,17 +194,17 @@ class Pods:
         return wanted
 
     def shares_cpus(self, container_id: str) -> bool:
-        """It is in no VM, and has no CPUs alone."""
+        """It is in no VM and has no exclusive CPUs."""
         other = self._others.get(container_id)
         return other is not None and not other.own_cpus
 
     def container_is(self, container: NriContainer) -> None:
-        """The runtime has made it, and can update it from now on."""
+        """The runtime has made the container, and can update it from now on."""
         if container.id in self._containers:
             self._settled.add(container.id)
 
     def container_changes(self, container_id: str, asked: CpuSet) -> CpuSet | None:
-        """The CPUs it should have instead of `asked`, another client's wish; None: take `asked`."""
+        """The CPUs that the container should have in place of `asked`, another client's request; None: `asked`."""
         container = self._containers.get(container_id)
         if container is None or not asked.cpus:
             return None

@@ -1,7 +1,7 @@
 """The policies that come with pyshim, and `load`, which finds one by its name among them and the entry points.
 
-`topology` is the default (`assignments.py`). `packed` and `spread` choose the nodes, and leave the CPUs in them to the
-default's rules for cores and caches: both are examples for policies of one's own.
+`topology` is the default (`assignments.py`). `packed` and `spread` choose the nodes; the default's rules for cores and
+caches choose the CPUs in them. Both are examples for other policies.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -88,7 +88,7 @@ def _loaded(entry: EntryPoint) -> Policy:
 
 
 def _first(assignments: Assignments, need: Need, cost: Callable[[Nodes], tuple[object, ...]]) -> Decision:
-    """On the nodes that cost the least among those with room. Raises PlacementError when none have."""
+    """A placement on the nodes that cost the least among those with room. Raises PlacementError if none have room."""
     sockets = _sockets(assignments)
     pairs = (pair for pair in combinations(sockets, 2) if sockets[pair[0]] == sockets[pair[1]])
     for nodes in sorted({*((node,) for node in sockets), *pairs}, key=cost):

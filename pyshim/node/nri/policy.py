@@ -1,8 +1,8 @@
-"""A policy decides where a VM runs; `GuardedPolicy` answers in its place where its answer cannot be used.
+"""A policy decides where a VM runs. `GuardedPolicy` replaces an answer that cannot be used.
 
-A policy is an object with the functions of `Policy`, found by its name (`policies.py`). Its answers are checked against
-the machine. One that raises, is late, or places a VM on CPUs or
-nodes that it cannot have is refused with a line in the log, and the default policy answers.
+A policy is an object with the functions of `Policy`, found by its name (`policies.py`). If it raises, is late, or
+places a VM on CPUs or nodes that are not free, its answer is refused with a line in the log, and the default policy
+answers.
 """
 
 import threading
@@ -53,7 +53,7 @@ class _Refused(Exception):
 
 
 class GuardedPolicy:
-    """Asks a policy, and the default one where its answer cannot be used."""
+    """Asks a policy, and the default one if the answer cannot be used."""
 
     def __init__(self, policy: Policy, *, on_refusal: Callable[[Need, str], None], within_s: float = WITHIN_S) -> None:
         """`on_refusal` is called with the reason before the default policy answers."""
@@ -92,7 +92,7 @@ class GuardedPolicy:
     def _asked(self, assignments: Assignments, need: Need) -> Decision:
         """Raises PlacementError when the policy finds no room, _Refused."""
         try:
-            # The types as declared: the object is of foreign code.
+            # Checks the types: the object comes from foreign code.
             found = msgspec.convert(msgspec.to_builtins(self._answer(assignments, need)), Decision)
         except (PlacementError, _Refused):
             raise
@@ -102,7 +102,7 @@ class GuardedPolicy:
         return replace(found, placement=replace(found.placement, why=why))
 
     def _answer(self, assignments: Assignments, need: Need) -> object:
-        """In a thread, which cannot be ended: a policy that is late is not asked while its call still runs."""
+        """Asks in a thread, which cannot be ended: a late policy is not asked again while its call still runs."""
         if self._late is not None and self._late.is_alive():
             raise _Refused("an earlier answer is still due")
         results: list[Decision | BaseException] = []

@@ -21,7 +21,8 @@ _BACKLOG = 64
 
 
 async def serve(pods: Pods, plugin: Plugin, runtime: str | socket.socket, *, placement_socket: str) -> None:
-    """Until SIGTERM or SIGINT; on a connection that the `runtime` gave, until its end; else at its socket's path.
+    """Serves until SIGTERM or SIGINT. `runtime` is a connection that the runtime gave, and then until its end; else its
+    socket's path.
 
     Shims are answered at `placement_socket`, unless it is empty. Raises RegistrationRefused, ShimError, OSError.
     """

@@ -1,7 +1,8 @@
-"""The shims' side: the socket at which they ask before they boot a VM, and the placements in their states.
+"""The plugin's service for shims: the socket at which they ask before they boot a VM, and the placements in their
+states.
 
-One ttrpc call, its messages JSON: a `Need` in, a `Placement` out. A placement lasts as long as the process that asked
-for it, so there is no call to return it. The sandbox's state has it, too: a plugin that starts reads those of its
+One ttrpc call, its messages JSON: a `Need` in, a `Placement` out. A placement ends with the process that asked for it,
+so no call returns it. The sandbox's state has the placement, too: a restarted plugin reads the placements of its
 earlier run there.
 """
 
@@ -29,7 +30,7 @@ _IN_FLIGHT = 16
 
 
 class Shims:
-    """Made in a running loop. `find` first, then `serve`; `close` at the end."""
+    """Made in a running loop. Call `find`, then `serve`, and `close` at the end."""
 
     def __init__(self, pods: Pods, *, on_change: Callable[[], None]) -> None:
         self._pods = pods
@@ -46,7 +47,7 @@ class Shims:
         )
 
     def find(self, store: StateStore) -> None:
-        """Placements of living sandboxes are placements again."""
+        """The placements of running sandboxes count again."""
         for shim, placed in placed_sandboxes(store, store.entered_ids()):
             self._pods.placed_before(placed.need, placed.placement)
             self._watch(shim, placed.need.sandbox_id)
@@ -85,7 +86,7 @@ class Shims:
 
 
 def placed_sandboxes(store: StateStore, sandbox_ids: Iterable[str]) -> Iterator[tuple[ProcessRef, Placed]]:
-    """Those that have a placement, and whose shim lives. A state that cannot be read is logged."""
+    """The sandboxes that have a placement and a running shim. A state that cannot be read is logged."""
     for sandbox_id in sandbox_ids:
         try:
             state = store.load(sandbox_id)

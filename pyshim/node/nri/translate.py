@@ -1,4 +1,4 @@
-"""NRI's messages to the plugin's nouns, and back: protobuf ends here."""
+"""Translates NRI's messages to the plugin's nouns and back. Protobuf ends here."""
 
 from collections.abc import Mapping
 
@@ -32,7 +32,7 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True):
     version: str
     nri: str
     request_timeout_s: float
-    """After which it closes a plugin that has not answered."""
+    """Seconds after which it closes a plugin that has not answered."""
 
 
 def registration(name: str, index: str) -> bytes:
@@ -85,7 +85,7 @@ def wanted_update(payload: bytes) -> tuple[str, CpuSet]:
 
 
 def state_change(payload: bytes) -> tuple[str, bytes]:
-    """The method that newer runtimes call for it, empty for an unknown event, and that method's request."""
+    """The method by which newer runtimes report the event (empty: unknown), and that method's request."""
     message = pb.StateChangeEvent.FromString(payload)
     method = _METHODS.get(message.event, "")
     request = pb.ContainerRequest(container=message.container)
