@@ -1,5 +1,6 @@
-"""The admission webhook: a pod's annotations that make its VM as large as its requests, and warnings before it starts.
+"""The admission webhook. It annotates pods so that their VMs are as large as their requests, and warns before they
+start.
 
-`review.py` is the whole decision, bytes to JSON, pure. `server.py` and `certificate.py` serve
-it over HTTPS. What a cluster needs to call it is in `configs/helm` and `configs/kubernetes`.
+`review.py` has the whole decision, from bytes to JSON, and is pure. `server.py` and `certificate.py` serve it over
+HTTPS. `configs/helm` and `configs/kubernetes` have the cluster's objects.
 """

@@ -1,7 +1,7 @@
-"""Connections up to a number: when all are taken, a new one takes the place of the oldest.
+"""Limits the number of connections: when all are taken, a new one takes the place of the oldest.
 
-A caller that only holds connections open, whether in TLS' handshake, between requests or inside a body, thus locks no
-other caller out.
+So a caller that only keeps connections open, in TLS' handshake, between requests or inside a body, locks no other
+caller out.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ _PAUSE_S = 0.02
 
 
 class Connections:
-    """Accepts for `server`. A protocol that `is_busy` stays as long as there are others."""
+    """Accepts connections for `server`. One that `is_busy` is evicted only if all are."""
 
     def __init__(
         self, server: web.Server, is_busy: Callable[[object], bool], context: ssl.SSLContext, *, handshake_s: float
@@ -61,7 +61,7 @@ class Connections:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _room(self) -> None:
-        """There are less than MAX_CONNECTIONS."""
+        """There are fewer than MAX_CONNECTIONS."""
         while len(self._handshakes) + len(self._server.connections) >= MAX_CONNECTIONS:
             self._evict(asyncio.get_running_loop().time() - GRACE_S)
             await asyncio.sleep(_PAUSE_S)

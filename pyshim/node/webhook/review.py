@@ -1,4 +1,4 @@
-"""An AdmissionReview of a pod to its answer: one pure function of the request's bytes and the configured classes.
+"""Answers the AdmissionReview of a pod: one pure function of the request's bytes and the configured classes.
 
 Mutating, it writes annotations and never denies. Validating, it sees the pod as all webhooks have left it: it warns,
 and denies what no node would ever start. An object that holds a template of pods is warned about as its pods would be,
@@ -31,8 +31,8 @@ from pyshim.resources.sizing.plan.capacity import check_vcpus, host_side_mib
 
 API_VERSION, KIND = "admission.k8s.io/v1", "AdmissionReview"
 MARK = "pyshim.io/written-by-webhook"
-"""On a pod: the annotations the webhook wrote, as JSON. A second call may change those that still have the written
-value; all others are the pod's own."""
+"""The annotations that the webhook wrote on the pod, as JSON. A second call may change those that still have the
+written value; all others are the pod's own."""
 MAX_WARNING_CHARS = 256
 """Longer ones are cut by the API server."""
 TEMPLATES = {
@@ -41,7 +41,7 @@ TEMPLATES = {
 }
 """Kinds that hold a template of pods, by their API group; of version v1."""
 PODS_DENIED = "pods denied"
-"""The subject of a template's warning about what denies each of its pods."""
+"""The subject of the warning that each pod of a template will be denied."""
 _REQUESTED_VCPUS, _REQUESTED_MEMORY = f"{HYPERVISOR_PREFIX}requested_vcpus", f"{HYPERVISOR_PREFIX}requested_memory"
 _UNPROCESSABLE = 422
 
@@ -60,7 +60,7 @@ class Outcome(StrEnum):
 
 
 class PodClass(msgspec.Struct, frozen=True, kw_only=True):
-    """A runtime class: the configuration its nodes have, and the largest of them, as far as it is known."""
+    """A runtime class: the configuration of its nodes, and the largest node, as far as it is known."""
 
     source: Source
     node: HostFacts
@@ -192,7 +192,7 @@ def _patched(uid: str, pod: _Pod, chosen: PodClass) -> Answer:
 
 
 def _annotated(manifest: PodManifest, chosen: PodClass) -> dict[str, str]:
-    """The annotations the pod should have. Those that an earlier call wrote are dropped first."""
+    """The annotations that the pod should have. Those of an earlier call are dropped first."""
     written = _written(manifest.annotations)
     own = {name: text for name, text in manifest.annotations.items() if name != MARK and written.get(name) != text}
     chosen.config(own)
@@ -205,7 +205,7 @@ def _annotated(manifest: PodManifest, chosen: PodClass) -> dict[str, str]:
 
 
 def _requested(pod: PodSizing) -> dict[str, str]:
-    """The annotations that state the pod's requests, of what its limits come to less: a shim learns limits only."""
+    """Annotations with the pod's requests, for resources whose limits are less: a shim learns only limits."""
     requests, limits = pod.effective_requests(), pod.effective_limits()
     unseen = {name: amount for name, amount in requests.items() if amount > limits.get(name, Fraction(0))}
     found = {}
@@ -261,9 +261,9 @@ def _judged(uid: str, pod: _Pod, chosen: PodClass) -> Answer:
 
 
 def _answer_to_template(request: Mapping[str, Any], classes: Mapping[str, PodClass]) -> Answer:
-    """Warnings about the pods that are to be made of it, or what denies each of them.
+    """Warnings about the pods of the template, or the error that will deny each of them.
 
-    A template that has not changed, or whose owner has been judged, has none.
+    An unchanged template, or one whose owner is judged itself, is ignored.
     """
     uid = request["uid"]
     try:
@@ -287,7 +287,7 @@ def _template_in(document: Mapping[str, Any]) -> PodManifest:
 
 
 def _class_overhead(chosen: PodClass) -> dict[str, Fraction]:
-    """The overhead that fits the class: a pod gets its class's from the API server, a template has none."""
+    """The overhead that fits the class. A pod has its class's from the API server; a template has none yet."""
     config = chosen.config({})
     fitting = class_fixed(config, policy_in_force(config), chosen.beside_mib(config))
     return {CPU: fitting.cpus, MEMORY: fitting.memory_mib * MIB}

@@ -33,7 +33,7 @@ SMALL_BODY_BYTES = 256 << 10
 LARGE_BODIES = 3
 """Larger bodies that are read at a time."""
 LINGERING_S = 1.0
-"""Seconds for the rest of a body that was refused: the caller reads the answer meanwhile."""
+"""Seconds in which the rest of a refused body is read, so that the caller reads the answer."""
 BACKLOG = 512
 """Connections the kernel holds while this process is busy."""
 
@@ -136,7 +136,7 @@ def _application(
                 body = await body_of(request)
             except TimeoutError:
                 figures.reviews[action, "late"] += 1
-                # The rest of the body may come yet, and would be taken for the next request.
+                # The rest of the body may still arrive, and would be taken for the next request.
                 return web.Response(status=408, text="read body: too slow\n", headers={"Connection": "close"})
             except ConnectionResetError:
                 figures.reviews[action, "lost"] += 1
@@ -177,7 +177,7 @@ def _application(
 async def serving(
     classes: Mapping[str, PodClass], certificate: Certificate, *, host: str, port: int, limits: Limits
 ) -> AsyncIterator[int]:
-    """Yields the port. At the end new requests are refused and those under way have been answered."""
+    """Yields the port. After the block, new requests are refused and those under way were answered."""
     under_way = _UnderWay()
     app = _application(classes, _Figures(certificate), under_way, body_timeout_s=limits.body_s)
     runner = web.AppRunner(
