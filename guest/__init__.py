@@ -1,3 +1,3 @@
-"""Programs that run inside the guest, or make it: `agent/` (the program in the VM), `forwarder/` (the agent over TLS),
-`relay/` (forwarded ports, in C), and `image/` (the build of the guest image).
+"""The programs of the guest: `agent/` (the agent in the VM), `forwarder/` (reaches the agent over TLS), `relay/`
+(forwarded ports, in C). `image/` builds the guest image.
 """

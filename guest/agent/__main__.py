@@ -47,7 +47,7 @@ def main() -> int:
     for word in configured.problems:
         _log.warning("ignored kernel parameter", extra={"word": word})
     if not is_init:
-        syscalls.become_subreaper()  # crun's orphans are the agent's, as they are process 1's
+        syscalls.become_subreaper()  # crun's orphans become the agent's children, as they would become process 1's
     asyncio.run(_serve(configured))
     _log.info("sandbox destroyed, the agent ends")
     if is_init:
@@ -57,7 +57,7 @@ def main() -> int:
 
 
 def _open_standard_fds() -> None:
-    """fds 0-2 exist, so that nothing else ever gets these numbers."""
+    """fds 0-2 exist, so that no other file gets these numbers."""
     while (fd := os.open("/dev/null", os.O_RDWR)) <= 2:
         os.set_inheritable(fd, True)
     os.close(fd)
@@ -125,7 +125,7 @@ def _services(configured: Settings, children: Children, destroyed: asyncio.Event
 
 
 def _start_forwarder(children: Children, asked: ForwarderSettings) -> None:
-    """A child forwards in the namespace that has the interface; the agent is in a new one, with a loopback only."""
+    """A child forwards, in the network namespace with the interface. The agent moves to one with a loopback only."""
     os.makedirs(os.path.dirname(asked.agent), exist_ok=True)
     argv = python_program("guest.forwarder", f"--port={asked.port}", f"--address={asked.address}", asked.agent)
     forwarder = children.spawn(argv, stderr=2, environment=PYTHON_ENVIRONMENT)

@@ -1,8 +1,8 @@
 """Child processes: spawned with posix_spawn and reaped in one place, orphans included.
 
 The agent is process 1 or a child subreaper: every process of the guest whose parent dies becomes its child. So one
-handler of SIGCHLD waits for everything and hands each end to the `Child` it belongs to. Nothing else in this process
-may wait: neither asyncio's subprocesses, whose watchers would race with it, nor `subprocess`.
+handler of SIGCHLD waits for all children and reports each end to its `Child`. Nothing else in this process may wait:
+neither `subprocess` nor asyncio's subprocesses, whose watchers would race with the handler.
 """
 
 from __future__ import annotations
@@ -22,19 +22,17 @@ from guest.agent.errors import AgentError, DeadlineExceeded, Internal, os_cause
 
 log = logging.getLogger(__name__)
 
-# Of a program's stdout and stderr each; what is beyond is dropped.
+# Of a program's stdout, and of its stderr; the rest is dropped.
 _MAX_OUTPUT_BYTES = 1 << 20
 _SEARCH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 ENVIRONMENT = {"PATH": ":".join(_SEARCH)}
 PYTHON_ENVIRONMENT = {**ENVIRONMENT, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
-"""For programs of this package, which are imported from where the agent was."""
+"""For programs of this package, with the agent's import path."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The end of a program: `code` is the exit status, or 128 + signal; `stdout` and `stderr` are its output, at most
-    1 MiB each.
-    """
+    """A program's end: `code` is the exit status, or 128 + signal; `stdout` and `stderr` have at most 1 MiB."""
 
     code: int
     stdout: bytes
@@ -61,7 +59,7 @@ def python_program(module: str, *arguments: str) -> list[str]:
 
 
 class Child:
-    """A process that is this one's child. Its exit code is kept for any number of waiters, for ever."""
+    """A child process. Any number of waiters get its exit code, at any time."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -72,7 +70,7 @@ class Child:
 
     @property
     def is_running(self) -> bool:
-        """True until it is reaped: only so long is the number its own."""
+        """True until it is reaped: only until then the pid is its own."""
         return self.code is None
 
     async def wait(self) -> int:
@@ -82,7 +80,7 @@ class Child:
         return self.code
 
     def when_ended(self, callback: Callable[[int], None]) -> None:
-        """`callback(code)` runs at the end, before any waiter goes on; at once if it has ended."""
+        """`callback(code)` runs at the end, before any waiter goes on; at once if the process has ended."""
         if self.code is None:
             self._callbacks.append(callback)
         else:
@@ -94,7 +92,7 @@ class Child:
             os.kill(self.pid, number)
 
     def end(self, code: int) -> None:
-        """It was reaped. Only `Children` calls this."""
+        """The process was reaped. Only `Children` calls this."""
         self.code = code
         callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
@@ -143,13 +141,13 @@ class Children:
     ) -> Child:
         """The program runs with the given fds (-1: /dev/null) and no others. `argv[0]` is an absolute path.
 
-        With `outlives_readers` a write without a reader fails, instead of ending the program (SIGPIPE).
+        With `outlives_readers` a write without a reader fails and does not end the program (SIGPIPE).
         """
         actions: list[tuple[int, ...] | tuple[int, int, str, int, int]] = [
             (os.POSIX_SPAWN_OPEN, number, "/dev/null", os.O_RDWR, 0) if fd < 0 else (os.POSIX_SPAWN_DUP2, fd, number)
             for number, fd in enumerate((stdin, stdout, stderr))
         ]
-        # Python starts with both ignored; a container's process must not inherit that.
+        # Python ignores both signals; a container's process must not inherit that.
         defaults = (signal.SIGXFSZ,) if outlives_readers else (signal.SIGPIPE, signal.SIGXFSZ)
         log.debug("spawn", extra={"argv": " ".join(argv)})
         try:
@@ -167,7 +165,7 @@ class Children:
         environment: Mapping[str, str] = ENVIRONMENT,
         doing: str = "",
     ) -> Finished:
-        """The program's end with its output. After `timeout_s` it is killed and DeadlineExceeded says so.
+        """The program's end and output. After `timeout_s` the program is killed and DeadlineExceeded raised.
 
         `doing` begins the error's text in place of the program's name.
         """
@@ -210,9 +208,10 @@ class Children:
 
     @contextmanager
     def expecting(self) -> Iterator[Callable[[int], Child]]:
-        """Gives a function from the pid of a process that became this one's child meanwhile to its `Child`.
+        """Yields a function that makes a `Child` of a pid, for a process that becomes this one's child within the
+        block.
 
-        Until the end of the block the exit codes of unknown children are kept, so none is missed that ends early.
+        The exit codes of unknown children are stored until the end of the block, so an early end is not missed.
         """
         self._expecting += 1
         try:
@@ -232,7 +231,7 @@ class Children:
 
 
 def _scratch(content: bytes = b"") -> BinaryIO:
-    """A file without a name that holds `content` and is read from its beginning."""
+    """A nameless file with `content`, at its beginning."""
     file = os.fdopen(os.memfd_create("scratch"), "r+b", buffering=0)
     file.write(content)
     file.seek(0)

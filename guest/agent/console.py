@@ -17,11 +17,11 @@ log = logging.getLogger(__name__)
 _CHUNK_BYTES = 16 << 10
 _SHELL = "/bin/sh"
 _DRAIN_S = 5.0
-"""Seconds for a client to take what the shell said last; a program that outlives the shell could talk for ever."""
+"""Seconds for a client to read the shell's last output. A program that outlives the shell could write for ever."""
 
 
 async def serve(children: Children, port: int) -> None:
-    """Connections to the vsock port get a shell each, for ever; a guest without vsock logs that there is no console."""
+    """Each connection to the vsock port gets a shell, for ever. A guest without vsock logs that it has no console."""
     try:
         listener = vsock_listener(f"-1:{port}", f"vsock://-1:{port}")
     except OSError as error:
@@ -35,7 +35,7 @@ async def serve(children: Children, port: int) -> None:
 
 
 async def serve_shell(children: Children, connection: socket.socket) -> None:
-    """A shell on a terminal of its own talked to `connection` until either ended; both are closed."""
+    """A shell on a new terminal has served `connection` until either ended; both are closed."""
     with connection:
         try:
             master, slave = os.openpty()

@@ -8,13 +8,13 @@ from contextlib import suppress
 
 
 def read_text(path: str) -> str:
-    """The whole file, as UTF-8; bytes that are none become lone surrogates. Raises OSError."""
+    """The whole file, as UTF-8; other bytes become lone surrogates. Raises OSError."""
     with open(path, encoding="utf-8", errors="surrogateescape") as file:
         return file.read()
 
 
 def write_text(path: str, text: str) -> None:
-    """The existing file (of /proc or /sys, mostly) was given `text` in one write(2). Raises OSError."""
+    """`text` was written to the existing file (usually of /proc or /sys) in one write(2). Raises OSError."""
     fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.write(fd, text.encode("utf-8", "surrogateescape"))
@@ -23,7 +23,7 @@ def write_text(path: str, text: str) -> None:
 
 
 def names_in(folder: str) -> list[str]:
-    """The sorted names in `folder`; none when it is not there or cannot be read."""
+    """The sorted names in `folder`; empty if it cannot be read."""
     try:
         return sorted(os.listdir(folder))
     except OSError:
@@ -37,7 +37,7 @@ def remove_file(path: str) -> None:
 
 
 def remove_tree(path: str) -> None:
-    """`path` and all in it is gone, up to mount points: what is mounted inside is left alone, with its parents."""
+    """`path` and everything in it is gone, except mount points with their content and parents."""
     try:
         before = os.lstat(path)
     except FileNotFoundError:

@@ -18,9 +18,9 @@ _LEVELS = {
     "error": logging.ERROR,
     "critical": logging.CRITICAL,
 }
-# Of a line, with its end; what is beyond is cut, as the console is read by people.
+# Of a line, with its end; the rest is cut, as people read the console.
 _MAX_LINE_CHARS = 4096
-# Attributes that logging itself gives a record; all others came by `extra`.
+# Attributes that logging itself sets; all others came by `extra`.
 _OWN_ATTRIBUTES = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
@@ -35,7 +35,7 @@ def set_up(level: str = "info") -> None:
 
 class ConsoleHandler(logging.Handler):
     """One write(2) to stderr for each line. A line that stderr does not take is lost: a console that is gone or full
-    must not take the sandbox with it.
+    must not end the sandbox.
     """
 
     def emit(self, record: logging.LogRecord) -> None:

@@ -1,4 +1,4 @@
-"""Mounting by option words, as mount(8) understands them, and looking at what is mounted."""
+"""Mounts with option words, as mount(8) has them, and reads the mount table."""
 
 from __future__ import annotations
 
@@ -60,11 +60,12 @@ _PROPAGATION_WORDS = {
 }
 # mount(2) takes one page of options with its terminating zero.
 _MAX_DATA_BYTES = 4095
-# Seconds to try a mount again while a module is being loaded, between two tries, and tries when none is being loaded.
+# Seconds to try a mount again while a module is being loaded; seconds between two tries; tries while no module is being
+# loaded.
 _DRIVER_WAIT_S = 30.0
 _DRIVER_PAUSE_S = 0.02
 _SPARE_TRIES = 3
-# Mounted by an agent that is process 1 with no init before it, as in Kata's own images.
+# An agent that is process 1 from the start mounts these, as in Kata's own images.
 _KERNEL_FILESYSTEMS = (
     ("proc", "/proc", "proc", ["nosuid", "nodev", "noexec"]),
     ("sysfs", "/sys", "sysfs", ["nosuid", "nodev", "noexec"]),
@@ -78,7 +79,7 @@ _KERNEL_FILESYSTEMS = (
 
 
 class MountOptions:
-    """Option words split into what mount(2) wants: `flags`, `propagation` (a second call, 0 for none) and `data`."""
+    """Option words as arguments of mount(2): `flags`, `propagation` (for a second call; 0: none) and `data`."""
 
     __slots__ = ("data", "flags", "propagation")
 
@@ -100,7 +101,7 @@ class MountOptions:
 
 
 def mount(source: str, target: str, fstype: str, words: Iterable[str]) -> None:
-    """`source` is mounted on the existing `target` with option `words`; a read-only bind gets its second call."""
+    """`source` is mounted on the existing `target` with option `words`. A bind with flags takes a second call."""
     words = list(words)
     if "\0" in source + target + fstype + "".join(words):
         raise InvalidArgument(f"mount {source!r} on {target!r}: NUL byte in an argument")
@@ -149,7 +150,7 @@ def _is_module_loading() -> bool:
 
 
 def unmount(target: str) -> None:
-    """Everything mounted at `target` is detached; nothing happens when it is no mount point."""
+    """Everything mounted at `target` is detached. Nothing happens if it is not a mount point."""
     while True:
         try:
             sys.unmount(target, sys.MNT_DETACH | sys.UMOUNT_NOFOLLOW)
@@ -198,7 +199,7 @@ def make_target(source: str, target: str, fstype: str) -> None:
 
 
 def mount_kernel_filesystems() -> None:
-    """The file systems that a container runtime needs are mounted, but for those that cannot be."""
+    """The file systems that a container runtime needs are mounted. Failures are logged."""
     present: dict[str, Mounted] = {}
     for source, target, fstype, options in _KERNEL_FILESYSTEMS:
         if target in present and present[target].fstype == fstype:

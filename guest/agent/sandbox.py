@@ -14,8 +14,7 @@ from guest.agent.children import Child
 class Sandbox:
     """The one sandbox of this guest. Its hostname is that of the UTS namespace that all containers share.
 
-    `pause` holds the pid namespace that containers can share, when the sandbox was asked for one. `hooks` are the
-    guest's own, by kind.
+    `pause` keeps the pid namespace that containers share, if the sandbox has one. `hooks` are the guest's own, by kind.
     """
 
     id: str = ""

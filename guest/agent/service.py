@@ -1,4 +1,4 @@
-"""The table from method to function, and the one place where errors become statuses."""
+"""The table from method to function. Only here errors become statuses."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ log = logging.getLogger(__name__)
 
 Function: TypeAlias = Callable[[Any], Awaitable[Message | None]]
 """A call: from its request to its reply, None for the empty message."""
-# These change nothing until they are answered: they end with their connection or deadline. All other calls are finished
-# whether or not anyone waits for the answer.
+# These calls change nothing before they are answered, so they end with their connection or deadline. All other calls
+# are finished even if the caller is gone.
 _WAITING = frozenset({"WaitProcess", "ReadStdout", "ReadStderr", "GetOOMEvent"})
 
 

@@ -1,4 +1,4 @@
-"""The agent's settings on the kernel command line. Names and defaults are kata-agent's where it has them."""
+"""The agent's settings on the kernel command line, with kata-agent's names and defaults if it has them."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ class Settings:
     debug_console: bool = False
     debug_console_vport: int = 1026
     hotplug_timeout_s: float = 30.0
-    """Seconds that a call waits for a device to appear. kata-agent has 3 s, too short for a guest on a busy host."""
+    """Seconds that a call waits for a device. kata-agent has 3 s, too short for a guest on a busy host."""
     container_pipe_size: int = 256 << 10
-    """Bytes of each stdio pipe, 0 for the kernel's default. 256 KiB because the shim reads pieces of that size, and
-    under emulation the time goes by pieces rather than bytes."""
+    """Bytes of each stdio pipe, 0 for the kernel's default. 256 KiB because the shim reads pieces of that size: under
+    emulation the number of pieces costs time, not the bytes."""
     cdi_timeout_s: float = 100.0
     """Seconds that CreateContainer waits for the CDI spec of a device asked for by name."""
     visible_cdi_devices: bool = False
-    """A container may choose among the guest's devices by its environment."""
+    """A container may choose devices of the guest by its environment."""
     image_source: str = ""
-    """The source of images that are pulled here: `http://HOST[:PORT]` (a registry) or `oci:PATH` (an OCI image
-    layout). Not a word of kata-agent's."""
+    """The source of images that are pulled here: `http://HOST[:PORT]` (a registry) or `oci:PATH` (an OCI image layout).
+    kata-agent has no such setting."""
     image_pull_timeout_s: float = 1200.0
     forwarder: ForwarderSettings | None = None
     problems: list[str] = field(default_factory=list)

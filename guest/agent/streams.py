@@ -1,8 +1,8 @@
-"""A process's stdio as the calls see it, and news of a file descriptor.
+"""The stdio of a process, and events of a file descriptor.
 
-Not asyncio's streams: nothing is buffered here. The kernel's pipe is the buffer, so a read that is given up takes no
-bytes along, a written byte is in the pipe, and back-pressure is the kernel's. End of stream is empty data, again and
-again, as kata-agent answers it.
+Unlike asyncio's streams these do not buffer. The kernel's pipe is the buffer, so a cancelled read loses no bytes, a
+written byte is in the pipe, and back-pressure is the kernel's. At the end of a stream every read returns empty data, as
+kata-agent's do.
 """
 
 from __future__ import annotations
@@ -111,8 +111,8 @@ class Sink(_Stream):
 class News:
     """`callback` runs each time the kernel announces `events` (of epoll) about `fd`, once for each announcement.
 
-    asyncio's own readers are called for as long as a state lasts, which some files never leave: a virtio-serial port
-    without a host is hung up all the time. Reading those is for `callback`. `fd` stays the caller's.
+    asyncio calls a reader as long as a state lasts, and some files never leave it: a virtio-serial port without a host
+    is always hung up. `callback` reads the file. `fd` stays the caller's.
     """
 
     def __init__(self, fd: int, events: int, callback: Callable[[], None]) -> None:

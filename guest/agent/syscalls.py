@@ -79,7 +79,7 @@ def become_subreaper() -> None:
 
 
 def has_capability(number: int) -> bool:
-    """True if this process, which was executed as root, has it: then it has all of its bounding set.
+    """True if this process has the capability. Executed as root, it has its whole bounding set.
 
     Source: capabilities(7).
     """

@@ -1,8 +1,8 @@
-"""The listeners that hosts connect to: the schemes of `agent.server_addr`.
+"""Listens at `agent.server_addr`, whose schemes are:
 
 - `vsock://-1:PORT` listens on every context id, `unix://PATH` on a socket: any number of connections.
-- `serial:///dev/virtio-ports/NAME`: one byte stream over a virtio-serial port; no udev is needed, the port is found by
-  its name in sysfs.
+- `serial:///dev/virtio-ports/NAME`: one byte stream over a virtio-serial port, found by its name in sysfs, without
+  udev.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from guest.agent.streams import News
 log = logging.getLogger(__name__)
 
 _PORTS = "/sys/class/virtio-ports"
-# Seconds between two looks for a port, for the first second and later: its driver may still be loading.
+# Seconds between two looks for a port, in the first second and later: its driver may still be loading.
 _FIND_AGAIN_S = 0.01
 _FIND_LATER_S = 0.2
 _EAGER_LOOKS = 100
@@ -36,7 +36,7 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 async def serve(server: Server, address: str) -> None:
     """Hosts are served at `address` until the server shuts down, or for ever on a port.
 
-    InvalidArgument names an address of no known form; OSError means that it cannot be listened on.
+    Raises InvalidArgument for an address of another form, OSError if the agent cannot listen at it.
     """
     scheme, separator, rest = address.partition("://")
     if separator and scheme == "serial" and rest:
@@ -92,7 +92,7 @@ async def serve_port(server: Server, port: Port) -> None:
 
 
 async def _open_port(path: str) -> int:
-    """An fd of the port, once it is there and free: the driver may still be probing, or an earlier user closing it."""
+    """An fd of the port, once it exists and is free: its driver may be late, or a former user still closing it."""
     looks = 0
     while True:
         node = find_port(path)
@@ -108,7 +108,7 @@ async def _open_port(path: str) -> int:
 
 
 def find_port(path: str) -> str | None:
-    """The device node of the virtio-serial port that `path` names, as a node or by the name of the port."""
+    """The device node of the virtio-serial port `path`: itself a node, or a path that ends in the port's name."""
     if os.path.exists(path):
         return path
     wanted = os.path.basename(path)
@@ -123,9 +123,9 @@ def find_port(path: str) -> str | None:
 
 
 class Port:
-    """An open virtio-serial port, with the methods that a ttrpc server uses of a socket. Owns `fd`.
+    """An open virtio-serial port with those methods of a socket that a ttrpc server uses. Owns `fd`.
 
-    While no host is connected the port reads as ended, polls as hung up and takes no bytes. Then the server ends its
+    While no host is connected, the port reads as ended, polls as hung up and accepts no bytes. Then the server ends its
     connection; the port itself stays open for the next host. Source: the kernel's drivers/char/virtio_console.c.
     """
 

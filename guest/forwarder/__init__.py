@@ -1,10 +1,10 @@
-"""The forwarder: lets a node reach the guest's agent over TCP and TLS, as a peer pod's guest must be reached.
+"""The forwarder: a node reaches the agent of a peer pod's guest through it, over TCP and TLS.
 
-A peer pod runs in a VM that is not on the pod's node, so the agent's vsock or serial port leads nowhere. What is left
-is the network. The forwarder listens there, takes only clients with a certificate of the VM's own authority, and copies
-bytes between such a connection and the agent's unix socket (`forward.py`). It understands nothing of what it copies.
+A peer pod's VM is not on the pod's node, so its agent is not reachable by vsock or a serial port, only by network. The
+forwarder listens there, accepts only clients with a certificate of the VM's own authority, and copies bytes between
+them and the agent's unix socket (`forward.py`), without parsing them.
 
-The agent starts it as a child when the kernel command line says `forwarder.port=N`, and goes on in a network namespace
-of its own: containers share the agent's, so they see neither the VM's interface nor the forwarder's port. What the
-forwarder needs to know lies on a read-only disk (`material.py`).
+With `forwarder.port=N` on the kernel command line, the agent starts it as a child and moves to a new network namespace.
+Containers share that one, so they see neither the VM's interface nor the forwarder's port. The forwarder's keys are on
+a read-only disk (`material.py`).
 """

@@ -1,7 +1,7 @@
-"""Connections of a listener, copied to the agent's unix socket and back. One that hangs holds up no other.
+"""Copies a listener's connections to the agent's unix socket and back. One that hangs delays no other.
 
-TLS is OpenSSL's on a non-blocking socket, waited for by the loop, and not asyncio's: that closes a connection whose
-handshake has failed without the alert that tells the client why.
+TLS is OpenSSL on a non-blocking socket that the loop waits for. asyncio's TLS closes a connection after a failed
+handshake without the alert that gives the client the reason.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ MAX_CONNECTIONS = 64
 _PIECE_BYTES = 256 << 10
 # Seconds that a client gets to finish its handshake.
 _HANDSHAKE_S = 60.0
-# The agent may not listen yet: how long it is waited for, and how often it is tried.
+# The agent may not listen yet: seconds to wait for it, and between two tries.
 _AGENT_WITHIN_S = 150.0
 _AGAIN_S = 0.05
-# After a failed accept: a guest that has no memory or file left may have one again soon.
+# Seconds after a failed accept: memory or descriptors may be free again soon.
 _REST_S = 0.5
 
 
@@ -40,7 +40,7 @@ def server_context(keys: Keys) -> ssl.SSLContext:
     context.verify_mode = ssl.CERT_REQUIRED
     context.options |= ssl.OP_NO_RENEGOTIATION
     context.load_verify_locations(cadata=keys.client_authority)
-    # The library reads them from a file only: this one has no name, and no room on any disk.
+    # The library reads keys only from a file: this one has no name and is on no disk.
     with open(os.memfd_create("keys"), "w", encoding="ascii") as file:
         file.write(f"{keys.certificate}\n{keys.key}")
         file.flush()
@@ -86,10 +86,10 @@ async def _serve(connection: socket.socket, agent: str, context: ssl.SSLContext,
 async def forward_connection(
     connection: socket.socket, context: ssl.SSLContext, connect: Callable[[], Awaitable[socket.socket]]
 ) -> None:
-    """All is copied that came from either side before it ended, and both are closed.
+    """Everything that either side sent before its end is copied, and both are closed.
 
-    `connect` makes the plain side, and is called only for a client that has shown who it is. Raises OSError, which
-    ssl.SSLError is.
+    `connect` makes the plain side. It is called only after a client's certificate was verified. Raises OSError, also
+    ssl.SSLError.
     """
     connection.setblocking(False)
     tls = context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
@@ -105,7 +105,7 @@ async def forward_connection(
             outward = asyncio.create_task(_to_client(plain, tls))
             try:
                 await asyncio.wait((inward, outward), return_when=asyncio.FIRST_COMPLETED)
-                # A side that takes no more may have said something before it went: that is for the other task to find.
+                # A side that accepts no more may have sent something before its end: the other task reads it.
                 if inward.done() and not inward.result():
                     await outward
                 elif outward.done() and not outward.result():
@@ -117,7 +117,7 @@ async def forward_connection(
 
 
 async def _to_agent(tls: ssl.SSLSocket, plain: socket.socket) -> bool:
-    """True once the agent has all that the client sent before its end; False when the agent takes no more."""
+    """True once the agent has all that the client sent; False if the agent accepts no more."""
     loop = asyncio.get_running_loop()
     while True:
         try:
@@ -133,7 +133,7 @@ async def _to_agent(tls: ssl.SSLSocket, plain: socket.socket) -> bool:
 
 
 async def _to_client(plain: socket.socket, tls: ssl.SSLSocket) -> bool:
-    """True once the client has all that the agent sent before its end, and the goodbye; False when it takes no more."""
+    """True once the client has all that the agent sent, and TLS' close; False if the client accepts no more."""
     loop = asyncio.get_running_loop()
     while True:
         try:
@@ -142,7 +142,7 @@ async def _to_client(plain: socket.socket, tls: ssl.SSLSocket) -> bool:
             data = b""
         try:
             if not data:
-                with suppress(ssl.SSLWantReadError, ssl.SSLWantWriteError):  # the client's own is not waited for
+                with suppress(ssl.SSLWantReadError, ssl.SSLWantWriteError):  # does not wait for the client's
                     tls.unwrap()
                 return True
             view = memoryview(data)
@@ -153,10 +153,10 @@ async def _to_client(plain: socket.socket, tls: ssl.SSLSocket) -> bool:
 
 
 async def _retried(tls: ssl.SSLSocket, step: Callable[[], T], *, writes: bool = False) -> T:
-    """The result of `step`, once the socket lets it read, or with `writes` write, as much as it needs.
+    """The result of `step`, which is repeated until the socket lets it read (with `writes`: write).
 
-    The other direction, which TLS without renegotiation hardly ever needs, is tried again a little later: the loop has
-    one waiter for each direction of a socket.
+    Rarely TLS needs the other direction; then `step` is repeated a little later, since the loop has only one waiter for
+    each direction of a socket.
     """
     loop = asyncio.get_running_loop()
     while True:

@@ -1,7 +1,7 @@
-"""The VM's own material: disks by serial number, the forwarder's keys on one of them, and one network interface.
+"""The VM's disks, found by serial number, the forwarder's keys on one of them, and the network interface.
 
-`peerpod-config` holds `apf.json`, with the names of the cloud API adaptor's daemon configuration. `peerpod-images`, an
-OCI image layout, is optional.
+Disk `peerpod-config` has `apf.json`, whose names are those of the cloud API adaptor's daemon configuration. Disk
+`peerpod-images`, an OCI image layout, is optional.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _UP = 1
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """PEM texts: the server's certificate and key, and the authority whose clients are taken."""
+    """PEM texts: the server's certificate and key, and the authority whose clients are accepted."""
 
     certificate: str
     key: str
@@ -44,7 +44,7 @@ class Keys:
 
 
 def mount_disks() -> None:
-    """The disks the VM has are mounted read-only. OSError without the one that holds the configuration."""
+    """The VM's disks are mounted read-only. OSError without the one with the configuration."""
     for serial, target in ((CONFIG_DISK, CONFIG), (IMAGES_DISK, IMAGES)):
         device = disk_with_serial(serial)
         if device is None:

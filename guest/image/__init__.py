@@ -1,7 +1,6 @@
-"""The build of the guest image: kernel, loader initrd and root file system, all from Debian packages.
+"""Builds the guest image: kernel, loader initrd and root file system, all from Debian packages.
 
-Lives here: everything that turns packages and this checkout into the files under `.build/guest`. Must not live here:
-what runs inside the guest (that is `guest.agent`), apart from the table of system calls that is its first process and
-the agent's three-line entry. Read `recipe.py` first (what goes in, as data), then `build.py` (the order of the steps).
-docs/GUEST.md has the contract with the host.
+Read `recipe.py` first (the contents, as data), then `build.py` (the order of the steps). This room makes the files
+under `.build/guest` of packages and this checkout. The programs that run in the guest are in `guest.agent`, except the
+first process (`init.sh`) and the agent's entry (`start.py`). docs/GUEST.md has the contract with the host.
 """

@@ -50,7 +50,7 @@ MANIFEST_VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inputs:
-    """Everything that decides what the image is; `key` names the result."""
+    """Everything that the image depends on; `key` names the result."""
 
     packages: tuple[Package, ...]
     checkout: Path
@@ -59,7 +59,7 @@ class Inputs:
     """The agent of the guest; None: our own."""
 
     def key(self) -> str:
-        """A digest over package digests, the agent with its libraries and the builder itself."""
+        """A digest of the package digests, the agent with its libraries, and the builder."""
         digest = sha256()
         for package in self.packages:
             digest.update(f"{package.name}={package.version} {package.sha256}\n".encode())
@@ -90,7 +90,7 @@ class Inputs:
 
 
 def _index_state() -> str:
-    """Changes when apt's indexes or its choice of versions may have changed; costs no apt call."""
+    """A text that changes when apt's indexes or its choice of versions may have changed. Calls no apt."""
     places = tuple(
         map(Path, ("/var/lib/apt/lists", "/etc/apt/preferences", "/etc/apt/preferences.d", "/etc/apt/sources.list.d"))
     )
@@ -103,8 +103,8 @@ def resolve_packages(
 ) -> tuple[Package, ...]:
     """The kernel and the packages `wanted` with their dependencies, at the versions apt's indexes offer.
 
-    Remembered in `cache` until the indexes or the recipe change: asking apt is most of the time of a build with
-    nothing to do. Raises BuildError, also for sources that apt takes unsigned.
+    The result is stored in `cache` until the indexes or the recipe change: apt takes most of the time of a build with
+    nothing to do. Raises BuildError, also for sources that apt accepts unsigned.
     """
     roots = (recipe.KERNEL_PACKAGE, *wanted, *archive)
     remembered = cache / f"resolution-{sha256(' '.join(sorted(roots)).encode()).hexdigest()[:8]}.json"
@@ -123,7 +123,7 @@ def resolve_packages(
     try:
         packages = dependency_closure(names, recipe.WITHOUT_PACKAGES, lookup)
     except BuildError:
-        # a fresh machine has no indexes at all, and an old one may name packages that left the archive
+        # a new machine has no indexes, and old indexes may name packages that have left the archive
         update_indexes(progress, archive=archive)
         packages = dependency_closure(names, recipe.WITHOUT_PACKAGES, lookup)
     cache.mkdir(parents=True, exist_ok=True)
@@ -142,7 +142,7 @@ def _kernel_directory(packages: tuple[Package, ...], directories: dict[str, Path
 
 @contextmanager
 def _locked(directory: Path) -> Iterator[None]:
-    """Two builds into one cache happen one after the other."""
+    """Only one build at a time uses the cache."""
     directory.mkdir(parents=True, exist_ok=True)
     with (directory / "lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -155,7 +155,7 @@ def _file_digest(path: Path) -> str:
 
 
 def read_manifest(out: Path) -> dict[str, Any] | None:
-    """The manifest in `out`, if it is ours and the files it names are there with the sizes it gives."""
+    """The manifest in `out`, if it is ours and its files are there with the right sizes."""
     try:
         manifest: dict[str, Any] = json.loads((out / MANIFEST).read_text())
         if manifest["version"] != MANIFEST_VERSION:
@@ -169,7 +169,7 @@ def read_manifest(out: Path) -> dict[str, Any] | None:
 
 
 def refuse_others(packages: tuple[Package, ...], expected: Path) -> None:
-    """They are those of the manifest `expected`, digest by digest. Raises BuildError naming the first other one."""
+    """`packages` have the digests of the manifest `expected`. Raises BuildError naming the first that has another."""
     try:
         wanted = {name: facts["sha256"] for name, facts in json.loads(expected.read_text())["packages"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
@@ -219,13 +219,12 @@ def build(
     snapshot: str = "",
     expected: Path | None = None,
 ) -> dict[str, Any]:
-    """The manifest of the guest in `out`, which is built unless it is there already from equal inputs.
+    """The manifest of the guest in `out`, which is built unless it was built of the same inputs before.
 
-    With `kata_agent`, a program, the guest has this agent in place of ours. Packages are those of the machine's apt
-    sources, or of Debian's archive at the time `snapshot`; with `expected`, a manifest, no others than its.
+    With `kata_agent`, a program, the guest has this agent in place of ours. Packages come from the machine's apt
+    sources, or from Debian's archive at the time `snapshot`; with `expected`, a manifest, they must be those of it.
 
-    Files appear under their names complete, the manifest last: a reader of the manifest finds what it describes.
-    Raises BuildError.
+    Files get their names when complete, the manifest last: a reader of the manifest finds its files. Raises BuildError.
     """
     started_s = time.monotonic()
     site_packages = Path(sysconfig.get_path("purelib"))
@@ -253,7 +252,7 @@ def build(
         try:
             download(inputs.packages, cache / "packages", progress, archive=archive)
         except BuildError:
-            # the indexes may be older than the archive, which drops a version when it has the next
+            # the indexes may be older than the archive, which has only the newest version
             update_indexes(progress, archive=archive)
             inputs = inputs_now()
             key = inputs.key()

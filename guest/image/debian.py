@@ -1,7 +1,6 @@
-"""Debian packages as input: which versions, downloaded where, unpacked where. Nothing is installed on the host.
+"""Finds, downloads and unpacks Debian packages. Nothing is installed on the host.
 
-apt verifies what it downloads against the archive's signed indexes; the digest is checked again for files that lie in
-our cache.
+apt verifies downloads against the archive's signed indexes; files in our cache are checked again by digest.
 """
 
 import hashlib
@@ -18,14 +17,14 @@ from guest.image.errors import BuildError
 
 Progress = Callable[[str], None]
 _LOCK_TRIES, _LOCK_PAUSE_S = 60, 2.0
-"""`apt-get update` does not wait for the lock of the indexes; two minutes are enough for another one to fetch them."""
+"""`apt-get update` does not wait for the lock of the indexes. In two minutes another one has fetched them."""
 _AUTHENTICATED = (
     *("-o", "APT::Get::AllowUnauthenticated=false", "-o", "Acquire::AllowInsecureRepositories=false"),
     *("-o", "Acquire::AllowWeakRepositories=false", "-o", "Acquire::AllowDowngradeToInsecureRepositories=false"),
 )
-"""Whatever the machine's apt is configured to: what is not signed is refused."""
+"""Unsigned packages are refused, whatever the machine's apt is configured to."""
 _TRUSTED = re.compile(r"^[^#\n]*\btrusted\s*[=:]\s*(?:yes|true|on|1|with)\b", re.IGNORECASE | re.MULTILINE)
-"""The option of a source that makes apt take it unsigned. Source: sources.list(5)."""
+"""The option with which apt accepts an unsigned source. Source: sources.list(5)."""
 _ARCHIVES = (("debian", "{suite}"), ("debian", "{suite}-updates"), ("debian-security", "{suite}-security"))
 _KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 _ALTERNATIVE = re.compile(r"([a-z0-9][a-z0-9+.-]*)")
@@ -39,7 +38,7 @@ MACHINE: Archive = ()
 def snapshot_archive(date: str, directory: Path, *, suite: str) -> Archive:
     """Debian as snapshot.debian.org had it at `date`, as in 20260101T000000Z; apt's files for it are in `directory`.
 
-    The archive's signatures hold, and their end of validity does not count. Raises BuildError.
+    Signatures of the archive are checked, but not their end of validity. Raises BuildError.
     """
     if not re.fullmatch(r"[0-9]{8}T[0-9]{6}Z", date):
         raise BuildError(f"take snapshot {date!r}: it is not a time as in 20260101T000000Z")
@@ -86,7 +85,7 @@ def run(
     env: dict[str, str] | None = None,
     text: str | None = None,
 ) -> str:
-    """The standard output of a command that reads `text`; `BuildError` with the end of its errors when it fails."""
+    """The standard output of a command that reads `text`. Raises BuildError with the end of its stderr."""
     shown = os.fspath(argv[0])
     try:
         done = subprocess.run(argv, cwd=cwd, env=env, input=text, capture_output=True, text=True, check=False)
@@ -128,9 +127,9 @@ def parse_packages(text: str) -> dict[str, Package]:
 def dependency_closure(
     roots: Iterable[str], without: frozenset[str], lookup: Callable[[list[str]], dict[str, Package]]
 ) -> tuple[Package, ...]:
-    """`roots` and all they depend on, sorted by name, not following the names in `without`.
+    """`roots` and all their dependencies except those in `without`, sorted by name.
 
-    Of alternatives the first one counts, as apt itself prefers. `lookup` is asked once per level of depth.
+    The first of several alternatives counts, as for apt. `lookup` is called once per level of depth.
     """
     chosen: dict[str, Package] = {}
     wanted = sorted(set(roots))
@@ -156,7 +155,7 @@ def index_lookup(archive: Archive = MACHINE) -> Callable[[list[str]], dict[str, 
 
 
 def refuse_unauthenticated(archive: Archive = MACHINE) -> None:
-    """Each source of packages is one that apt takes signed only. Raises BuildError naming the file of another."""
+    """apt accepts every source of packages only signed. Raises BuildError naming the file of another one."""
     places = ("list", "Dir::Etc::SourceList/f", "parts", "Dir::Etc::SourceParts/d")
     answer = dict(word.split("=", 1) for word in shlex.split(run(["apt-config", *archive, "shell", *places])))
     parts = [path for path in sorted(Path(answer["parts"]).glob("*")) if path.suffix in (".list", ".sources")]
@@ -168,7 +167,7 @@ def refuse_unauthenticated(archive: Archive = MACHINE) -> None:
 def update_indexes(
     progress: Progress, pause: Callable[[float], None] = time.sleep, *, archive: Archive = MACHINE
 ) -> None:
-    """apt's indexes are fetched anew. While another apt holds their lock, ours is tried again."""
+    """apt's indexes are fetched anew. While another apt has their lock, this one is tried again."""
     progress("fetch Debian package indexes")
     for tries_left in reversed(range(_LOCK_TRIES)):
         try:
@@ -189,7 +188,7 @@ def _digest(path: Path) -> str:
 def download(
     packages: Iterable[Package], cache: Path, progress: Progress, *, archive: Archive = MACHINE
 ) -> dict[str, Path]:
-    """The package files by package name; those the cache lacks, or holds damaged, are downloaded with one apt call."""
+    """The package files by package name. One apt call downloads those that the cache lacks or has damaged."""
     cache.mkdir(parents=True, exist_ok=True)
     files = {package.name: cache / package.file_name for package in packages}
     digests = {package.name: package.sha256 for package in packages}

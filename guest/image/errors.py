@@ -1,4 +1,4 @@
-"""The one error this room raises on purpose."""
+"""The error of this room."""
 
 
 class BuildError(Exception):

@@ -1,4 +1,4 @@
-"""Kernel modules: which files a list of names needs, and the index that modprobe reads in the guest."""
+"""Kernel modules: the files of a list of names, and the index for the guest's modprobe."""
 
 import shutil
 from collections.abc import Iterable
@@ -9,7 +9,7 @@ from guest.image.errors import BuildError
 
 
 def module_name(file_name: str) -> str:
-    """The name the kernel gives the module in `file_name`: dashes are underscores."""
+    """The kernel's name of the module in `file_name`: dashes are underscores."""
     return file_name.rpartition("/")[2].removesuffix(".ko").replace("-", "_")
 
 
@@ -36,7 +36,7 @@ class ModuleStore:
         self._builtin = {module_name(line) for line in (self._directory / "modules.builtin").read_text().split()}
 
     def paths(self, names: Iterable[str]) -> list[str]:
-        """The sorted files of the modules `names` and of all they need; those built into the kernel have none."""
+        """The sorted files of the modules `names` and of their dependencies. Built-in modules have none."""
         found: set[str] = set()
         for name in names:
             if name not in self._builtin:

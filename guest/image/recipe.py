@@ -1,9 +1,9 @@
-"""The contents of the guest: data only, each list with the reason for what is on it."""
+"""The contents of the guest, as data, with the reasons."""
 
 from typing import Final
 
 MTIME_S: Final = 1_704_067_200
-"""The time of every file in the images, 2024-01-01T00:00:00Z: a build does not depend on when it ran."""
+"""The time of every file in the images, 2024-01-01T00:00:00Z: a build does not depend on its time."""
 ROOT_IMAGE_UUID: Final = "5f0b1c86-5a0e-4f0e-8f4e-6f6d5d1e8a10"
 
 SUITE: Final = "bookworm"
@@ -77,8 +77,8 @@ FIRST_MODULES: Final = ("virtio_pci", "virtio_mmio", "virtio_rng", "virtio_conso
 # Loaded with them when the root image is persistent memory (`root=/dev/pmem0p1`): the bus and the driver.
 PMEM_MODULES: Final = ("nfit", "nd_pmem")
 
-# Loaded from the root image while the agent starts, most wanted first: drivers of devices that are there or plugged
-# later, which no program opens by name, and what every pod mounts.
+# Loaded from the root image while the agent starts, in order of urgency: drivers of devices that no program opens by
+# name, and file systems that every pod mounts.
 LATER_MODULES: Final = (
     *("virtiofs", "overlay", "virtio_net", "vmw_vsock_virtio_transport"),
     *("virtio_scsi", "sd_mod", "virtio_mem", "virtio_balloon", "pvpanic_mmio"),

@@ -1,4 +1,4 @@
-"""The file trees of the guest: the root file system, the initrd in front of it, and the files they are packed into."""
+"""The file trees of the guest, the root file system and the initrd, and the files into which they are packed."""
 
 import os
 import shutil
@@ -15,11 +15,11 @@ _HERE = Path(__file__).parent
 _COMPILED = (f"/usr/lib/{recipe.PYTHON}", "/usr/lib/python3", f"/{recipe.AGENT_DIRECTORY}")
 _SECTOR_BYTES = 512
 PARTITION_OFFSET_BYTES = 2 << 20
-"""The beginning of the root file system in the image: page tables map persistent memory by 2 MiB."""
+"""Where the root file system begins in the image: page tables map persistent memory in units of 2 MiB."""
 
 
 def agent_files(checkout: Path) -> list[Path]:
-    """Our own modules that go into the guest, sorted. Generated gRPC stubs stay: the guest has no grpc."""
+    """Our own modules for the guest, sorted, without generated gRPC stubs: the guest has no grpc."""
     found: list[Path] = []
     for name in recipe.AGENT_SOURCES:
         start = checkout / name
@@ -76,7 +76,7 @@ def add_own_agent(root: Path, *, checkout: Path, site_packages: Path) -> None:
 
 
 def add_kata_agent(root: Path, program: Path) -> None:
-    """The kata-agent `program` is in the tree `root` and runs there. Raises BuildError if not, with the reason."""
+    """The kata-agent `program` is in the tree `root` and runs there; else BuildError has the reason."""
     target = root / recipe.KATA_AGENT
     shutil.copyfile(program, target)
     target.chmod(0o755)
@@ -100,7 +100,7 @@ def _merge(package: Path, root: Path) -> None:
 
 
 def _link_busybox(root: Path) -> None:
-    """Every applet is a command, unless a package has the command."""
+    """Every applet is a command, unless a package has a command of that name."""
     for applet in run(["chroot", root, "/bin/busybox", "--list"]).split():
         if not any(os.path.lexists(root / place / applet) for place in ("bin", "sbin")):
             (root / "bin" / applet).symlink_to("busybox")
@@ -109,10 +109,10 @@ def _link_busybox(root: Path) -> None:
 def _compile(root: Path) -> None:
     """All Python modules have byte code beside them, made by the guest's own interpreter.
 
-    It is of the kind "unchecked hash": it carries no time stamp, and the guest does not look whether it is current.
-    One process with a fixed hash seed compiles all: equal sources give equal bytes.
+    It is of the kind "unchecked hash": it has no time stamp, and the guest does not check it. One process with a fixed
+    hash seed compiles all, so equal sources give equal bytes.
     """
-    # -B: what the compiler itself imports is left to be compiled in its turn.
+    # -B: modules that the compiler imports are compiled in their turn.
     argv = [f"/usr/bin/{recipe.PYTHON}", "-B", "-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash"]
     run(
         ["chroot", root, *argv, *_COMPILED],

@@ -1,4 +1,4 @@
-"""The guest's bill of materials, SPDX 2.3 as JSON: what is in the images, each with its version and digest."""
+"""The guest's bill of materials, SPDX 2.3 as JSON: the contents of the images, with versions and digests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _GUEST = "SPDXRef-guest"
 def bill_of_materials(packages: Iterable[Package], libraries: Mapping[str, str], *, agent: str, key: str) -> str:
     """The document. `libraries` are Python packages with their versions; `agent` is the version of ours or of Kata's.
 
-    The same inputs give the same bytes: the time is that of the images' files, the name is made of their key.
+    The same inputs give the same bytes: the time is that of the images' files, the name has their key.
     """
     parts = [
         *(_debian(package) for package in packages),

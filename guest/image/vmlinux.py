@@ -1,4 +1,4 @@
-"""The uncompressed kernel inside a bzImage: QEMU starts it by its PVH entry, which skips real mode, decompression and
+"""Unpacks the kernel inside a bzImage: QEMU starts it by its PVH entry, which skips real mode, decompression and
 relocation.
 
 Source of the offsets: kernel Documentation/x86/boot.rst, the real-mode kernel header, protocol 2.08 and later.
@@ -17,7 +17,7 @@ _SIZE_TRAILER_BYTES = 4  # the build appends the uncompressed size to the payloa
 
 
 def payload(bzimage: bytes) -> bytes:
-    """The compressed kernel in `bzimage`, without the size that follows it. Only LZ4, which Debian's kernels use."""
+    """The compressed kernel in `bzimage`, without the size that follows it. Only LZ4 is known, which Debian uses."""
     try:
         (signature,) = struct.unpack_from("<4s", bzimage, 0x202)
         offset, length = struct.unpack_from("<II", bzimage, 0x248)

@@ -1,1 +1,1 @@
-"""The RPCs, one class per noun. Their methods check the request, call the rooms below and build the reply."""
+"""The RPCs, one class per noun. A method checks the request, calls the rooms below and builds the reply."""

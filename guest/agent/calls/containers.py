@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 MAX_HOSTNAME_BYTES = 64  # of the kernel
 
 _OF_CONTAINER = "container:"
-"""Before the id of the container whose pid namespace a spec names."""
+"""A namespace path that begins so names the container whose pid namespace to join."""
 
 
 class ContainerCalls:
@@ -66,7 +66,7 @@ class ContainerCalls:
         self._children = children
 
     async def create(self, request: pb.CreateContainerRequest) -> None:
-        """Devices and storages are in place and crun has created the container; on failure nothing of it is left."""
+        """Devices and storages are in place and crun has created the container. A failure leaves nothing."""
         cid = check_id(request.container_id, "container id")
         if not request.HasField("OCI"):
             raise InvalidArgument(f"create container {cid!r}: request has no spec")
@@ -119,13 +119,12 @@ class ContainerCalls:
                 return _pid_namespace_of(self._containers.find(namespace.Path.removeprefix(_OF_CONTAINER)))
         if self._sandbox.pause is not None:
             return f"/proc/{self._sandbox.pause.pid}/ns/pid"
-        # No pause process was asked for with the sandbox: its first container's namespace is the shared one,
-        # as in kata-agent.
+        # The sandbox has no pause process: its first container's namespace is the shared one, as in kata-agent.
         first = next(iter(self._containers), None)
         return "" if first is None else _pid_namespace_of(first)
 
     def _set_hostname(self, spec: Spec) -> None:
-        """The hostname is the spec's, if it has one and no wish to keep the guest's: all containers share one."""
+        """The guest's hostname, which all containers share, is the spec's, if the spec has one and a UTS namespace."""
         wanted = spec.Hostname
         if wanted and wanted != self._sandbox.hostname and any(one.Type == "uts" for one in spec.Linux.Namespaces):
             if len(wanted.encode()) > MAX_HOSTNAME_BYTES:
@@ -143,7 +142,7 @@ class ContainerCalls:
         log.info("container started", extra={"container": container.cid})
 
     async def remove(self, request: pb.RemoveContainerRequest) -> None:
-        """The container and its storages are gone. `timeout` (seconds, 0: none) bounds the wait for its processes."""
+        """The container and its storages are gone. `timeout` (seconds, 0: none) limits the wait for its processes."""
         container = self._containers.find(request.container_id)
         try:
             async with asyncio.timeout(request.timeout or None):
@@ -174,7 +173,7 @@ class ContainerCalls:
 
 
 def _mounted_root(cid: str, spec: Spec) -> str:
-    """The container's root in its bundle: what a storage has put there, or a bind mount of the spec's path."""
+    """The container's root in its bundle: mounted there by a storage, or a bind mount of the spec's path."""
     rootfs = f"{CONTAINERS}/{cid}/rootfs"
     if not os.path.isdir(rootfs):
         if not os.path.isdir(spec.Root.Path):

@@ -25,12 +25,12 @@ log = logging.getLogger(__name__)
 VERSION = "0.1.0"
 API_VERSION = "0.0.1"
 EXTRA_FEATURES = ("output-after-wait", "join-pid-namespace-by-name")
-"""The answer to WaitProcess leaves output readable, and a read of no bytes ends it; a spec may name the container whose
-pid namespace to join. The shim's names are in `pyshim/agent/client.py`.
+"""Output stays readable after the answer to WaitProcess, until a read of no bytes; a spec may name the container whose
+pid namespace to join. `pyshim/agent/client.py` has the shim's names.
 """
 _MEMORY = "/sys/devices/system/memory"
 _CPUS = "/sys/devices/system/cpu"
-# Seconds that CPUs just plugged get to appear, and between two looks.
+# Seconds for CPUs that were just plugged to appear, and between two looks.
 _ONLINE_TIMEOUT_S = 30.0
 _ONLINE_AGAIN_S = 0.05
 # Source: linux/random.h.
@@ -66,7 +66,7 @@ class GuestCalls:
     async def online_cpu_mem(self, request: pb.OnlineCPUMemRequest) -> None:
         """At least `nb_cpus` CPUs are online (0: leave them), and unless `cpu_only` every memory block.
 
-        CPUs just plugged are waited for up to 30 s. DeadlineExceeded says how many there are.
+        CPUs that were just plugged have 30 s to appear. DeadlineExceeded says how many are online.
         """
         if request.nb_cpus:
             try:
@@ -109,7 +109,7 @@ class GuestCalls:
 
 
 def memory_block_bytes(folder: str) -> int:
-    """The size of one hotpluggable block, 0 when the kernel has no memory hotplug. The file is hexadecimal."""
+    """The size of one hotpluggable block; 0 if the kernel has no memory hotplug. The file is hexadecimal."""
     try:
         return int(read_text(f"{folder}/block_size_bytes").strip(), 16)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""The guest's and the agent's own numbers in Prometheus text form, under kata-agent's names."""
+"""Metrics of the guest and the agent as Prometheus text, under kata-agent's names."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _STATUS_KEYS = ("vm", "rss", "hugetlb", "voluntary", "nonvoluntary")
 """Lines of /proc/PID/status that kata-agent reports."""
 _WORDS = re.compile(r"(?<=[a-z])(?=[A-Z0-9])|(?<=[A-Z])(?=[A-Z][a-z])")
-"""Names of /proc/meminfo that are spelled otherwise: SwapFree, SReclaimable."""
+"""Where words of a name in /proc/meminfo meet: SwapFree, SReclaimable."""
 
 
 Samples: TypeAlias = list[tuple[str, object]]
-"""Labels and value of each."""
+"""Labels and value of each sample."""
 Families: TypeAlias = Iterator[tuple[str, str, Samples]]
 """Name and description of each gauge, and its samples."""
 
 
 def text() -> str:
-    """Metrics of this moment. A source that cannot be read is left out."""
+    """The present metrics. A source that cannot be read is left out."""
     lines: list[str] = []
     for collect in (_agent, _load, _cpu_time, _memory, _vm_stat, _network, _disks):
         with suppress(OSError, ValueError, IndexError):
@@ -107,7 +107,7 @@ def _memory() -> Families:
 
 
 def memory_item(key: str) -> str:
-    """kata-agent's name for a line of /proc/meminfo: those of Rust's crate procfs."""
+    """kata-agent's name for a line of /proc/meminfo, which is that of Rust's crate procfs."""
     if key.startswith("DirectMap"):
         return f"direct_map_{key.removeprefix('DirectMap')}"  # the unit stays as it is: 4k, 2M, 1G
     whole = key.replace("HugePages", "Hugepages").replace("Percpu", "PerCpu").replace("(", "_").rstrip(")")

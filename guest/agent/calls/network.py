@@ -22,7 +22,7 @@ class NetworkCalls:
         self._children = children
 
     async def update_interface(self, request: pb.UpdateInterfaceRequest) -> Interface:
-        """The interface is as asked. One that is not there yet is waited for: its driver may still be loading."""
+        """The interface is as requested. It may appear late: its driver may still be loading."""
         if not request.HasField("interface"):
             raise InvalidArgument("update interface: request has no interface")
         interface = request.interface
@@ -36,14 +36,14 @@ class NetworkCalls:
         return interface
 
     async def _wait_for_link(self, interface: Interface) -> None:
-        """A link with the address or the name is there; without one after the timeout the update says so."""
+        """A link with the address or the name exists, or the timeout has passed; then the update reports it missing."""
         try:
             await self._hotplug.wait_for(f"interface {interface.name!r}", lambda: links.name_of(interface))
         except DeadlineExceeded:
             return
 
     async def _wait_for_place(self, path: str) -> str:
-        pci_slots(path)  # refuse nonsense before waiting for it
+        pci_slots(path)  # refuse a malformed path before waiting for it
 
         def look() -> str | None:
             folder = pci_folder(SYS, path)

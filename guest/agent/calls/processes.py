@@ -39,12 +39,12 @@ class ProcessCalls:
         self._containers.find(request.container_id).signal(request.exec_id, request.signal)
 
     async def wait(self, request: pb.WaitProcessRequest) -> pb.WaitProcessResponse:
-        """The exit code, as soon as there is one, to every caller until the container is removed."""
+        """The exit code, once there is one. Every caller gets it, until the container is removed."""
         code = await self._process(request.container_id, request.exec_id).wait()
         return pb.WaitProcessResponse(status=code)
 
     async def write_stdin(self, request: pb.WriteStreamRequest) -> pb.WriteStreamResponse:
-        """All bytes are in the pipe. Empty data closes it, as kata-agent does."""
+        """All bytes are in the pipe. Empty data closes it, as in kata-agent."""
         process = self._process(request.container_id, request.exec_id)
         if request.data:
             await process.stdin.write(request.data)
@@ -78,7 +78,7 @@ async def _close_stdin(process: Process) -> None:
 
 
 async def _read(source: Source | None, size: int) -> pb.ReadStreamResponse:
-    """A read of no bytes says that no reader wants the rest: the stream is at its end (kata-agent refuses it)."""
+    """A read of no bytes ends the stream: the caller does not want the rest (kata-agent refuses such a read)."""
     if source is None:
         return pb.ReadStreamResponse()
     if size == 0:

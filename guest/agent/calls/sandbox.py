@@ -54,7 +54,7 @@ class SandboxCalls:
         self._on_destroyed = on_destroyed
 
     async def create(self, request: pb.CreateSandboxRequest) -> None:
-        """Modules are loaded, the sandbox has its hostname and storages, hooks and DNS are known, loopback is up."""
+        """Modules are loaded, the sandbox has its hostname, storages, hooks and DNS, and loopback is up."""
         sandbox = self._sandbox
         if sandbox.is_created:
             raise FailedPrecondition(f"create sandbox {request.sandbox_id!r}: {sandbox.id!r} was created before")
@@ -65,7 +65,7 @@ class SandboxCalls:
         try:
             await self._create(request)
         except BaseException:
-            sandbox.is_created = False  # the same request may be sent again: each step can be repeated
+            sandbox.is_created = False  # the same request may come again: each step can be repeated
             raise
         log.info("sandbox created", extra={"sandbox": sandbox.id, "hostname": sandbox.hostname})
 
@@ -93,10 +93,9 @@ class SandboxCalls:
         await self._children.call("modprobe", *words, doing=doing, timeout_s=_MODPROBE_TIMEOUT_S)
 
     def _make_namespaces(self) -> None:
-        """The UTS and IPC namespaces that containers share are this process's own, which in a guest no other process
-        has.
+        """Containers share this process's UTS and IPC namespaces, in which no other process of a guest is.
 
-        Nothing of the agent depends on them, so further ones would only cost: the guest is the pod's.
+        The agent does not depend on them, so further ones would only cost time: the guest is the pod's.
         """
         if os.getpid() != 1:
             syscalls.unshare(syscalls.CLONE_NEWUTS | syscalls.CLONE_NEWIPC)
@@ -132,7 +131,7 @@ def find_hooks(folder: str) -> dict[str, list[Hook]]:
 
 
 def _set_dns(lines: Iterable[str]) -> None:
-    """The guest's resolv.conf has these lines; containers get theirs by mounts."""
+    """The guest's resolv.conf has these lines. Containers get theirs by mounts."""
     text = "".join(f"{line.strip()}\n" for line in lines)
     if not text or not os.path.isfile(_GUEST_RESOLV_CONF):
         return

@@ -22,7 +22,7 @@ class VolumeCalls:
         self._children = children
 
     async def update_ephemeral_mounts(self, request: pb.UpdateEphemeralMountsRequest) -> None:
-        """Each tmpfs has the options now given, for example another size. InvalidArgument for other drivers."""
+        """Each tmpfs has the given options, such as another size. InvalidArgument for other drivers."""
         for storage in request.storages:
             target = storage.mount_point
             if storage.driver != "ephemeral":
@@ -57,8 +57,8 @@ class VolumeCalls:
         return pb.VolumeStatsResponse(usage=[usage, inodes], volume_condition=condition)
 
     async def resize(self, request: pb.ResizeVolumeRequest) -> None:
-        """The mounted ext2/3/4 file system at the path has grown to `size` bytes (0: its whole device), which the host
-        has grown before.
+        """The mounted ext2/3/4 file system at the path has `size` bytes (0: its whole device). The host has grown the
+        device.
         """
         path = os.path.normpath(request.volume_guest_path)
         found = mounts.mounted().get(path)
@@ -71,7 +71,7 @@ class VolumeCalls:
         await self._children.call("resize2fs", *words, doing=f"resize volume {path!r}", timeout_s=_RESIZE_TIMEOUT_S)
 
     async def _wait_until_grown(self, device: str, size: int) -> None:
-        """The kernel sees a disk of `size` bytes or more. The host's announcement may still be under way."""
+        """The kernel sees a disk of `size` bytes or more. The host's announcement may arrive late."""
         folder = disk_of(device)
 
         def look() -> str | None:

@@ -1,7 +1,7 @@
-"""Devices by name: what the guest's own CDI specs say a container gets.
+"""Devices that a container names, from the guest's own CDI specs.
 
-A driver that is still starting writes its spec late, so a kind that no spec has yet is waited for; a kind that is there
-without the device is an error at once. Both as kata-agent does.
+A driver that is still starting writes its spec late, so an unknown kind is waited for. A known kind without the device
+is an error at once. Both are as in kata-agent.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from guest.agent.errors import DeadlineExceeded, FailedPrecondition, InvalidArgu
 log = logging.getLogger(__name__)
 
 DIRECTORIES = ("/etc/cdi", "/run/cdi", "/var/run/cdi")
-"""kata-agent's `/var/run/cdi`, which need not be a link to `/run`, and what an image brings along."""
+"""kata-agent's `/var/run/cdi`, which may not be a link to `/run`, and the image's own specs."""
 ANNOTATION_PREFIX = "cdi.k8s.io/"
 VISIBLE_DEVICES = "VISIBLE_CDI_DEVICES"
 _KIND_OF_CONTAINER = "io.katacontainers.pkg.oci.container_type"
@@ -32,7 +32,7 @@ _LOOK_AGAIN_S = 0.25
 
 
 class NamedDevices:
-    """Devices that containers ask for by name. A spec of their kind is waited for `timeout_s`."""
+    """Devices that containers ask for by name. A spec of their kind has `timeout_s` to appear."""
 
     def __init__(self, *, timeout_s: float, reads_environment: bool) -> None:
         """With `reads_environment` a container may choose by the variable VISIBLE_CDI_DEVICES."""
@@ -40,19 +40,19 @@ class NamedDevices:
         self._reads_environment = reads_environment
 
     def are_asked_for(self, spec: Spec) -> bool:
-        """True if a container of `spec` is to get devices by name. The pause container of a pod never is."""
+        """True if a container of `spec` asks for devices by name. A pod's pause container gets none."""
         if spec.Annotations.get(_KIND_OF_CONTAINER) == "pod_sandbox":
             return False
         return any(key.startswith(ANNOTATION_PREFIX) for key in spec.Annotations) or bool(self._visible(spec))
 
     def _visible(self, spec: Spec) -> str:
-        """The container's own choice of devices, where the sandbox allows it one."""
+        """The devices that the container itself chooses, if the sandbox allows that."""
         words = spec.Process.Env if self._reads_environment else ()
         chosen = [word.partition("=")[2] for word in words if word.partition("=")[0] == VISIBLE_DEVICES]
         return chosen[-1] if chosen else ""
 
     async def wait_for_edits(self, cid: str, spec: Spec) -> ContainerEdits:
-        """The edits of the container that the devices asked for need, once their specs are there.
+        """The edits for the container's devices, once their specs exist.
 
         DeadlineExceeded after the timeout and FailedPrecondition for an unknown device name all that are missing.
         """
@@ -66,7 +66,7 @@ class NamedDevices:
         clock = asyncio.get_running_loop().time
         deadline = clock() + self._timeout_s
         while True:
-            cache.refresh()  # once: which kinds there are is asked after a device was not found
+            cache.refresh()  # once: the kinds are needed if a device is not found
             try:
                 names = [*named, *expanded(asked, cache)]
                 edits = cache.edits(names)
@@ -83,7 +83,7 @@ class NamedDevices:
 
 
 def apply_edits(config: Json, edits: ContainerEdits, cid: str, *, limits_devices: bool) -> None:
-    """config.json has the edits; device rules only where they can be enforced."""
+    """config.json has the edits; device rules only if they can be enforced."""
     try:
         inject(config, edits)
     except CdiError as error:

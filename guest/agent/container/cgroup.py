@@ -1,7 +1,7 @@
-"""Numbers of a cgroup v2 directory, in the shape of the API's statistics. A file that is missing counts as zero.
+"""Reads a cgroup v2 directory as the API's statistics. A missing file counts as zero.
 
-Sources: kernel Documentation/admin-guide/cgroup-v2.rst; the meaning of each API field as containerd's cgroup v1 metrics
-have it.
+Sources: kernel Documentation/admin-guide/cgroup-v2.rst; each API field means what it means in containerd's cgroup v1
+metrics.
 """
 
 from __future__ import annotations

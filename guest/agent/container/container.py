@@ -1,7 +1,7 @@
-"""One container, from crun's creation of it to the last of its processes, and all containers of the sandbox.
+"""One container, from its creation by crun to the end of its last process, and all containers of the sandbox.
 
 Theory of operation. `Containers.create` writes the bundle and runs `crun create`; init then waits inside crun until
-`start`. Whatever crun leaves behind is this process's child, so its end is seen by `Children`. One lock per container
+`start`. The process that crun leaves becomes this process's child, so `Children` sees its end. One lock per container
 orders what changes it; signals, waits and streams need no lock. A failed `create` leaves nothing.
 """
 
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 CONTAINERS = "/run/kata-containers"
 _CGROUP_ROOT = "/sys/fs/cgroup"
-# A liveness probe every few seconds for months must not grow the table.
+# A probe every few seconds for months must not make the table grow.
 _MAX_FINISHED_EXECS = 256
 
 
@@ -61,7 +61,7 @@ class Container:
         init.child.when_ended(self._init_ended)
 
     def _init_ended(self, _code: int) -> None:
-        """No process of the container outlives its init, also where it shares a pid namespace; as runc's shim does."""
+        """No process of the container outlives its init, even in a shared pid namespace, as with runc's shim."""
         self.kill_all()
 
     # -- life ------------------------------------------------------------------------------------------------------
@@ -73,11 +73,11 @@ class Container:
                 raise FailedPrecondition(f"start container {self.cid!r}: already started")
             if self.init.has_exited:
                 raise FailedPrecondition(f"start container {self.cid!r}: init has already exited")
-            await self._crun.start(self.cid, tells_hooks=self._has_poststart)
+            await self._crun.start(self.cid, has_hooks=self._has_poststart)
             self._is_started = True
 
     async def execute(self, exec_id: str, process: oci_pb2.Process) -> None:
-        """A further process runs in the container. AlreadyExists when the id is taken by one that is not finished."""
+        """A further process runs in the container. AlreadyExists if an unfinished one has the id."""
         async with self._lock:
             old = self.init if exec_id == self.cid else self.processes.get(exec_id)
             if old is self.init or (old is not None and not old.has_exited):
@@ -112,7 +112,7 @@ class Container:
         async with self._lock:
             self.kill_all()
             await self._crun.delete(self.cid)
-            # crun killed them, but their ends arrive here: a removed container has the exit code of every process.
+            # crun has killed them; wait for their ends here, so that every process has its exit code.
             for process in self.processes.values():
                 await process.child.wait()
             for process in self.processes.values():
@@ -121,7 +121,7 @@ class Container:
     # -- processes -------------------------------------------------------------------------------------------------
 
     def process(self, exec_id: str) -> Process:
-        """Init for "" and for the container's own id, as the shims of Kata name it; else the exec of that id.
+        """Init for "" and for the container's id, which Kata's shims send; else the exec of that id.
 
         NotFound names both ids.
         """
@@ -131,7 +131,7 @@ class Container:
         return found
 
     def signal(self, exec_id: str, number: int) -> None:
-        """The process gets the signal; nothing happens when it has ended.
+        """The process gets the signal, unless it has ended.
 
         SIGKILL for "" goes to every process of the container. SIGTERM for an init that neither handles, blocks nor
         ignores it becomes SIGKILL: the kernel would drop it, because init is PID 1 of its namespace. Both as kata-agent
@@ -206,7 +206,7 @@ class Containers:
 
     @contextmanager
     def reserved(self, cid: str) -> Iterator[None]:
-        """No other container gets this id while the block runs. AlreadyExists when there is one of it."""
+        """No other container gets this id while the block runs. AlreadyExists if one has it."""
         if cid in self._known or cid in self._in_creation:
             raise AlreadyExists(f"create container {cid!r}: it exists")
         self._in_creation.add(cid)
@@ -265,7 +265,7 @@ async def _launch(
 
 
 def write_json(path: str, value: Json) -> None:
-    """The file holds `value`; only its owner reads it if it is new."""
+    """The file has `value`. A new file is readable by its owner only."""
     with open(
         os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "w", encoding="ascii"
     ) as file:
@@ -273,9 +273,9 @@ def write_json(path: str, value: Json) -> None:
 
 
 def _remove_empty_cgroup(path: str) -> None:
-    """The cgroup that a container of the same name left there is gone, unless it is in use.
+    """The cgroup of a former container with the same name is gone, unless it is in use.
 
-    Seen on Linux 6.18: crun's child is killed at birth in a cgroup that once had `cgroup.kill` written.
+    Seen on Linux 6.18: crun's child is killed at once in a cgroup whose `cgroup.kill` was written before.
     """
     with suppress(OSError):  # not there, or in use
         os.rmdir(_CGROUP_ROOT + path)

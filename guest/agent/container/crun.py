@@ -1,4 +1,4 @@
-"""crun: what is run, and what its failures say. Every call ends when crun does; the loop goes on meanwhile."""
+"""Runs crun and makes errors of its complaints. A call ends when crun does; the event loop runs meanwhile."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from guest.agent.errors import Internal
 from guest.agent.files import remove_file
 
 RUN_DIR = "/run/pyshim-agent"
-# Of crun's own words in an error.
+# Of crun's complaint in an error.
 _MAX_ERROR_BYTES = 4096
 _CGROUP_ROOT = "/sys/fs/cgroup"
 # Source: linux/capability.h.
@@ -40,7 +40,7 @@ _NO_STDIO = CrunStdio()
 
 
 class Crun:
-    """One per agent, which must be process 1 or a subreaper: what crun starts has to become its child."""
+    """One per agent, which is process 1 or a subreaper: processes that crun starts become its children."""
 
     def __init__(self, children: Children, *, pipe_size: int) -> None:
         """`pipe_size` is that of each stdio pipe in bytes, 0 for the kernel's default."""
@@ -76,14 +76,14 @@ class Crun:
         return f"{RUN_DIR}/{self._serial}.{suffix}"
 
     async def create(self, cid: str, bundle: str, pid_file: str, stdio: CrunStdio) -> None:
-        """The container waits to be started; what crun said meanwhile stays in its bundle."""
+        """The container waits to be started. crun's log stays in the bundle."""
         options = [f"--bundle={bundle}", f"--pid-file={pid_file}", *self._create_options, *stdio.options]
         doing = f"create container {cid!r}"
         await self._run("create", [*options, "--", cid], doing, stdio, log_file=f"{bundle}/crun.log")
 
-    async def start(self, cid: str, *, tells_hooks: bool) -> None:
-        """The waiting init has been let go, and with `tells_hooks` the container's poststart hooks have run."""
-        if tells_hooks or not _let_go(f"{RUN_DIR}/crun/{cid}/exec.fifo"):
+    async def start(self, cid: str, *, has_hooks: bool) -> None:
+        """The waiting init has gone on, and with `has_hooks` the container's poststart hooks have run."""
+        if has_hooks or not _let_go(f"{RUN_DIR}/crun/{cid}/exec.fifo"):
             await self._run("start", ["--", cid], f"start container {cid!r}")
 
     async def execute(self, cid: str, process_file: str, pid_file: str, stdio: CrunStdio) -> None:
@@ -92,9 +92,9 @@ class Crun:
         await self._run("exec", [*options, "--", cid], f"exec in container {cid!r}", stdio)
 
     async def delete(self, cid: str) -> None:
-        """The container is gone, its processes killed; nothing happens when crun does not know it."""
+        """The container is gone, its processes are killed; nothing happens if crun does not know it."""
         if os.path.exists(f"{RUN_DIR}/crun/{cid}"):
-            # It writes the container's state to hooks, and a hook may end without having read it.
+            # crun writes the container's state to hooks, and a hook may end without reading it.
             arguments = ["--force", "--", cid]
             await self._run("delete", arguments, f"remove container {cid!r}", outlives_readers=True)
 
@@ -117,7 +117,7 @@ class Crun:
         outlives_readers: bool = False,
         log_file: str = "",
     ) -> None:
-        # stderr may be the container's own, so crun's complaint is read from its log file.
+        # stderr may be the container's own, so crun's complaint comes from its log file.
         keeps_log = bool(log_file)
         log_file = log_file or self.scratch("log")
         argv = [*self._base, f"--log=file:{log_file}", command, *arguments]
@@ -135,10 +135,10 @@ class Crun:
 
 
 def _let_go(fifo: str) -> bool:
-    """Does what `crun start` does without hooks, without the start of a program.
+    """Does the work of `crun start` for a container without hooks, and saves the start of a program.
 
-    Init reads the FIFO; crun takes a container whose FIFO is there for one that is not started. False when this cannot
-    be done, so that crun is asked and says why. Source: crun's src/libcrun/status.c, for years the same.
+    Init reads the FIFO; while it exists, crun considers the container not started. False if this fails: then crun is
+    called and reports the reason. Source: crun's src/libcrun/status.c, for years the same.
     """
     try:
         fd = os.open(fifo, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -1,4 +1,4 @@
-"""The OOM killer's work: noticed by `memory.events` of a container's cgroup, handed out as OOM events."""
+"""OOM events, from `memory.events` of the containers' cgroups."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from guest.agent.container.container import Container
 from guest.agent.errors import Unavailable
 from guest.agent.streams import News
 
-# The oldest events go first when no shim asks.
+# If no shim asks, the oldest events are dropped.
 _MAX_EVENTS = 100
 
 
@@ -23,7 +23,7 @@ class OomEvents:
         self._is_over = False
 
     async def next(self) -> str:
-        """The oldest event that no earlier call got, once there is one. Unavailable when the sandbox ends."""
+        """The oldest event that no earlier call returned, once there is one. Unavailable if the sandbox ends."""
         while not self._events:
             if self._is_over:
                 raise Unavailable("get OOM event: the sandbox is destroyed")
@@ -42,7 +42,7 @@ class OomEvents:
         self._news.set()
 
     def watch(self, container: Container) -> None:
-        """Each time the OOM killer takes processes of the container gives one event, until init ends.
+        """Each time the OOM killer kills processes of the container is one event, until init ends.
 
         Source: kernel Documentation/admin-guide/cgroup-v2.rst, memory.events: a change generates a file modified event.
         """

@@ -1,6 +1,4 @@
-"""The process that holds a pid namespace open for containers that share it. It is PID 1 there: it reaps, and nothing
-else.
-"""
+"""The pause process keeps a pid namespace open for the containers that share it. It is PID 1 there, and only reaps."""
 
 from __future__ import annotations
 
@@ -13,10 +11,10 @@ from guest.agent.errors import Internal
 
 
 def start_pause(children: Children) -> Child:
-    """A new pause process. It is killed with the agent's own pid namespace, or when the sandbox is destroyed.
+    """A new pause process. It ends with the agent's pid namespace, or when the sandbox is destroyed.
 
-    unshare(2) makes a pid namespace for the caller's children, and the agent's other children belong in its own: so a
-    first child unshares and forks the pause process, which becomes the agent's when that child ends.
+    unshare(2) makes a pid namespace for the caller's further children, but the agent's belong in its own. So a first
+    child unshares and forks the pause process, which becomes the agent's child when the first one ends.
     """
     read_end, write_end = os.pipe()
     with children.expecting() as adopt:
@@ -49,9 +47,9 @@ def _middle(write_end: int) -> None:
 
 def _pause() -> None:
     try:
-        signal.set_wakeup_fd(-1)  # the agent's loop is not this process's
+        signal.set_wakeup_fd(-1)  # this process does not run the agent's loop
         os.closerange(3, 65536)
-        # Blocked before the first look, so that no end falls between looking and waiting.
+        # Blocked before the first look, so that no end is missed between looking and waiting.
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
         while True:
             _reap()

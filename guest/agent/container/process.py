@@ -18,9 +18,9 @@ from guest.agent.streams import Sink, Source
 
 log = logging.getLogger(__name__)
 
-# Seconds. Of a process that ended and was waited for, output that is not read for so long is dropped.
+# Seconds. Unread output of a process that has ended and was waited for is dropped after this time.
 _KEEP_OUTPUT_S = 30.0
-# crun is done when the terminal's master is received: it has been sent already.
+# crun has ended by then, so the terminal's master has been sent already.
 _RECEIVE_S = 5.0
 
 
@@ -64,7 +64,7 @@ class Process:
     async def wait(self) -> int:
         """The exit code (128 + signal when killed), to every caller.
 
-        Output stays: also what children write that outlive the process. It is dropped when it is not read.
+        Output stays readable, also that of children that outlive the process. It is dropped if it is not read.
         """
         code = await self.child.wait()
         if self._dropping is None:
@@ -75,7 +75,7 @@ class Process:
         self._dropping = asyncio.get_running_loop().call_later(_KEEP_OUTPUT_S, self._drop_unread)
 
     def _drop_unread(self) -> None:
-        unread = [source.is_unread() for source in self._outputs]  # every one is asked: the question has an effect
+        unread = [source.is_unread() for source in self._outputs]  # ask all of them: the question has an effect
         if all(unread):
             self.close()
         else:
@@ -99,7 +99,7 @@ class Process:
 
 
 class Stdio:
-    """Both ends of a process's streams while crun starts it: `for_crun`, and what `attach` makes a `Process` of."""
+    """Both ends of a process's streams while crun starts it: `for_crun`, and those that `attach` gives a `Process`."""
 
     def __init__(self, *, terminal: bool, console_path: str, pipe_size: int) -> None:
         """`pipe_size` in bytes, 0 for the kernel's default."""
@@ -124,7 +124,7 @@ class Stdio:
                 log.warning("pipe size refused", extra={"bytes": pipe_size, "error": error})
 
     def attach(self, exec_id: str, child: Child) -> Process:
-        """The process that crun left behind, with its streams, which are the process's to close."""
+        """The process that crun left behind, which now owns its streams."""
         if self._listener is not None:
             master = _receive_master(self._listener)
             stdin, stdout = Sink(os.dup(master)), Source(os.dup(master))
@@ -133,7 +133,7 @@ class Stdio:
         return Process(exec_id, child, stdin=Sink(in_write), stdout=Source(out_read), stderr=Source(err_read))
 
     def close(self) -> None:
-        """Every fd still owned here is closed, crun's ends among them."""
+        """Every fd that is still owned here is closed, also crun's ends."""
         for fd in (*self._ours, *(fd for fd in self.for_crun.fds if fd >= 0)):
             os.close(fd)
         if self._listener is not None:

@@ -1,7 +1,7 @@
-"""From the API's spec message to the config.json that crun reads. Pure: no file is opened here.
+"""Translates the API's spec message to the config.json that crun reads. Pure.
 
-Source of names and shapes: opencontainers/runtime-spec config.md, config-linux.md. The API has no presence for scalars:
-zero means "not given" wherever the runtime spec has an optional value.
+Source of names and shapes: opencontainers/runtime-spec config.md, config-linux.md. The API's scalars have no presence:
+zero means "not given" where the runtime spec has an optional value.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from guest.agent.errors import InvalidArgument
 Json: TypeAlias = dict[str, Any]
 
 # A version that the guest's crun supports, whatever the caller's spec says: crun 1.8 (Debian 12) refuses 1.2.0, which
-# containerd 2.0 sends, and all later ones. What this agent writes has been in the specification since 1.0.2.
+# containerd 2.0 sends, and later ones. All that this agent writes is in the specification since 1.0.2.
 OCI_VERSION = "1.0.2"
 _MAX_ID_BYTES = 1024
 _NAMESPACES_OF_THE_POD = ("network", "uts", "ipc")
@@ -42,9 +42,7 @@ _HOOK_KINDS = ("prestart", "poststart", "poststop", "createRuntime", "createCont
 
 
 def check_id(value: str, what: str) -> str:
-    """`value` when it may become a file name: letters, digits, `_.-`, and a letter or digit first. InvalidArgument
-    otherwise.
-    """
+    """`value`, if it may be a file name: letters, digits, `_.-`, a letter or digit first. Else InvalidArgument."""
     plain = value.replace("_", "").replace(".", "").replace("-", "")
     if not (value and len(value) <= _MAX_ID_BYTES and value.isascii() and plain.isalnum() and value[0].isalnum()):
         raise InvalidArgument(
@@ -54,7 +52,7 @@ def check_id(value: str, what: str) -> str:
 
 
 def check_spec(spec: pb.Spec, cid: str) -> None:
-    """InvalidArgument names what a container cannot do without."""
+    """InvalidArgument names a part that is missing or malformed."""
     for field, inside in (("Process", "process"), ("Root", "root"), ("Linux", "linux")):
         if not spec.HasField(field):
             raise InvalidArgument(f"create container {cid!r}: spec has no {inside}")
@@ -80,7 +78,7 @@ def check_process(process: pb.Process, doing: str) -> None:
 
 
 class GuestFacts(NamedTuple):
-    """What of a host's limits can be meant in this guest."""
+    """The guest's CPUs and huge pages, to which a host's limits are reduced."""
 
     online_cpus: str
     page_sizes: frozenset[str]
@@ -100,8 +98,8 @@ def oci_config(
     """config.json of a container.
 
     `rootfs` and `cgroup` replace the spec's paths. `pid_namespace` is the path of the one to join, "" for a new one;
-    network, UTS and IPC namespace are crun's own. `hooks` are the guest's own, after the spec's. `limits_devices` says
-    whether device rules can be enforced at all.
+    network, UTS and IPC namespaces are crun's own. `hooks` are the guest's own, after the spec's. `limits_devices`:
+    device rules can be enforced.
     """
     linux = _linux(spec.Linux, cgroup, pid_namespace)
     resources = linux["resources"] = oci_resources(spec.Linux.Resources, guest)
@@ -112,7 +110,7 @@ def oci_config(
         "process": oci_process(spec.Process),
         "root": {"path": rootfs, "readonly": spec.Root.Readonly},
         "mounts": [_object(mount) for mount in spec.Mounts],
-        # crun takes orders from these; the pod's author has no business giving them.
+        # These change what crun does; a pod's author must not set them.
         "annotations": {key: value for key, value in spec.Annotations.items() if not key.startswith("run.oci.")},
         "linux": linux,
     }
@@ -144,12 +142,12 @@ def _name(field: str) -> str:
 
 
 def _object(message: Message) -> Json:
-    """The fields that are not zero or empty: those the caller gave."""
+    """The fields that are not zero or empty, which the caller gave."""
     return {_name(field.name): _value(value) for field, value in message.ListFields()}
 
 
 def _item(message: Message) -> Json:
-    """One of a list: its numbers count also when they are zero."""
+    """An item of a list: its numbers count even if they are zero."""
     numbers = {
         _name(field.name): getattr(message, field.name)
         for field in message.DESCRIPTOR.fields
@@ -167,8 +165,8 @@ def _value(value: Any) -> Any:
 
 
 def guest_cgroup(path: str, cid: str) -> str:
-    """The cgroup below the guest's root for a spec's cgroupsPath: a path, or systemd's `slice:prefix:name`. Never leads
-    out by `..`.
+    """The cgroup below the guest's root for a spec's cgroupsPath: a path, or systemd's `slice:prefix:name`, without
+    `..`.
     """
     if path.count(":") == 2 and "/" not in path:
         slice_name, prefix, name = path.split(":")
@@ -203,9 +201,8 @@ def _linux(linux: pb.Linux, cgroup: str, pid_namespace: str) -> Json:
 
 
 def _namespaces(linux: pb.Linux, pid_namespace: str) -> list[Json]:
-    # The pod's network, hostname and IPC are the guest's own; its pid namespace is this agent's decision; host paths
-    # mean nothing here.
-    # A cgroup namespace of its own makes /sys/fs/cgroup show the container's limits, which the shim's trimming drops.
+    # The pod's network, hostname and IPC are the guest's own; this agent decides on the pid namespace; host paths mean
+    # nothing here. The cgroup namespace, which the shim has removed, makes /sys/fs/cgroup show the container's limits.
     pid = {"type": "pid", "path": pid_namespace} if pid_namespace else {"type": "pid"}
     out: list[Json] = [{"type": "mount"}, pid, {"type": "cgroup"}]
     others = dict.fromkeys(one.Type for one in linux.Namespaces if one.Type not in _NAMESPACES_OF_THE_POD)
@@ -213,7 +210,7 @@ def _namespaces(linux: pb.Linux, pid_namespace: str) -> list[Json]:
 
 
 def _device_rules(linux: pb.Linux) -> list[Json]:
-    """The spec's rules; without any, nothing but the spec's devices (crun itself adds /dev/null and its like)."""
+    """The spec's rules. If it has none, only its devices are allowed (crun adds /dev/null and the like)."""
     if linux.Resources.Devices:
         return [_device_rule(rule) for rule in linux.Resources.Devices]
     rules: list[Json] = [{"allow": False, "access": "rwm"}]
@@ -236,9 +233,9 @@ def _device_rule(rule: pb.LinuxDeviceCgroup) -> Json:
 
 
 def oci_resources(resources: pb.LinuxResources, guest: GuestFacts) -> Json:
-    """Limits as cgroup v2 has them. What v2 has no file for (kernel memory, swappiness, realtime, network classes) is
-    left out, and so is what the host means for itself: CPUs that the guest lacks, and the limit of 0 that a kubelet
-    sets for each size of the host's huge pages.
+    """Limits as cgroup v2 has them. Left out are limits without a file in v2 (kernel memory, swappiness, realtime,
+    network classes) and those that only make sense on the host: CPUs that the guest lacks, and the limit of 0 that a
+    kubelet sets for each size of the host's huge pages.
     """
     given = _object(resources)
     out: Json = {}

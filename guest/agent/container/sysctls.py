@@ -1,6 +1,6 @@
-"""Kernel settings that a spec asks for. The namespaces that the containers share are the agent's own.
+"""Sets the kernel settings of a spec. The namespaces that the containers share are the agent's own.
 
-Not left to crun: it refuses network settings of a container without a network namespace of its own, and here the pod's
+crun cannot do it: it refuses network settings for a container without its own network namespace, and here the pod's
 network is the guest's. Source: kernel Documentation/admin-guide/sysctl/.
 """
 
@@ -15,8 +15,9 @@ _ROOT = "/proc/sys"
 
 
 def sysctl_path(name: str) -> str:
-    """The file of a setting. As sysctl(8) reads names: the first separator decides, the other kind is part of a name
-    (`net.ipv4.conf.eth0/1.forwarding` is of interface eth0.1). InvalidArgument for a name that leads out of it.
+    """The file of a setting. As for sysctl(8), the first separator decides; the other one is part of a name
+    (`net.ipv4.conf.eth0/1.forwarding` is of interface eth0.1). InvalidArgument for a name that leads out of the
+    directory.
     """
     dots, slashes = name.find("."), name.find("/")
     if dots >= 0 and (slashes < 0 or dots < slashes):
@@ -27,7 +28,7 @@ def sysctl_path(name: str) -> str:
 
 
 def apply_sysctls(settings: Mapping[str, str]) -> None:
-    """Every setting has its value. InvalidArgument names the one that the kernel does not know or refuses."""
+    """Every setting has its value. InvalidArgument names one that the kernel does not know or refuses."""
     paths = {name: sysctl_path(name) for name in settings}
     for name, path in paths.items():
         try:

@@ -16,8 +16,8 @@ _MAX_FILE_BYTES = 4 << 20
 def apply_string_user(user: User, wanted: StringUser, rootfs: str) -> None:
     """`user` (UID, GID, AdditionalGids) has the ids of the names or numbers in `wanted`; empty names change nothing.
 
-    A user found in passwd without a wanted group gets its primary group. Symlinks in the root file system cannot lead
-    out of it.
+    Without a group, a user found in passwd gets its primary group. Symlinks in the root file system cannot lead out of
+    it.
     """
     if not (wanted.uid or wanted.gid or wanted.additionalGids):
         return

@@ -1,7 +1,7 @@
-"""The API's interfaces, routes and neighbours, put into the guest's kernel and read back.
+"""Sets and lists the API's interfaces, routes and neighbours in the guest's kernel.
 
-Rules are kata-agent's: an interface is found by its hardware address; it is renamed, and the one that had the name gets
-its old one; routes without a gateway come first, because gateways are reached through them.
+The rules are kata-agent's. An interface is found by its hardware address and renamed; one that had the name gets the
+old name. Routes without a gateway come first, because gateways are reached through them.
 """
 
 from __future__ import annotations
@@ -107,8 +107,8 @@ def _has_ipv6() -> bool:
 def update_interface(interface: Interface, at: str = "") -> None:
     """The interface has this name, MTU, hardware address, ARP flag and these addresses, and is up.
 
-    It is the one called `at` until now, which the caller found by its place; without `at`, the one with the hardware
-    address.
+    The interface is the one with the present name `at`, which the caller found by its place; without `at`, the one with
+    the hardware address.
     """
     check_interface(interface)
     wanted = hardware_address(interface.hwAddr)
@@ -135,7 +135,7 @@ def check_interface(interface: Interface) -> None:
 
 
 def name_of(interface: Interface) -> str | None:
-    """The present name of the link with the interface's hardware address or, failing that, name; None without one."""
+    """The present name of the link with the interface's hardware address, else with its name; None if there is none."""
     wanted = hardware_address(interface.hwAddr)
     with nl.Netlink() as netlink:
         present = links(netlink)
@@ -149,7 +149,7 @@ def _by_address(netlink: nl.Netlink, wanted: bytes, interface: Interface) -> Lin
     for link in present:
         if link.address == wanted:
             return link
-    # A restored VM keeps the address it was saved with: the name is what is left to go by.
+    # A restored VM has the address with which it was saved, so only the name can match.
     for link in present:
         if link.name == interface.name:
             _give_address(netlink, link, wanted)
@@ -158,7 +158,7 @@ def _by_address(netlink: nl.Netlink, wanted: bytes, interface: Interface) -> Lin
 
 
 def _at_place(netlink: nl.Netlink, name: str, wanted: bytes) -> Link:
-    """The link, with the address the other side expects: a passed-through card may come with another."""
+    """The link, with the address that the other side expects: a passed-through card may have another."""
     link = _by_name(netlink, name)
     if link.address != wanted:
         _give_address(netlink, link, wanted)
@@ -166,7 +166,7 @@ def _at_place(netlink: nl.Netlink, name: str, wanted: bytes) -> Link:
 
 
 def _give_address(netlink: nl.Netlink, link: Link, wanted: bytes) -> None:
-    """It has the address, and is down: not every driver takes one while it is up."""
+    """The link has the address and is down: not every driver accepts one while it is up."""
     _set_link(netlink, link.index, 0, nl.IFF_UP)
     _set_link(netlink, link.index, 0, 0, nl.attribute(nl.IFLA_ADDRESS, wanted))
 
@@ -184,7 +184,7 @@ def _add_address(netlink: nl.Netlink, index: int, address: IPAddress) -> None:
     if network.version == 6 and not _has_ipv6():
         log.info("no IPv6 in this guest, address skipped", extra={"address": address.address})
         return
-    # The host looked for duplicates when it set the address up, and a container that starts now must be able to bind.
+    # The host has looked for duplicates already, and a container that starts now must be able to bind.
     flags = nl.IFA_F_NODAD if network.version == 6 else 0
     body = (
         nl.ADDRESS.pack(_family(network.version), network.network.prefixlen, flags, 0, index)
@@ -263,7 +263,7 @@ def route_body(route: Route, index: int) -> bytes:
         attributes += nl.attribute(nl.RTA_DST, dest.packed) if bits else b""
     if route.source:
         source = _same_family(version, network_of(route.source))
-        # Only IPv6 routes by source; in IPv4, and for a plain address, it is the preferred source.
+        # Only IPv6 routes by source. In IPv4, and for an address without prefix, this is the preferred source.
         if "/" in route.source and version == 6 and source.network.prefixlen:
             source_bits = source.network.prefixlen
             attributes += nl.attribute(nl.RTA_SRC, source.packed)
@@ -287,7 +287,7 @@ def _same_family(version: int, found: _Address) -> _Address:
 
 
 def list_routes() -> list[Route]:
-    """The main table's unicast routes, but those the kernel made for itself in IPv6 link-local scope."""
+    """The main table's unicast routes."""
     found = []
     with nl.Netlink() as netlink:
         names = {link.index: link.name for link in links(netlink)}
@@ -322,7 +322,7 @@ def _route(data: bytes, family: int, names: dict[int, str]) -> Route | None:
 
 
 def add_neighbours(neighbours: Iterable[ARPNeighbor]) -> None:
-    """Each neighbour is known, permanently unless it names another state."""
+    """Each neighbour is in the table, permanently unless it names another state."""
     with nl.Netlink() as netlink:
         for neighbour in neighbours:
             index = _by_name(netlink, neighbour.device).index
@@ -344,7 +344,7 @@ def neighbour_body(neighbour: ARPNeighbor, index: int) -> bytes:
 
 
 def interface_of(folder: str) -> str | None:
-    """The interface of the PCI function with this sysfs folder; None while it has none."""
+    """The interface of the PCI function with this sysfs folder; None if it has none yet."""
     for root in [folder, *(f"{folder}/{name}" for name in names_in(folder) if name.startswith("virtio"))]:
         for name in names_in(f"{root}/net"):
             return name

@@ -1,4 +1,4 @@
-"""rtnetlink: messages, attributes, and a blocking socket (the kernel answers before send returns).
+"""rtnetlink: messages, attributes, and a blocking socket, as the kernel answers before send returns.
 
 Sources: rtnetlink(7), netlink(7), linux/rtnetlink.h, linux/if_link.h, linux/neighbour.h.
 """
@@ -100,7 +100,7 @@ class Netlink:
         self._socket.close()
 
     def request(self, kind: int, flags: int, body: bytes) -> None:
-        """The kernel has done it."""
+        """The kernel has carried out the request."""
         self._serial += 1
         self._socket.send(message(kind, NLM_F_REQUEST | NLM_F_ACK | flags, self._serial, body))
         while True:
@@ -110,7 +110,7 @@ class Netlink:
                     return
 
     def dump(self, kind: int, body: bytes) -> list[bytes]:
-        """Every object of a kind. A dump that the kernel says was interrupted by a change is taken again."""
+        """Every object of a kind. A dump that a change has interrupted is repeated."""
         for _ in range(_MAX_DUMPS):
             found, interrupted = self._dump(kind, body)
             if not interrupted:

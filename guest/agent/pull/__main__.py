@@ -23,7 +23,7 @@ def main() -> int:
 
 
 def open_source(text: str) -> Source:
-    """The source of setting `agent.image_source`. Raises PullError for one that is none."""
+    """The source of setting `agent.image_source`. Raises PullError for a malformed setting."""
     if text.startswith("oci:/"):
         return Layout(text.removeprefix("oci:"))
     if text.startswith("http://"):

@@ -1,4 +1,4 @@
-"""The images of this guest: directories of files, and roots of containers made from them."""
+"""The images of this guest as directories, and the containers' roots made of them."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ log = logging.getLogger(__name__)
 IMAGES = "/run/kata-containers/images"
 CONTAINERS = "/run/kata-containers"
 PAUSE = "pause"
-"""The image of a pod's first container, which only waits: made here and never pulled."""
+"""The image of a pod's first container, which only waits. It is made here, never pulled."""
 _BUSYBOX = ("/bin/busybox", "/usr/bin/busybox")
 _PAUSE_SCRIPT = "#!/bin/sh\ntrap 'exit 0' INT TERM\nwhile :; do sleep 2147483647 & wait $! || sleep 1; done\n"
-# Of the puller's own words in an error.
+# Of the puller's complaint in an error.
 _MAX_ERROR_CHARS = 4096
 
 
 class Images:
-    """The images pulled so far. A name means the same image as long as the guest lives."""
+    """The images pulled so far. A name means the same image until the guest ends."""
 
     def __init__(self, *, children: Children, source: str, timeout_s: float) -> None:
         """`source` is the setting `agent.image_source`, "" for none."""
@@ -36,8 +36,7 @@ class Images:
     async def prepare(self, image: str) -> str:
         """The directory of the image's files, pulled unless the guest has them.
 
-        Internal says why there is none, DeadlineExceeded that it took too long, FailedPrecondition that there is no
-        source.
+        Raises Internal with the reason, DeadlineExceeded if it takes too long, FailedPrecondition without a source.
         """
         if image == PAUSE:
             return pause_root()

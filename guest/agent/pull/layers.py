@@ -1,7 +1,7 @@
-"""Layers unpacked on each other into one directory. Source: OCI image specification, layer.md.
+"""Unpacks layers on top of each other into one directory. Source: OCI image specification, layer.md.
 
 Unpacking happens in a chroot of that directory, so no name and no link in a layer leads out of it. A directory gets its
-final name when every layer's digest was right: what is half there or wrong is never used.
+final name after every digest was right: an incomplete or wrong one is never used.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class _Checked:
         return data
 
     def finish(self) -> None:
-        """The rest is read, and all of it was the blob that was asked for."""
+        """The rest is read, and the whole has the layer's size and digest."""
         while self.read(_PIECE_BYTES):
             pass
         if self._size != self._layer.size or self._hash.hexdigest() != self._layer.digest.partition(":")[2]:
@@ -72,8 +72,8 @@ class _Checked:
 
 
 def unpack(blob: Blob, layer: Layer, root: str) -> None:
-    """The layer's files are in `root`, on top of what was there. The caller's root and working directory stay what they
-    were. Raises PullError.
+    """The layer's files are in `root`, on top of its former files. The caller's root and working directory are as
+    before. Raises PullError.
     """
     kind = layer.media_type
     checked = _Checked(blob, layer)
@@ -101,7 +101,7 @@ def unpack(blob: Blob, layer: Layer, root: str) -> None:
 
 
 def _unpack_here(stream: _Checked | GzipFile) -> None:
-    """Everything of the tar stream is below the current root."""
+    """The tar stream is unpacked below the current root."""
     made: set[str] = set()
     times: list[tuple[str, float]] = []
     try:
@@ -132,7 +132,7 @@ def _path(name: str) -> str:
 
 
 def _hide_all(folder: str, made: set[str]) -> None:
-    """Files of lower layers in the folder are gone; those of this layer stay."""
+    """The folder's files of lower layers are gone; those of this layer stay."""
     try:
         names = os.listdir(folder)
     except (FileNotFoundError, NotADirectoryError):
@@ -165,7 +165,7 @@ def _make(archive: tarfile.TarFile, member: tarfile.TarInfo, path: str, times: l
         os.symlink(member.linkname, path)
     elif member.islnk():
         os.link(_path(member.linkname), path, follow_symlinks=False)
-        return  # owner, mode and time are its other name's
+        return  # owner, mode and time come with its other name
     elif member.ischr() or member.isblk() or member.isfifo():
         kind = stat.S_IFCHR if member.ischr() else stat.S_IFBLK if member.isblk() else stat.S_IFIFO
         os.mknod(path, kind | 0o600, os.makedev(member.devmajor, member.devminor))
@@ -188,7 +188,7 @@ def _make_file(archive: tarfile.TarFile, member: tarfile.TarInfo, path: str) -> 
 
 
 def _set_attributes(member: tarfile.TarInfo, path: str) -> None:
-    """File capabilities and the like; a file system that cannot hold one loses it, as with other unpackers."""
+    """File capabilities and the like. One that the file system cannot store is lost, as with other unpackers."""
     for key, value in member.pax_headers.items():
         if key.startswith(_XATTR):
             try:

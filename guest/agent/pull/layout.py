@@ -27,7 +27,7 @@ class Layout:
         raise PullError(f"'{self._path}' has no {reference.name!r}, but {names or 'nothing'}")
 
     def _is_named(self, entry: dict[str, object], reference: Reference) -> bool:
-        """By its full name or its digest; a bare tag names an image where the layout gives no full names."""
+        """True for the full name or the digest. A tag alone counts only if the layout has no full names."""
         annotations = entry.get("annotations")
         names = annotations if isinstance(annotations, dict) else {}
         if entry.get("digest") == reference.version:

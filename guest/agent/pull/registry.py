@@ -1,4 +1,4 @@
-"""A registry over plain HTTP/1.1, as far as pulling needs it."""
+"""A registry over plain HTTP/1.1, for pulling."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from urllib.parse import urljoin, urlsplit
 
 from guest.agent.pull.source import INDEXES, MANIFESTS, Blob, PullError, Reference, bounded
 
-# Of each wait for the registry: to connect, and for the next bytes.
+# Seconds of each wait for the registry: to connect, and for the next bytes.
 _TIMEOUT_S = 30.0
 _MAX_REDIRECTS = 5
 

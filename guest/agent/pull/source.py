@@ -1,7 +1,7 @@
-"""The source of an image: manifests and blobs by digest. Everything that is read is bounded and its digest checked.
+"""The source of an image: manifests and blobs by digest. All reads are limited and all digests checked.
 
-Source: the OCI distribution and image specifications. No authentication and no TLS: a registry on the node's own
-network, or one that the guest's owner made trustworthy otherwise.
+Source: the OCI distribution and image specifications. No authentication and no TLS: the registry is on the node's own
+network, or the guest's owner trusts it for another reason.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 
 
 class PullError(Exception):
-    """The image cannot be had; the text says why."""
+    """The image cannot be pulled; the text says why."""
 
 
 class Blob(Protocol):
@@ -121,7 +121,7 @@ def check(document: bytes, digest: str) -> None:
 
 
 def bounded(read: Callable[[int], bytes]) -> bytes:
-    """All that `read` gives, which must be a document's size at most."""
+    """All that `read` returns, up to the size of a document."""
     data = b""
     while chunk := read(65536):
         data += chunk

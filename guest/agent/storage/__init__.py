@@ -1,1 +1,1 @@
-"""File systems and devices of the guest: what the shim asks to be mounted, found, copied or watched."""
+"""File systems and devices of the guest: mounts, finds, copies and watches what the shim asks for."""

@@ -1,4 +1,4 @@
-"""Block devices by where the host plugged them in.
+"""Finds block devices by the place where the host plugged them in.
 
 - blk: a PCI path, two-digit slots from the root separated by `/` (`02/01`: slot 1 behind the bridge in slot 2); a
   function may follow a dot; three or more parts whose first is 20 or more begin with a root complex. Or a node,
@@ -19,7 +19,7 @@ from guest.agent.files import names_in, read_text, write_text
 from guest.agent.storage.hotplug import Hotplug
 
 SYS = "/sys"
-# The first part of a path that is a root complex and no slot: there are 32 slots.
+# The first part of a path from this number on is a root complex: a bus has 32 slots.
 _MIN_ROOT_COMPLEX = 0x20
 _MKFS_TIMEOUT_S = 120.0
 
@@ -38,7 +38,7 @@ async def find_block_device(hotplug: Hotplug, driver: str, source: str) -> str:
 
 
 def is_block(path: str) -> bool:
-    """The node is there and its disk can be opened: the kernel makes the node a moment before that."""
+    """The node exists and its disk can be opened, which is possible a moment after the node appears."""
     try:
         if not stat.S_ISBLK(os.stat(path).st_mode):
             return False
@@ -71,7 +71,7 @@ def pci_slots(path: str) -> tuple[str, list[str]]:
 
 
 def pci_folder(sys: str, path: str) -> str | None:
-    """The sysfs folder of the function at the PCI path; None while it is not there.
+    """The sysfs folder of the function at the PCI path; None if it is not there yet.
 
     Each bridge on the way is a folder that holds its secondary bus's functions.
     """
@@ -93,7 +93,7 @@ def pci_folder(sys: str, path: str) -> str | None:
 
 
 def pci_disk(sys: str, path: str) -> str | None:
-    """The node of the virtio disk at the PCI path; None while it, or its node, is not there."""
+    """The node of the virtio disk at the PCI path; None if disk or node is not there yet."""
     folder = pci_folder(sys, path)
     if folder is None:
         return None
@@ -111,10 +111,10 @@ def check_scsi_address(address: str) -> None:
 
 
 def scanned_scsi_disk(sys: str, address: str) -> str | None:
-    """As `scsi_disk`; without the disk every SCSI host has looked for the address.
+    """As `scsi_disk`, after every SCSI host has looked for the address if the disk was not there.
 
-    The shim's kernel command line has `scsi_mod.scan=none`, so no host looks by itself. Its controller may be plugged
-    with the disk, and come only while the disk is waited for.
+    The shim's kernel command line has `scsi_mod.scan=none`, so no host looks by itself. The controller may be plugged
+    together with the disk, and appear only during the wait.
     """
     found = scsi_disk(sys, address)
     if found is None:
@@ -137,7 +137,7 @@ def scsi_disk(sys: str, address: str) -> str | None:
 
 
 async def make_filesystem(children: Children, node: str, fstype: str) -> None:
-    """The whole device is a fresh ext4, without a journal: its volume lives no longer than the sandbox."""
+    """The whole device is a new ext4 without a journal: its volume ends with the sandbox."""
     if fstype != "ext4":
         raise InvalidArgument(f"make file system on {node!r}: {fstype!r} is not supported, 'ext4' is")
     words = ("-q", "-F", "-O", "^has_journal", "-m", "0", "-i", "163840", "-I", "128", node)
@@ -145,7 +145,7 @@ async def make_filesystem(children: Children, node: str, fstype: str) -> None:
 
 
 def disk_of(node: str) -> str:
-    """The sysfs folder of the disk a node is; Internal when it is not a disk's."""
+    """The sysfs folder of a node's disk; Internal if the node is not a disk's."""
     number = os.stat(node).st_rdev
     folder = f"{SYS}/dev/block/{os.major(number)}:{os.minor(number)}"
     if not os.path.isdir(folder):
@@ -154,7 +154,7 @@ def disk_of(node: str) -> str:
 
 
 def rescan(folder: str) -> None:
-    """A SCSI disk's driver has asked for the size again, which it does not do by itself; others do."""
+    """A SCSI disk's driver has read the size again. Other drivers do so by themselves."""
     with suppress(OSError):  # virtio disks have no such file
         write_text(f"{folder}/device/rescan", "1")
 

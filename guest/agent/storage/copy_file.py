@@ -19,9 +19,9 @@ _MAX_FILE_BYTES = 1 << 40
 def copy_file(request: CopyFileRequest, shared: str = SHARED) -> None:
     """One CopyFile call: a directory, a symlink, or a chunk of a file beneath `shared`.
 
-    A file appears under its name when its last chunk has arrived, replacing what was there; until then it is
-    `.NAME.part`. Missing parents are made with `dir_mode`. Nothing outside `shared` is touched, whatever symlinks it
-    holds. InvalidArgument names a path that leads out.
+    A file gets its name when its last chunk has arrived, and replaces what was there; until then it is `.NAME.part`.
+    Missing parents are made with `dir_mode`. Nothing outside `shared` is touched, whatever symlinks it holds.
+    InvalidArgument names a path that leads out.
     """
     path = request.path
     relative = os.path.relpath(path, shared) if path.startswith(shared.rstrip("/") + "/") else ".."
@@ -62,7 +62,7 @@ def _make_parents(root: int, parents: list[str], request: CopyFileRequest) -> in
             os.close(current)
             raise
         os.close(current)
-        # From the root each time: a symlink on the way is followed if it stays inside.
+        # Opened from the root each time: a symlink on the way is followed if it stays inside.
         current = open_beneath(root, walked, os.O_RDONLY | os.O_DIRECTORY)
         if made or depth == len(parents) - 1:
             os.fchown(current, *_owner(request))
@@ -75,7 +75,7 @@ def _copy_into(parent: int, name: str, request: CopyFileRequest) -> None:
         _copy_directory(parent, name, request)
         return
     if kind == stat.S_IFLNK:
-        # Made beside it and renamed over it: who reads through the link never finds it missing.
+        # Made beside the old one and renamed over it, so that readers never find the link missing.
         part = f".{name}.part"[:255]
         _remove_at(parent, part)
         os.symlink(request.data, os.fsencode(part), dir_fd=parent)

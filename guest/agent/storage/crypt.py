@@ -1,5 +1,5 @@
-"""dm-crypt over a disk with a key that is made here, given to the kernel and forgotten: what is written is lost with
-the VM, and never readable outside it.
+"""dm-crypt over a disk. The key is made here, given to the kernel and forgotten, so the data is lost with the VM and is
+never readable outside it.
 
 Source of the interface: the kernel's uapi/linux/dm-ioctl.h and admin-guide/device-mapper/dm-crypt.rst.
 """
@@ -32,10 +32,10 @@ _SECTOR_BYTES = 512
 
 
 async def encrypted(children: Children, disk: str) -> str:
-    """The node of a device on which everything written to `disk` is encrypted with a new key. Internal says why not."""
+    """The node of a device that encrypts all writes to `disk` with a new key. Internal says why there is none."""
     program = find_program("modprobe")
     if program is not None:
-        for module in _MODULES:  # one that is built in cannot be loaded, which is as good
+        for module in _MODULES:  # a module that is built in cannot be loaded, and need not be
             ended = await children.run([program, module], timeout_s=_LOAD_TIMEOUT_S)
             if ended.code:
                 log.info("module not loaded", extra={"kernel_module": module, "error": ended.complaint})
@@ -47,7 +47,7 @@ async def encrypted(children: Children, disk: str) -> str:
 
 
 def map_device(name: str, disk: str) -> str:
-    """As `encrypted`; nothing is left of the device when this raises OSError."""
+    """As `encrypted`. An OSError leaves nothing of the device."""
     sectors = _sectors(disk)
     table = crypt_table(sectors, disk, os.urandom(_KEY_BYTES))
     control = os.open(_CONTROL, os.O_RDWR | os.O_CLOEXEC)

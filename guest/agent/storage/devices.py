@@ -1,4 +1,4 @@
-"""Devices of a container: found in the guest, and the spec's host numbers replaced by the guest's."""
+"""Finds a container's devices in the guest, and replaces the spec's host numbers by the guest's."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ DEVICE_TYPES = ("blk", "mmioblk", "nvdimm", "scsi", "vfio-pci", "vfio-pci-gk")
 
 
 async def add_devices(devices: Iterable[Device], spec: Spec, *, hotplug: Hotplug, children: Children) -> dict[str, str]:
-    """Each device is there, and the spec's device of that container path, with its cgroup rules, has the guest's
-    numbers. Returns host -> guest address of the PCI functions among them.
+    """Each device is there, and the spec's device at its container path has the guest's numbers, as have its cgroup
+    rules. Returns host -> guest address of the PCI functions among them.
 
     InvalidArgument names a device that the spec does not have, or of a kind this agent cannot find.
     """
@@ -42,7 +42,7 @@ async def add_devices(devices: Iterable[Device], spec: Spec, *, hotplug: Hotplug
             found[device.container_path] = numbers(await _find(hotplug, device))
     update_spec(spec, found)
     for entry in spec.Linux.Devices:
-        # The group's number is part of its node's name, and the guest's is another.
+        # The group's number is part of its node's name, and differs in the guest.
         entry.Path = paths.get(entry.Path, entry.Path)
     return functions
 
@@ -61,8 +61,7 @@ def check(device: Device) -> None:
 
 
 async def _find(hotplug: Hotplug, device: Device) -> str:
-    # kata-agent finds PCI and SCSI disks by id and the others by node; a node for a PCI disk is accepted where
-    # there is no id.
+    # kata-agent finds PCI and SCSI disks by id and others by node. Without an id, a PCI disk's node is accepted.
     by_id = device.type in ("blk", "scsi") and device.id
     return await find_block_device(hotplug, device.type, device.id if by_id else device.vm_path)
 
@@ -80,9 +79,7 @@ def numbers(node: str) -> tuple[str, int, int]:
 
 
 def update_spec(spec: Spec, found: dict[str, tuple[str, int, int]]) -> None:
-    """The spec's devices at the paths of `found` have these numbers, and so have the cgroup rules that named the old
-    ones.
-    """
+    """The spec's devices at the paths of `found` have these numbers, as have the cgroup rules with the old ones."""
     missing = set(found) - {device.Path for device in spec.Linux.Devices}
     if missing:
         raise InvalidArgument(f"device {min(missing)!r}: not among the spec's devices")

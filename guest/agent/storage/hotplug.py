@@ -1,7 +1,6 @@
-"""Waiting for devices: sysfs is looked at, and looked at again whenever the kernel announces a device.
+"""Waits for devices: looks at sysfs, and again whenever the kernel announces a device.
 
-Looking at the state instead of collecting announcements means that nothing is missed that appeared before the first
-question.
+A device that appeared before the first look is not missed, since the state counts, not the announcements.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ _LOOK_AGAIN_S = 0.1
 
 
 class Hotplug:
-    """Devices that the host plugs in. `timeout_s` is how long one is waited for."""
+    """Devices that the host plugs in. Each has `timeout_s` to appear."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
 
     async def wait_for(self, what: str, look: Callable[[], str | None]) -> str:
-        """What `look` returns once it is not None. DeadlineExceeded after the timeout names `what`.
+        """The first result of `look` that is not None. DeadlineExceeded after the timeout names `what`.
 
         `look` runs at once, after every announcement of the kernel, and ten times a second.
         """
@@ -54,7 +53,7 @@ class Hotplug:
 
 
 def _heard(listener: socket.socket, news: asyncio.Event) -> None:
-    # It ends with EAGAIN: all read; or ENOBUFS: some were lost, which looking again makes good.
+    # Ends with EAGAIN when all are read, or with ENOBUFS when some were lost, for which the next look makes up.
     with suppress(OSError):
         while listener.recv(65536):
             pass

@@ -12,10 +12,9 @@ _READ_WRITE, _READ_ONLY, _EXECUTE, _SETGID = 0o660, 0o440, 0o110, 0o2000
 
 
 def set_group(root: str, fs_group: FSGroup, *, read_only: bool) -> None:
-    """Everything below `root` belongs to the group and is usable by it; new files inherit it.
+    """Everything below `root` belongs to the group, which can use it. New files inherit the group.
 
-    With the policy OnRootMismatch nothing is walked when the root already is as it should be. Symlinks get the group
-    and no mode.
+    With the policy OnRootMismatch nothing is done if the root is right already. Symlinks get the group and no mode.
     """
     group = fs_group.group_id
     wanted = (_READ_ONLY if read_only else _READ_WRITE) | _EXECUTE | _SETGID

@@ -1,4 +1,4 @@
-"""PCI functions passed through to the guest: waited for, named by the host's address in a container's environment.
+"""PCI functions passed through to the guest: waits for them, and replaces host addresses in a container's environment.
 
 - vfio-pci-gk: the guest's kernel drives the function; the container gets devices of the driver, by CDI.
 - vfio-pci: the container drives it itself; the function is bound to the guest's vfio-pci and the container has the node
@@ -82,7 +82,7 @@ async def bind(children: Children, device: Device, functions: dict[str, str]) ->
 
 
 def bind_function(sys: str, address: str) -> str:
-    """The IOMMU group of the function, which is vfio-pci's now."""
+    """The IOMMU group of the function, which is bound to vfio-pci now."""
     folder = f"{sys}/bus/pci/devices/{address}"
     try:
         group = os.path.basename(os.readlink(f"{folder}/iommu_group"))
@@ -105,10 +105,10 @@ def bind_function(sys: str, address: str) -> str:
 
 
 def rewrite_env(env: Iterable[str], addresses: Mapping[str, str]) -> list[str]:
-    """`env` with guest addresses in PCIDEVICE_* variables, which device plugins write with the host's.
+    """`env` with the guest's addresses in PCIDEVICE_* variables, in which device plugins write the host's.
 
-    InvalidArgument names a variable with an address that was not passed through; without any passed through the
-    variables stay as they are.
+    InvalidArgument names a variable with an address that was not passed through. If none was, the variables stay as
+    they are.
     """
     env = list(env)
     if not addresses:

@@ -1,6 +1,6 @@
-"""The sandbox's storages: mounted once per mount point, counted per container, unmounted with the last user.
+"""The sandbox's storages. Each mount point is mounted once, counted per container, and unmounted with the last user.
 
-Drivers are kata-agent's. A storage that was asked for with the sandbox, or is `shared`, stays until the sandbox ends.
+The drivers are kata-agent's. A storage of the sandbox, or one that is `shared`, stays until the sandbox ends.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class StorageTable:
         self._mounted: dict[str, _Mounted] = {}
 
     async def add(self, storages: Iterable[Storage], user: str) -> None:
-        """Every storage is in place for `user`. On failure the ones before it stay until `release(user)`."""
+        """Every storage is in place for `user`. After a failure the earlier ones stay until `release(user)`."""
         for storage in storages:
             if storage.driver == _IMAGE_PULL:
                 await self._images.prepare(
@@ -83,7 +83,7 @@ class StorageTable:
             known.users.append(user)
 
     async def release(self, user: str) -> None:
-        """Nothing is mounted for `user` alone any more, last mounted first. Failures are logged."""
+        """What only `user` used is unmounted, the last mounted first. Failures are logged."""
         async with self._lock:
             for target in reversed(list(self._mounted)):
                 entry = self._mounted[target]
@@ -134,7 +134,7 @@ class StorageTable:
             allocate_hugepages(storage.options)
             mount_storage(storage.source, target, storage.fstype, storage.options)
             return
-        # The kernel has no option `fsgid`: it is the directory's group.
+        # The kernel has no option `fsgid`, which sets the directory's group.
         options = [word for word in storage.options if not word.startswith(_FS_GID)]
         mount_storage(storage.source, target, storage.fstype, options)
         set_directory_options(target, [word for word in storage.options if word.startswith(_FS_GID)])
@@ -168,7 +168,7 @@ class StorageTable:
 
 
 def check(storage: Storage) -> None:
-    """InvalidArgument names a storage that cannot be meant."""
+    """InvalidArgument names a malformed storage."""
     target = storage.mount_point
     if storage.driver not in DRIVERS:
         raise InvalidArgument(f"storage {target!r}: unknown driver {storage.driver!r}, known are {', '.join(DRIVERS)}")
@@ -179,7 +179,7 @@ def check(storage: Storage) -> None:
 
 
 def mount_storage(source: str, target: str, fstype: str, options: Sequence[str]) -> None:
-    """Mounted on a target that is made if need be; nothing happens when that type is mounted there already."""
+    """The storage is mounted on `target`, which is made if missing. A mount of that type counts as done."""
     if not source or not fstype:
         raise InvalidArgument(f"storage {target!r}: no {'source' if fstype else 'fstype'}")
     if os.path.exists(target) and mounts.mounted_type(target) == fstype and "remount" not in options:
@@ -212,14 +212,14 @@ def set_directory_options(path: str, options: Sequence[str]) -> None:
 
 
 def huge_page_sizes() -> list[int]:
-    """In bytes; none where the kernel has no huge pages."""
+    """In bytes; empty if the kernel has no huge pages."""
     names = os.listdir(_HUGEPAGES) if os.path.isdir(_HUGEPAGES) else []
     return [int(name.removeprefix("hugepages-").removesuffix("kB")) << 10 for name in names]
 
 
 def allocate_hugepages(options: Sequence[str]) -> None:
-    """The kernel has set aside what `pagesize=` and `size=` (bytes) in `options` ask for, on top of what others have.
-    Internal says how much it gave instead, and takes it back.
+    """The kernel has reserved the pages of `pagesize=` and `size=` (bytes) in `options`, in addition to others. If it
+    reserves fewer, they are freed, and Internal has the number.
     """
     values = dict(part.partition("=")[::2] for word in options for part in word.split(","))
     try:

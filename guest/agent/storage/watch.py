@@ -1,11 +1,11 @@
-"""watchable-bind: a copy of a directory or file of the share, kept up to date, because inotify does not cross
+"""watchable-bind: an up-to-date copy of a directory or file of the share, because inotify does not work across
 virtio-fs.
 
 The target is a bind mount of the copy. A changed file is written beside the old one and renamed over it, so a reader
-sees either the old or the new; symlinks come after the files they point to, Kubernetes' `..data`, which its readers
-watch, last of all; what vanished from the source is removed after that. So a volume's update is as atomic in the guest
-as on the host. A source that is a single file is rewritten in place: a rename would leave the bind mount with the old
-one. Limits and interval are kata-agent's.
+sees either the old or the new. Symlinks come after the files to which they point, and Kubernetes' `..data`, which
+readers watch, last. Then files that have vanished from the source are removed. So a volume's update is as atomic in the
+guest as on the host. A source that is a single file is rewritten in place: after a rename the bind mount would still
+show the old one. Limits and interval are kata-agent's.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from guest.agent.files import remove_tree
 log = logging.getLogger(__name__)
 
 WATCHABLE = "/run/kata-containers/shared/containers/watchable"
-"""The place of watched volumes for kata-agent's hosts: a directory of the share, read-only from here."""
+"""Where kata-agent's hosts want watched volumes: a directory of the share, read-only for the guest."""
 _COPIES = "/run/kata-containers/watchable"
 # kata-agent's interval in seconds, and its limits of what is copied: files, and bytes of all of them.
 _EVERY_S = 2.0
 _MAX_ENTRIES = 16
 _MAX_BYTES = 1 << 20
-# A source that was small enough when it was mounted and has grown since: a mount cannot be put in the copy's place any
-# more, so it is copied up to what Kubernetes allows a ConfigMap to be.
+# For a source that has grown since it was mounted. A mount cannot replace the copy any more, so it is copied up to the
+# size that Kubernetes allows for a ConfigMap.
 _MAX_ENTRIES_LATER = 16_384
 _MAX_BYTES_LATER = 4 << 20
 _LAST = "..data"
 
 
 class TooBig(Exception):
-    """The source is over the limits of what is copied."""
+    """The source exceeds the limits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Watches:
         self._watches: dict[str, _Watch] = {}
 
     def start(self, source: str, target: str) -> None:
-        """`target` shows a copy of `source` that follows it; a source over the limits is bind mounted instead."""
+        """`target` shows a copy of `source` that follows it. A source above the limits is bind mounted instead."""
         if not source.startswith("/"):
             raise InvalidArgument(f"watch {source!r}: not an absolute path")
         _make_room(target)
@@ -73,7 +73,7 @@ class Watches:
         self._watches[target] = _Watch(copy, task)
 
     def stop(self, target: str) -> None:
-        """The copy is no longer updated and is removed once unmounted."""
+        """The copy is no longer updated, and is unmounted and removed."""
         watch = self._watches.pop(target, None)
         if watch is not None:
             watch.task.cancel()
@@ -82,7 +82,7 @@ class Watches:
 
 
 def _make_room(target: str) -> None:
-    """A target below WATCHABLE can be made: the directory is a tmpfs of the guest's own, as kata-agent makes it."""
+    """A target below WATCHABLE can be made: the directory is the guest's own tmpfs, as with kata-agent."""
     if target.startswith(f"{WATCHABLE}/") and mounts.mounted_type(WATCHABLE) != "tmpfs":
         os.makedirs(WATCHABLE, exist_ok=True)
         mounts.mount("tmpfs", WATCHABLE, "tmpfs", ["nosuid", "nodev", "mode=755"])
@@ -94,15 +94,14 @@ async def _follow(source: str, copy: str, seen: dict[str, tuple[int, ...]]) -> N
         try:
             seen = synchronize(source, copy, seen, later=True)
         except (OSError, TooBig) as error:
-            # The host may be in the middle of its own update: the next round sees its end.
+            # The host may be in the middle of an update: the next round sees its end.
             log.debug("not synchronized", extra={"source": source, "error": error})
 
 
 def synchronize(
     source: str, copy: str, seen: dict[str, tuple[int, ...]], *, later: bool = False
 ) -> dict[str, tuple[int, ...]]:
-    """`copy` is like `source`. `seen` is what the last call returned: entries that are as they were then are not
-    touched.
+    """`copy` is like `source`. `seen` is the last call's result: entries that have not changed since are not touched.
 
     Raises TooBig before anything is changed, OSError when the source changes meanwhile.
     """
@@ -135,7 +134,7 @@ def _scan(root: str, max_entries: int = _MAX_ENTRIES, max_bytes: int = _MAX_BYTE
         path = os.path.join(root, name) if name else root
         entry = os.stat(path) if not name else os.lstat(path)
         if stat.S_ISDIR(entry.st_mode):
-            # A directory's own time changes with its entries, which are compared anyway.
+            # A directory's time changes with its entries, which are compared anyway.
             found[name] = (entry.st_mode, entry.st_uid, entry.st_gid)
             waiting += [os.path.join(name, child) for child in os.listdir(path)]
         elif stat.S_ISREG(entry.st_mode) or stat.S_ISLNK(entry.st_mode):
