@@ -39,8 +39,6 @@ TEMPLATES = GROUND / "templates"
 @pytest.fixture(scope="module")
 def warm(module_leaves_nothing: None) -> Iterator[Path]:
     """A configuration with templates, and the template of its machine."""
-    if Runtime.chosen().has_vsock_program:
-        pytest.skip("needs the agent at a serial port: a VM whose vsock a program serves has to boot")
     with template(GROUND / "warm", TEMPLATES) as path:
         yield path
 
@@ -132,8 +130,6 @@ exec {qemu} "$@"
 def test_a_clone_has_the_right_time_an_hour_after_its_template_was_made(
     ctr: Ctr, runtime: Runtime, module_leaves_nothing: None, name: str, scratch: Path
 ) -> None:
-    if Runtime.chosen().has_vsock_program:
-        pytest.skip("needs the agent at a serial port: a VM whose vsock a program serves has to boot")
     qemu = scratch / "qemu-system-an-hour-behind"
     qemu.write_text(QEMU_AN_HOUR_BEHIND.format(qemu=shutil.which("qemu-system-x86_64")))
     qemu.chmod(0o755)
@@ -170,8 +166,6 @@ def test_a_clone_has_volumes_network_and_execs(
 def test_a_clone_without_a_share_has_its_root_on_a_disk(
     runtime: Runtime, containerd: Containerd, name: str, scratch: Path, plain_rootfs: Path
 ) -> None:
-    if Runtime.chosen().has_vsock_program:
-        pytest.skip("needs the agent at a serial port: a VM whose vsock a program serves has to boot")
     root, out = scratch / "root.img", scratch / "out"
     subprocess.run(["mkfs.ext4", "-q", "-F", "-d", plain_rootfs, root, "32M"], check=True, capture_output=True)
     spec = oci.spec("sh", "-c", "grep ' / ' /proc/mounts; sleep 100000", name=name, rootfs="rootfs")

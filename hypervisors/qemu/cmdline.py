@@ -212,9 +212,11 @@ def _devices(config: VmConfig, fds: FdTable, bus: devices.Bus, hotplug: bool) ->
     if config.memory.reclaim:
         words += devices.balloon(bus)
     assert config.agent_channel is not None, "check_config has refused a VM without a channel"
-    words += devices.agent_channel(
-        config.agent_channel, bus, config.cpu.accelerator, fd=fds.agent, guest_cid=fds.guest_cid
-    )
+    words += devices.agent_channel(config.agent_channel, bus, fd=fds.agent, guest_cid=fds.guest_cid)
+    if isinstance(config.agent_channel, VhostUserVsockChannel) and not config.saved_machine:
+        driver, fields = devices.vsock_of_program(config)
+        place = {"bus": devices.bridge_id(0), "addr": "0x1"} if config.is_copyable else {}
+        words += ("-device", devices.option(driver, {"id": devices.VSOCK_ID, **fields, **place}))
     if config.is_copyable:
         words += devices.generation_id()
     if config.share is not None and not config.saved_machine:

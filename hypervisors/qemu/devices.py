@@ -41,6 +41,7 @@ SERIAL_PORTS = 2
 """The console and the agent's. QEMU's own default is 31, each with two queues that the guest's driver sets up as it is
 loaded, in its memory, and QEMU a descriptor for each."""
 VSOCK_ID = "vsock0"
+_VSOCK_CHARDEV = "vsock-program0"
 VIRTIO_MEM_ID = "virtiomem0"
 VIRTIO_MEM_UNIT_MIB = 4
 """The size of virtio-mem is rounded down to a multiple of this, as in Kata: a multiple of every block size that QEMU
@@ -251,9 +252,9 @@ def console(bus: Bus, *, hvc_fd: int, serial_fd: int) -> Words:
     )
 
 
-def agent_channel(channel: AgentChannel, bus: Bus, accelerator: Accelerator, *, fd: int, guest_cid: int) -> Words:
+def agent_channel(channel: AgentChannel, bus: Bus, *, fd: int, guest_cid: int) -> Words:
     """`fd` is the vhost-vsock device that holds the CID, the listening socket of the serial port, or a connection to
-    the program that serves the vsock device.
+    the program that serves the vsock device, which is added to these words (`vsock_of_program`).
     """
     match channel:
         case VsockChannel():
@@ -262,15 +263,7 @@ def agent_channel(channel: AgentChannel, bus: Bus, accelerator: Accelerator, *, 
                 option(bus.virtio("vhost-vsock"), {"id": VSOCK_ID, "vhostfd": fd, "guest-cid": guest_cid}),
             )
         case VhostUserVsockChannel():
-            return (
-                "-chardev",
-                option("socket", {"id": "vsock-program0", "fd": fd}),
-                "-device",
-                option(
-                    bus.virtio("vhost-user-vsock"),
-                    {"id": VSOCK_ID, "chardev": "vsock-program0", **_vectors(bus, accelerator)},
-                ),
-            )
+            return ("-chardev", option("socket", {"id": _VSOCK_CHARDEV, "fd": fd}))
         case SerialChannel(port_name=name):
             return (
                 "-chardev",
@@ -278,6 +271,16 @@ def agent_channel(channel: AgentChannel, bus: Bus, accelerator: Accelerator, *, 
                 "-device",
                 option("virtserialport", {"chardev": "agent0", "id": "agent-port0", "name": name}),
             )
+
+
+def vsock_of_program(config: VmConfig) -> tuple[str, Fields]:
+    """Driver and fields of the vsock device that a program serves.
+
+    No QEMU can save one: a machine that is copied has it where it can be unplugged before, and plugged afterwards.
+    """
+    bus = bus_of(config)
+    fields: Fields = {"chardev": _VSOCK_CHARDEV, **_vectors(bus, config.cpu.accelerator)}
+    return bus.virtio("vhost-user-vsock"), fields
 
 
 def vsock_path(bus: Bus) -> str:

@@ -16,6 +16,7 @@ from hypervisors.qemu.disks import Disks
 from hypervisors.qemu.passthrough import PciDevices
 from hypervisors.qemu.plugged_share import plug_share
 from hypervisors.qemu.qmp import COMMAND_TIMEOUT_S, Monitor, QmpError, QmpTimeout
+from hypervisors.qemu.vhost_user import ANSWER_TIMEOUT_S
 from hypervisors.qemu.virtio_mem import resize_virtio_mem
 from pyshim.model.errors import (
     AlreadyExists,
@@ -182,6 +183,11 @@ class Hotplug:
             if device.vhost_user is not None:
                 raise Unimplemented(f"resize disk {device_id!r}: the program behind '{device.path}' sets its size")
             await self._qmp.block_resize(devices.node_name(device_id), size_bytes)
+
+    async def plug_vsock(self) -> None:
+        """The vsock device is in that a program serves; the argv has the connection to it."""
+        driver, fields = devices.vsock_of_program(self._config)
+        await self._add_at_slot(driver, devices.VSOCK_ID, devices.VSOCK_ID, fields, ANSWER_TIMEOUT_S)
 
     async def _plug_nic(self, device: NicDevice) -> GuestLocation:
         """The NIC is in; the descriptors in `device` stay the caller's (QEMU has its own copies)."""

@@ -20,7 +20,7 @@ from enum import StrEnum
 
 from hypervisors.qemu.cmdline import check_config, extra_monitor_path, fd_table, qemu_argv, qmp_path, socket_paths
 from hypervisors.qemu.console import Console
-from hypervisors.qemu.devices import bus_of, vsock_path
+from hypervisors.qemu.devices import VSOCK_ID, bus_of, vsock_path
 from hypervisors.qemu.exits import ExitClues, vm_exit
 from hypervisors.qemu.guards.launch import attest
 from hypervisors.qemu.guards.sev import NO_ENCRYPTION, Encryption
@@ -283,10 +283,13 @@ class QemuVm:
     async def _continue_machine(self, config: VmConfig) -> None:
         """The guest is where the saved machine was. Raises VmStartFailed, with QEMU's own words."""
         assert self._monitor is not None
+        assert self._plugged is not None
         assert self._child is not None
         try:
             async with asyncio.timeout(config.start_timeout_s):
                 await continue_machine(self._monitor, config.saved_machine)
+                if isinstance(config.agent_channel, VhostUserVsockChannel):
+                    await self._plugged.plug_vsock()
         except (ShimError, OSError) as error:  # a TimeoutError is one
             with suppress(TimeoutError):
                 async with asyncio.timeout(_LAST_EVENTS_S if isinstance(error, Unavailable) else 0):
@@ -460,10 +463,13 @@ class QemuVm:
 
     @within_s(VM_S, "save machine in '{directory}'")
     async def save_machine(self, directory: str) -> None:
-        """The paused VM is saved in `directory`, for others to continue from; it has had its life."""
-        monitor = self._live("save machine", Phase.PAUSED)
+        """The running VM is paused and saved in `directory`, for others to continue from; it has had its life."""
+        monitor = self._live("save machine", Phase.RUNNING)
         if self._memory is None or self._continues:
             raise FailedPrecondition(f"save machine of vm {self._clues.sandbox_id!r}: it is not made to be copied")
+        if isinstance(self._config("save machine").agent_channel, VhostUserVsockChannel):
+            await monitor.device_remove(VSOCK_ID)
+        await self.pause()
         await save_machine(monitor, self._memory, directory)
 
     @within_s(CHANGE_S, "pause vm")

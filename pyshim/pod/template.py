@@ -18,7 +18,7 @@ SETTLE_S = 2.0
 
 class SavableVm(Hypervisor, Protocol):
     async def save_machine(self, directory: str) -> None:
-        """The paused VM is saved in `directory`; it has had its life."""
+        """The running VM is saved in `directory`; it has had its life."""
 
 
 async def make_template(
@@ -33,5 +33,4 @@ async def make_template(
         agent = await connector.connect(hypervisor.agent_address, boot_timeout_s)
         await agent.close()
         await asyncio.sleep(SETTLE_S)
-        await hypervisor.pause()
         await hypervisor.save_machine(directory)

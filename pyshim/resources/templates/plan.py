@@ -28,7 +28,6 @@ def reason_to_boot(vm: VmConfig, base: VmConfig) -> str:
         "its memory is set aside before it boots (enable_mem_prealloc, enable_hugepages)": memory.prealloc,
         "it boots with devices of the host": bool(vm.pci.placed),
         "it has vhost-user interfaces": bool(vm.vhost_user_nics),
-        "a program serves its vsock": isinstance(vm.agent_channel, VhostUserVsockChannel),
         "its memory grows by virtio-mem (enable_virtio_mem)": base.memory.virtio_mem,
         "it is smaller than the template's": is_smaller,
         "it is larger than a VM can grow to": is_larger,
@@ -44,7 +43,7 @@ def template_vm(vm: VmConfig, *, sandbox_id: str, uuid: str, vm_dir: str) -> VmC
         sandbox_id=sandbox_id,
         uuid=uuid,
         vm_dir=vm_dir,
-        agent_channel=_channel(vm.agent_channel, f"{vm_dir}/agent.sock"),
+        agent_channel=_channel(vm.agent_channel, vm_dir),
         share=None,
         nics=(),
         netns_path=None,
@@ -71,5 +70,10 @@ def template_key(vm: VmConfig, facts: MachineFacts) -> str:
     return hashlib.sha256(msgspec.json.encode((machine, facts), order="deterministic")).hexdigest()[:_KEY_CHARS]
 
 
-def _channel(channel: AgentChannel | None, socket_path: str) -> AgentChannel | None:
-    return replace(channel, socket_path=socket_path) if isinstance(channel, SerialChannel) else channel
+def _channel(channel: AgentChannel | None, vm_dir: str) -> AgentChannel | None:
+    match channel:
+        case SerialChannel():
+            return replace(channel, socket_path=f"{vm_dir}/agent.sock")
+        case VhostUserVsockChannel():
+            return replace(channel, device_path=f"{vm_dir}/vsock/device.sock", socket_path=f"{vm_dir}/vsock/vsock.sock")
+    return channel

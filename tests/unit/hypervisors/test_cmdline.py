@@ -57,6 +57,10 @@ CONFIGS = {
     "q35-vhost-user-vsock": with_memory(
         vm_config(share=None, agent_channel=VSOCK_PROGRAM), backing=MemoryBacking.SHARED_MEMFD
     ),
+    "q35-vhost-user-vsock-template": vm_config(share=None, agent_channel=VSOCK_PROGRAM, is_copyable=True),
+    "q35-vhost-user-vsock-clone": vm_config(
+        share=None, agent_channel=VSOCK_PROGRAM, is_copyable=True, saved_machine="/run/vc/vm/template/0"
+    ),
     "q35-vhost-user-vsock-kvm": _kvm(vm_config(agent_channel=VSOCK_PROGRAM)),
     "q35-nested-kvm-debug": _kvm(vm_config(nested=True, debug=True, extra_monitor="hmp", seccomp_sandbox="")),
     "microvm": _microvm(),

@@ -72,9 +72,6 @@ async def save(config: VmConfig, directory: Path) -> None:
         await vm.create(config)
         await vm.start()
         await printed(vm, "xxx")
-        with pytest.raises(FailedPrecondition):
-            await vm.save_machine(str(directory))
-        await vm.pause()
         await vm.save_machine(str(directory))
 
 
@@ -204,7 +201,6 @@ async def test_a_machine_that_is_not_made_for_it_cannot_be_saved(config: VmConfi
     async with driver() as vm:
         await vm.create(replace(config, is_copyable=False))
         await vm.start()
-        await vm.pause()
         with pytest.raises(FailedPrecondition, match="not made to be copied"):
             await vm.save_machine(str(tmp_path))
 

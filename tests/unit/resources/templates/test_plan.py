@@ -9,6 +9,7 @@ from pyshim.model.confidential import SevGuard
 from pyshim.model.labels import ProcessLabels
 from pyshim.model.templates import MachineFacts
 from pyshim.model.vm import (
+    AgentChannel,
     EmulatedDevice,
     GuestNode,
     PciLayout,
@@ -24,14 +25,17 @@ from tests.fakes.vm_config import nic, vm_config, with_boot, with_memory
 FACTS = MachineFacts(files=(("/k", "1-2"),), cpu="model name: x", host_kernel="6.1")
 BASE = vm_config()
 LARGER = replace(with_memory(vm_config(), boot_mib=512), cpu=replace(BASE.cpu, boot_vcpus=2))
-PROGRAM = VhostUserVsockChannel(port=1024, program="/p", device_path="/d", socket_path="/s")
+PROGRAM = VhostUserVsockChannel(
+    port=1024, program="/p", device_path="/run/vc/vm/pod1/device.sock", socket_path="/run/vc/vm/pod1/vsock.sock"
+)
 NODE = GuestNode(vcpus=(0,), memory_mib=256, distances=(10,), memory_nodes=(), cpus=())
 PLACED = PlacedDevice(device=EmulatedDevice(id="e", model="edu"), bus="rp0", slot=0, pci_path="02")
 USER_NIC = VhostUserNic(id="n", mac="02:00:00:00:00:01", socket_path="/s", queues=1, queue_size=0, mtu=1500)
 
 
 def test_an_ordinary_vm_may_continue_whatever_its_pod_brings() -> None:
-    for vm in (vm_config(), vm_config(nics=(nic(0, taps=(1,)),), agent_channel=VsockChannel(port=1024)), LARGER):
+    over_vsock = vm_config(nics=(nic(0, taps=(1,)),), agent_channel=VsockChannel(port=1024))
+    for vm in (vm_config(), over_vsock, vm_config(agent_channel=PROGRAM), LARGER):
         assert reason_to_boot(vm, BASE) == ""
 
 
@@ -46,7 +50,6 @@ def test_an_ordinary_vm_may_continue_whatever_its_pod_brings() -> None:
         (with_memory(vm_config(), prealloc=True), "enable_mem_prealloc"),
         (vm_config(pci=PciLayout(placed=(PLACED,))), "devices of the host"),
         (vm_config(vhost_user_nics=(USER_NIC,)), "vhost-user interfaces"),
-        (vm_config(agent_channel=PROGRAM), "a program serves its vsock"),
         (vm_config(bridges=0), "default_bridges"),
         (with_memory(vm_config(), boot_mib=128), "smaller than the template's"),
         (with_memory(vm_config(), boot_mib=4096), "larger than a VM can grow to"),
@@ -109,8 +112,9 @@ def test_what_of_the_host_shapes_the_machine_is_in_the_key(facts: MachineFacts) 
     assert template_key(vm_config(), FACTS) != template_key(vm_config(), facts)
 
 
-def test_nothing_of_a_pod_is_in_a_template() -> None:
-    vm = replace(vm_config(), nics=(nic(0, taps=(5,)),), netns_path="/run/netns/x")
+@pytest.mark.parametrize("channel", [vm_config().agent_channel, PROGRAM])
+def test_nothing_of_a_pod_is_in_a_template(channel: AgentChannel) -> None:
+    vm = replace(vm_config(agent_channel=channel), nics=(nic(0, taps=(5,)),), netns_path="/run/netns/x")
 
     made = template_vm(vm, sandbox_id="t", uuid="u", vm_dir="/t")
 
