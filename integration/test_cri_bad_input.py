@@ -19,20 +19,6 @@ from .framework.waiting import eventually
 pytestmark = pytest.mark.vm
 
 
-def test_a_container_for_a_sandbox_that_does_not_exist_is_refused(cri: Cri, pod: Pod) -> None:
-    nowhere = Pod(cri=cri, config=pod.config, id="0" * 64)
-
-    assert "0" * 64 in refusal(nowhere.create)
-
-
-def test_a_container_for_a_stopped_sandbox_is_refused(cri: Cri) -> None:
-    with cri.pod() as pod:
-        pod.stop()
-
-        # containerd 2.1 creates it, and will not start it.
-        assert pod.id in refusal(lambda: pod.create().start())
-
-
 def test_a_pod_container_whose_sandbox_no_shim_serves_is_refused_by_name(cri: Cri, runtime: Runtime) -> None:
     """Past CRI's own check: a task that names a sandbox which does not run."""
     ctr = cri.daemon.ctr

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import RunTask
 from .framework.ctr import Ctr
 from .framework.images import IMAGE
 from .framework.runtime import Runtime
@@ -30,10 +29,6 @@ def test_exec_killed_by_a_signal_returns_128_plus_its_number(ctr: Ctr, shared: s
     )
 
     assert result.code == 128 + signal.Signals[f"SIG{name}"]
-
-
-def test_run_returns_the_exit_code_of_the_first_process(run: RunTask) -> None:
-    assert run("sh", "-c", "exit 255", code=None).code == 255
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["KILL", "TERM"])

@@ -50,36 +50,6 @@ def _inside(ctr: Ctr, container: str, script: str) -> Result:
     return ctr("task", "exec", "--exec-id", "net", container, "sh", "-c", script, check=False)
 
 
-def test_pods_interface_is_seen_with_name_mac_address_and_mtu(ctr: Ctr, network: PodNetwork, connected: str) -> None:
-    shown = _inside(ctr, connected, f"ip addr show dev {network.interface}").out
-
-    assert network.mac in shown
-    assert f"{network.address}/{network.prefix}" in shown
-    assert f"mtu {network.mtu}" in shown
-    assert "UP" in shown
-
-
-def test_pods_default_route_goes_through_its_gateway(ctr: Ctr, network: PodNetwork, connected: str) -> None:
-    routes = _inside(ctr, connected, "ip route").lines
-
-    assert any(line.startswith(f"default via {network.peer_address} dev {network.interface}") for line in routes)
-
-
-def test_container_reaches_the_peer(ctr: Ctr, network: PodNetwork, connected: str) -> None:
-    result = _inside(ctr, connected, f"ping -c 3 -W 5 {network.peer_address}")
-
-    assert result.code == 0, result
-    assert " 0% packet loss" in result.out
-
-
-def test_peer_reaches_the_container(network: PodNetwork, connected: str) -> None:
-    pinged = subprocess.run(
-        ["/bin/busybox", "ping", "-c", "3", "-W", "5", network.address], capture_output=True, check=False
-    )
-
-    assert pinged.returncode == 0, pinged.stdout
-
-
 def test_one_mebibyte_over_tcp_arrives_whole(ctr: Ctr, network: PodNetwork, connected: str, scratch: Path) -> None:
     """Large segments use the offloads that small pings do not."""
     serve = "head -c 1048576 /dev/zero | nc -l -p 7777"

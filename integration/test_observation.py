@@ -26,14 +26,6 @@ def test_metrics_show_memory_cpu_and_process_count(ctr: Ctr, shared: str) -> Non
     assert metrics["pids"]["current"] >= 1
 
 
-def test_metrics_are_printed_as_a_table(ctr: Ctr, shared: str) -> None:
-    table = ctr("task", "metrics", shared).out
-
-    assert table.split()[:4] == ["ID", "TIMESTAMP", shared, *table.split()[3:4]]
-    assert "memory" in table
-    assert "cpu" in table
-
-
 def test_cpu_time_grows_with_work(ctr: Ctr, shared: str) -> None:
     def used() -> int:
         return _number(json.loads(ctr("task", "metrics", "--format", "json", shared).out), ("cpu", "usage"))
@@ -42,20 +34,6 @@ def test_cpu_time_grows_with_work(ctr: Ctr, shared: str) -> None:
     ctr("task", "exec", "--exec-id", "work", shared, "sh", "-c", "i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done")
 
     assert used() > before
-
-
-def test_metrics_of_an_unknown_task_are_an_error(ctr: Ctr) -> None:
-    result = ctr("task", "metrics", "nobody", check=False)
-
-    assert result.code != 0
-    assert "not found" in result.err
-
-
-def test_ps_lists_the_first_process(ctr: Ctr, shared: str) -> None:
-    rows = ctr("task", "ps", shared).rows()
-    task_pid = next(row["PID"] for row in ctr("task", "ls").rows() if row["TASK"] == shared)
-
-    assert task_pid in [row["PID"] for row in rows]
 
 
 def test_ps_lists_an_added_process_while_it_runs(ctr: Ctr, shared: str, scratch: Path) -> None:

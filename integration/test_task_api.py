@@ -91,14 +91,6 @@ def test_waits_before_start_and_after_exit_give_the_same_latched_status(shim_for
     assert early_one.exited_at == early_two.exited_at == late.exited_at
 
 
-@pytest.mark.vm  # the reference shim leaves this to containerd
-def test_second_create_of_an_id_is_refused(shim_for: Shims) -> None:
-    shim = shim_for("sleep", "1000")
-    shim.call("Create", bundle=str(shim.bundle))
-
-    assert _code(shim, "Create", bundle=str(shim.bundle)) == Code.ALREADY_EXISTS
-
-
 def test_second_start_is_refused_and_changes_nothing(shim_for: Shims) -> None:
     shim = shim_for("sleep", "1000")
     shim.call("Create", bundle=str(shim.bundle))
@@ -129,38 +121,6 @@ def test_a_signal_after_exit_and_delete_after_delete_are_not_found(shim_for: Shi
     assert [_code(shim, "Kill", signal=number) for number in (0, 1)] == [Code.NOT_FOUND] * 2
     shim.call("Delete")
     assert _code(shim, "Delete") == Code.NOT_FOUND
-
-
-def test_delete_of_a_running_task_is_refused(shim_for: Shims) -> None:
-    shim = shim_for("sleep", "1000")
-    shim.call("Create", bundle=str(shim.bundle))
-    shim.call("Start")
-
-    with pytest.raises(RemoteError):
-        shim.call("Delete")
-    assert _state(shim).status == RUNNING
-
-
-@pytest.mark.parametrize("method", ["State", "Start", "Delete", "Kill", "Wait", "Pids", "Pause", "Resume", "Stats"])
-def test_unknown_id_is_not_found(shim_for: Shims, method: str) -> None:
-    assert _code(shim_for("true"), method, id="nobody") == Code.NOT_FOUND
-
-
-def test_second_start_call_of_the_same_id_gives_the_same_address(shim_for: Shims, runtime: Runtime, name: str) -> None:
-    shim = shim_for("true")
-    first = shim.address
-
-    assert shim.start() == first
-    assert len(runtime.shims(name)) == 1
-    assert (shim.bundle / "address").read_text() == first
-
-
-@pytest.mark.vm
-def test_checkpoint_and_unknown_methods_are_unimplemented(shim_for: Shims) -> None:
-    shim = shim_for("sleep", "1000")
-    shim.call("Create", bundle=str(shim.bundle))
-
-    assert _code(shim, "Checkpoint", path="/run/x") == Code.UNIMPLEMENTED
 
 
 @pytest.mark.vm
@@ -282,26 +242,3 @@ def test_root_of_bind_mount_is_unmounted_by_delete(shim_for: Shims, scratch: Pat
     assert (content / "written").read_text() == "kept\n"
     eventually(lambda: not os.path.ismount(shim.bundle / "rootfs"), what="the bundle's rootfs is unmounted")
     (shim.bundle / "rootfs").rmdir()
-
-
-def test_shutdown_with_a_task_left_does_not_end_the_shim(shim_for: Shims) -> None:
-    shim = shim_for("sleep", "1000")
-    shim.call("Create", bundle=str(shim.bundle))
-    shim.call("Start")
-
-    shim.call("Shutdown")
-
-    assert _state(shim).status == RUNNING
-
-
-def test_pids_lists_the_task(shim_for: Shims) -> None:
-    shim = shim_for("sleep", "1000")
-    pid = shim.call("Create", task_v2_pb2.CreateTaskResponse, bundle=str(shim.bundle)).pid
-    shim.call("Start")
-
-    listed = shim.call("Pids", task_v2_pb2.PidsResponse)
-    connected = shim.call("Connect", task_v2_pb2.ConnectResponse)
-
-    assert pid in [process.pid for process in listed.processes]
-    assert connected.task_pid == pid
-    assert connected.shim_pid in [process.pid for process in shim.runtime.shims(shim.container)]
