@@ -5,29 +5,9 @@ import asyncio
 import pytest
 
 from pyshim.model.cgroups import HostOom
-from pyshim.model.errors import FailedPrecondition, ShimError, Unavailable
+from pyshim.model.errors import FailedPrecondition, Unavailable
 from tests.fakes.host import Faults
 from tests.unit.pod.conftest import PIPES, Stack, until
-
-STEPS = [
-    *(("read", 1), ("config", 1), ("virtiofsd", 1), ("create_vm", 1), ("start_vm", 1), ("connect", 1), ("streams", 1)),
-    *(("make_directory", n) for n in range(1, 5)),
-    *(("acquire", n) for n in range(1, 6)),
-    *(("mount", n) for n in range(1, 4)),
-]
-
-
-@pytest.mark.parametrize(("step", "nth"), STEPS, ids=[f"{step}-{nth}" for step, nth in STEPS])
-async def test_a_failed_step_of_create_is_named_and_undone(step: str, nth: int) -> None:
-    stack = Stack(Faults({step: nth}))
-    try:
-        async with asyncio.timeout(20):
-            with pytest.raises(FailedPrecondition, match=step):
-                await stack.create("c1", ["sleep"], PIPES)
-        assert stack.left() == {}
-        assert stack.host.faults.seen[step] >= nth
-    finally:
-        await stack.close()
 
 
 @pytest.mark.parametrize("step", ["create_vm", "start_vm"])
@@ -43,16 +23,6 @@ async def test_a_vmm_that_the_oom_killer_takes_as_it_starts_is_named_so(step: st
         assert stack.left() == {}
     finally:
         await stack.close()
-
-
-@pytest.mark.parametrize("method", ["Check", "CreateSandbox", "CreateContainer"])
-async def test_an_agent_that_refuses_is_named_and_the_vm_is_gone(method: str, stack: Stack) -> None:
-    stack.agent.failures[method] = (9, "the guest says no")
-
-    with pytest.raises(ShimError, match="the guest says no"):
-        await stack.create("c1", ["sleep"], PIPES)
-
-    assert stack.left() == {}
 
 
 @pytest.mark.parametrize("method", ["Check", "CreateSandbox", "CreateContainer"])

@@ -226,18 +226,6 @@ async def test_of_two_sandboxes_at_once_one_is_told_that_another_is_there(
     await connected[0].disconnect()
 
 
-@pytest.mark.parametrize("kind", ["ingress", "clsact"])
-async def test_a_qdisc_of_somebody_else_is_left_alone(wire: Wire, kind: str, connector: HostNetworkConnector) -> None:
-    wire.veth("eth0", 1)
-    wire.pod.run("tc", "qdisc", "add", "dev", "eth0", kind)
-    before = wire.pod.state()
-
-    with pytest.raises(FailedPrecondition, match=kind):
-        await connect(connector, wire.pod.path, HookedLedger())
-
-    assert wire.pod.state() == before
-
-
 async def test_paths_that_are_no_pod_namespace_are_refused_by_name(
     tmp_path: Path, connector: HostNetworkConnector
 ) -> None:

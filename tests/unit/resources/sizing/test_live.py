@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from fractions import Fraction
 
 import pytest
 
@@ -56,19 +55,6 @@ async def test_the_hosts_limits_are_raised_before_the_vm_grows_and_lowered_after
     assert seen[-1][0] == 512
     assert seen[-1][1] > 1536
     await until(lambda: last_limit_mib() < 1536)
-
-
-async def test_fractions_of_several_containers_are_rounded_once(stack: Stack) -> None:
-    await start_pod(stack, default_vcpus=Fraction(1, 2))
-
-    await add(stack, "a", resources(cpus=0.25))
-    assert stack.hypervisors[0].resizes == []
-    await add(stack, "b", resources(cpus=0.25, mib=1))
-    assert stack.hypervisors[0].resizes == [("memory", 640)]
-    await add(stack, "c", resources(cpus=0.25))
-
-    assert stack.hypervisors[0].resizes == [("memory", 640), ("vcpus", 2)]
-    assert stack.agent.onlined[-1] == (2, True)
 
 
 async def test_containers_created_together_all_count(stack: Stack) -> None:
@@ -126,16 +112,6 @@ async def test_what_a_guest_keeps_is_recorded_with_a_warning(stack: Stack) -> No
 async def _ended(stack: Stack, container: ContainerId) -> ContainerId:
     await stack.end(container)
     return container
-
-
-async def test_growth_beyond_the_limits_is_given_as_far_as_it_goes_with_a_warning(stack: Stack) -> None:
-    await start_pod(stack, default_maxvcpus=2, default_maxmemory=1024)
-
-    await add(stack, "a", resources(cpus=5, mib=4096))
-
-    assert granted(stack) == (2, 1024)
-    assert sizing(stack)["vcpus"]["limited_by"] == "default_maxvcpus"
-    assert any("limited by default_maxmemory" in warning for warning in sizing(stack)["warnings"])
 
 
 async def test_a_guest_without_memory_hotplug_keeps_its_memory(stack: Stack) -> None:
