@@ -118,6 +118,7 @@ def naming(verb: str, sandbox: str, files: Path) -> list[str]:
     ("sandbox", "error"),
     [
         ("ab", "find sandbox 'ab': 2 begin so: ab12, ab34"),
+        ("x", "find sandbox 'x': no sandbox that begins so is recorded here"),
         ("../ab12", "check sandbox id '../ab12': not a valid identifier"),
         ("shop/none", "find pod 'shop/none': no sandbox of it is recorded here (hint: pyshim list)"),
     ],
@@ -128,7 +129,8 @@ def test_a_sandbox_that_is_not_one_is_named(
     assert run(naming(verb, sandbox, files)) == 1
 
     shown = capsys.readouterr()
-    assert (shown.out, shown.err) == ("", f"pyshim: {error}\n")
+    assert (shown.out, is_one_line(shown.err)) == ("", True)
+    assert shown.err.startswith(f"pyshim: {error}")
 
 
 @contextmanager

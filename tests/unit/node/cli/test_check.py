@@ -331,17 +331,6 @@ def test_the_command_judges_this_host_and_says_the_same_to_programs(
     assert lines[-1].endswith("missing")
 
 
-def test_a_broken_configuration_does_not_end_the_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "c.toml"
-    file.write_text("[hypervisor")
-
-    assert run(["check", "--config", str(file)]) == 1
-
-    shown = capsys.readouterr()
-    assert "missing  configuration" in shown.out
-    assert shown.err == ""
-
-
 def test_the_configuration_of_a_handler_is_judged_by_its_name(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -200,26 +200,6 @@ def test_a_sandbox_is_named_by_its_id_or_by_how_only_it_begins(
     assert capsys.readouterr().out == f"SandboxContainer: {shown}\n"
 
 
-@pytest.mark.parametrize(
-    ("typed", "error"),
-    [
-        ("a", "find sandbox 'a': 2 begin so: ab12, ab34"),
-        ("x", "find sandbox 'x': no sandbox that begins so is recorded here (hint: pyshim list)"),
-        ("../ab12", "check sandbox id '../ab12': not a valid identifier"),
-    ],
-)
-@pytest.mark.parametrize("verb", [("state",), ("trace",), ("cgroups",), ("sizing", "show")])
-def test_an_unknown_or_ambiguous_sandbox_is_one_line(
-    tmp_path: Path, verb: tuple[str, ...], typed: str, error: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    _record(tmp_path, "ab12", "ab34")
-
-    assert run([*verb, typed, "--state-dir", str(tmp_path)]) == 1
-
-    shown = capsys.readouterr()
-    assert (shown.out, shown.err) == ("", f"pyshim: {error.format(dir=tmp_path)}\n")
-
-
 def test_a_table_has_colour_on_terminals_only(capsys: pytest.CaptureFixture[str]) -> None:
     output.print_table(("what", "how"), [("[red]a[/red]" + "x" * 200, "ok")])
 

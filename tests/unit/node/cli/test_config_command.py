@@ -156,20 +156,6 @@ def test_check_asks_this_host_unless_the_file_is_anothers(
     assert said in errors[0]
 
 
-@pytest.mark.parametrize("text", ["[a]\n[a]\n", "x = "], ids=["table twice", "not TOML"])
-def test_a_file_that_cannot_be_read_is_one_line_on_stderr(
-    file: Path, capsys: pytest.CaptureFixture[str], text: str
-) -> None:
-    file.write_text(text)
-
-    for action in ("check", "show"):
-        assert operator_main(["config", action, str(file)]) == 1
-        captured = capsys.readouterr()
-        assert captured.out == ""
-        assert captured.err.startswith(f"pyshim: read configuration '{file}': ")
-        assert captured.err.count("\n") == 1
-
-
 def test_show_names_the_origin_of_each_value(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file.write_text(
         '[hypervisor.qemu]\nenable_annotations = ["default_vcpus"]\ndefault_memory = 512\nmemory_slots = 2\n'
