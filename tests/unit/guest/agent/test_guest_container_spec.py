@@ -59,46 +59,6 @@ def test_an_unknown_string_user_is_named(hosted_agent: HostedAgent, client: Agen
         client.create(hosted_agent.spec(["true"]), cid, string_user=agent_pb2.StringUser(uid="nobody-here"))
 
 
-def test_read_only_root_and_masked_path_hold(hosted_agent: HostedAgent, client: AgentClient, cid: str) -> None:
-    spec = hosted_agent.spec(["sh", "-c", "echo x > /new; cat /etc/passwd | wc -c; exit 0"])
-    spec.Root.Readonly = True
-    spec.Linux.MaskedPaths.append("/etc/passwd")
-    client.run(spec, cid)
-
-    assert b"Read-only file system" in client.read_all(cid, method="ReadStderr")
-    assert client.read_all(cid).strip() == b"0"
-
-
-def test_capabilities_and_no_new_privileges_are_applied(hosted_agent: HostedAgent, client: AgentClient) -> None:
-    names = ["CAP_KILL", "CAP_CHOWN"]
-    capabilities = oci_pb2.LinuxCapabilities(Bounding=names, Effective=names, Permitted=names)
-    script = "while read k v; do case $k in CapEff:|CapBnd:|NoNewPrivs:) echo $k $v;; esac; done < /proc/self/status"
-
-    _code, out, _err = run(hosted_agent, client, script, Capabilities=capabilities, NoNewPrivileges=True)
-
-    expected = f"{1 << 5 | 1 << 0:016x}"
-    assert set(out.decode().splitlines()) == {f"CapEff: {expected}", f"CapBnd: {expected}", "NoNewPrivs: 1"}
-
-
-def test_rlimits_and_oom_score_are_applied(hosted_agent: HostedAgent, client: AgentClient) -> None:
-    limits = [oci_pb2.POSIXRlimit(Type="RLIMIT_NOFILE", Hard=99, Soft=77)]
-
-    _code, out, _err = run(
-        hosted_agent, client, "ulimit -n; cat /proc/self/oom_score_adj", Rlimits=limits, OOMScoreAdj=321
-    )
-
-    assert out.split() == [b"77", b"321"]
-
-
-def test_seccomp_rule_answers_with_its_errno(hosted_agent: HostedAgent, client: AgentClient, cid: str) -> None:
-    spec = hosted_agent.spec(["sh", "-c", "mkdir /tmp/x 2>&1"])
-    rule = oci_pb2.LinuxSyscall(Names=["mkdir", "mkdirat"], Action="SCMP_ACT_ERRNO", errnoret=28)
-    spec.Linux.Seccomp.CopyFrom(oci_pb2.LinuxSeccomp(DefaultAction="SCMP_ACT_ALLOW", Syscalls=[rule]))
-    client.run(spec, cid)
-
-    assert b"No space left on device" in client.read_all(cid)
-
-
 def test_a_spec_of_a_version_that_crun_does_not_know_runs(
     hosted_agent: HostedAgent, client: AgentClient, cid: str
 ) -> None:
@@ -108,24 +68,6 @@ def test_a_spec_of_a_version_that_crun_does_not_know_runs(
     client.run(spec, cid)
 
     assert client.read_all(cid) == b"up\n"
-
-
-def test_bind_mount_of_a_storage_is_seen_read_only(hosted_agent: HostedAgent, client: AgentClient, cid: str) -> None:
-    source = hosted_agent.folder / "volume"
-    source.mkdir(exist_ok=True)
-    (source / "file").write_text("content")
-    spec = hosted_agent.spec(["sh", "-c", "cat /volume/file; echo x > /volume/file"])
-    spec.Mounts.append(oci_pb2.Mount(destination="/volume", type="bind", source=str(source), options=["rbind", "ro"]))
-    client.run(spec, cid)
-
-    assert client.read_all(cid) == b"content"
-    assert b"Read-only" in client.read_all(cid, method="ReadStderr")
-
-
-def test_each_container_has_its_own_pid_namespace(hosted_agent: HostedAgent, client: AgentClient) -> None:
-    _code, out, _err = run(hosted_agent, client, "echo $$")
-
-    assert out == b"1\n"
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import signal
 import pytest
 from guest_agent_client import AgentClient, CallError, HostedAgent, refused, until
 
-from protos.agent import agent_pb2, oci_pb2
 from pyshim.ttrpc import Code
 
 pytestmark = pytest.mark.root
@@ -52,21 +51,6 @@ def test_init_answers_to_its_containers_id_and_no_exec_may_take_it(client: Agent
     assert caught.value.code == Code.ALREADY_EXISTS
     assert client.exit_code(sleeper, sleeper) == 137
     assert client.exit_code(sleeper) == 137
-
-
-def test_many_execs_at_once_keep_their_outputs_apart(client: AgentClient, sleeper: str) -> None:
-    process = {n: oci_pb2.Process(Args=["sh", "-c", f"echo {n}; exit {n}"], Env=["PATH=/bin"]) for n in range(8)}
-    sent = [
-        client.send(
-            "ExecProcess", agent_pb2.ExecProcessRequest(container_id=sleeper, exec_id=f"m{n}", process=process[n])
-        )
-        for n in process
-    ]
-    for stream_id in sent:
-        client.wait(stream_id)
-
-    assert [client.exit_code(sleeper, f"m{n}") for n in process] == list(process)
-    assert [client.read_all(sleeper, f"m{n}") for n in process] == [b"%d\n" % n for n in process]
 
 
 def test_exec_in_an_exited_container_is_refused(hosted_agent: HostedAgent, client: AgentClient, cid: str) -> None:

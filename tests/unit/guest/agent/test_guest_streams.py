@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
 import signal
 
 import pytest
@@ -16,28 +14,6 @@ pytestmark = pytest.mark.root
 
 
 # -- streams ---------------------------------------------------------------------------------------------------------
-
-
-def test_64_mib_go_through_stdin_and_stdout_unchanged(hosted_agent: HostedAgent, client: AgentClient, cid: str) -> None:
-    block = os.urandom(1 << 20)
-    client.run(hosted_agent.spec(["cat"]), cid)
-    sent, received = hashlib.sha256(), hashlib.sha256()
-    total = 0
-
-    for _ in range(64):
-        writing = client.send("WriteStdin", agent_pb2.WriteStreamRequest(container_id=cid, data=block))
-        sent.update(block)
-        want = total + len(block)
-        while total < want:
-            data = client.read(cid, size=1 << 16)
-            received.update(data)
-            total += len(data)
-        client.wait(writing)
-    client.close_stdin(cid)
-
-    assert client.read_all(cid) == b""
-    assert client.exit_code(cid) == 0
-    assert received.digest() == sent.digest()
 
 
 def test_output_written_just_before_exit_is_complete_after_the_exit_is_known(

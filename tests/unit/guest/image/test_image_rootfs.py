@@ -107,22 +107,6 @@ def test_the_first_process_is_a_script_its_shell_can_read() -> None:
     subprocess.run(["/bin/busybox", "sh", "-n", HERE / "init.sh"], check=True)
 
 
-def test_fstab_has_six_fields_or_four_and_lists_what_the_guest_promises() -> None:
-    mounted = [line.split()[1:3] for line in recipe.FSTAB.splitlines()]
-
-    assert mounted == [
-        ["/proc", "proc"],
-        ["/sys", "sysfs"],
-        ["/sys/fs/cgroup", "cgroup2"],
-        ["/dev", "devtmpfs"],
-        ["/dev/pts", "devpts"],
-        ["/dev/shm", "tmpfs"],
-        ["/run", "tmpfs"],
-        ["/tmp", "tmpfs"],
-        ["/var", "tmpfs"],
-    ]
-
-
 @pytest.fixture
 def kata_root(tmp_path: Path) -> Path:
     """A root file system with a shell, before an agent is added to it."""
