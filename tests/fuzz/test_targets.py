@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from tests.fuzz.mutation import mutated, smallest
+from tests.fuzz.mutation import mutated
 from tests.fuzz.targets import TARGETS, corpus
 
 MUTATIONS = 100
@@ -25,7 +25,3 @@ def test_mutated_inputs_are_read_or_refused(name: str) -> None:
 
     for _ in range(MUTATIONS):
         TARGETS[name](mutated(inputs, random))
-
-
-def test_a_finding_is_made_small() -> None:
-    assert smallest(b"aaaaXbbbbbYc", lambda data: b"X" in data and b"Y" in data) == b"XY"
