@@ -15,7 +15,7 @@ from protos.cri import v1_pb2 as pb
 from .framework.cri import Container, Cri, Pod, Security
 from .framework.spdy import EXEC, SpdyConnection
 from .framework.waiting import eventually
-from .framework.websocket import STDERR, STDIN, STDOUT, Streams
+from .framework.websocket import STDIN, Streams
 
 pytestmark = pytest.mark.vm
 
@@ -85,22 +85,6 @@ def test_execs_at_the_same_time_do_not_mix(pod: Pod) -> None:
         thread.join()
 
     assert outputs == {number: f"{number}\n" * 3 for number in range(8)}
-
-
-def test_exec_streams_input_output_and_exit_code(pod: Pod) -> None:
-    container = pod.start()
-    script = "read line; echo got $line; echo bad >&2; exit 5"
-    url = pod.cri.call(
-        "Exec", container_id=container.id, cmd=["sh", "-c", script], stdin=True, stdout=True, stderr=True
-    ).url
-
-    with Streams(url) as streams:
-        streams.send(STDIN, b"hello\n")
-        channels, outcome = streams.read_all()
-
-    assert channels == {STDOUT: b"got hello\n", STDERR: b"bad\n"}
-    assert outcome["status"] == "Failure"
-    assert outcome["details"]["causes"] == [{"reason": "ExitCode", "message": "5"}]
 
 
 def test_exec_streams_the_kubelets_way(pod: Pod) -> None:
@@ -185,19 +169,6 @@ def test_the_termination_message_is_on_the_host_when_the_container_has_ended(pod
 
     assert container.exit_code() == 1
     assert message.read_text() == "why\n"
-
-
-def test_volumes_are_the_same_files_for_every_container_and_the_host(pod: Pod, scratch: Path) -> None:
-    (scratch / "config").write_text("setting\n")
-    writer = pod.start(mounts=[pb.Mount(container_path="/data", host_path=str(scratch))])
-    reader = pod.start(mounts=[pb.Mount(container_path="/data", host_path=str(scratch), readonly=True)])
-
-    writer.sh("echo made > /data/made")
-
-    assert reader.sh("cat /data/made /data/config") == "made\nsetting\n"
-    assert "Read-only" in reader.exec("touch", "/data/x").err
-    (scratch / "late").write_text("late\n")
-    assert writer.sh("cat /data/late") == "late\n"
 
 
 def test_an_image_as_a_volume(pod: Pod, cri: Cri) -> None:

@@ -12,7 +12,6 @@ import pytest
 
 from .framework import releases
 from .framework.cri import Container, Cri, Pod, refusal
-from .framework.leaks import HostState, assert_nothing_left
 from .framework.runtime import Runtime
 from .framework.waiting import eventually
 
@@ -170,17 +169,6 @@ def test_stop_and_remove_of_a_pod_may_be_repeated(cri: Cri) -> None:
 
     assert pod.id not in cri.sandboxes()
     assert container.id not in cri.containers()
-
-
-def test_a_removed_pod_leaves_nothing_on_the_host(cri: Cri) -> None:
-    before = HostState.look()
-
-    with cri.pod() as pod:
-        pod.start()
-        pod.start("sh", "-c", "exit 1").exit_code()
-        pod.create()
-
-    assert_nothing_left(before, (cri.daemon.directories.root,))
 
 
 @needs_pause_container

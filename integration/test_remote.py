@@ -17,7 +17,6 @@ import pytest
 from .conftest import GROUND, own_name
 from .framework import processes
 from .framework.ctr import Ctr, Result
-from .framework.images import IMAGE
 from .framework.remote_peer import MEMORY_MIB, RemotePeer, RemoteRun
 from .framework.runtime import Runtime
 from .framework.waiting import eventually
@@ -136,17 +135,6 @@ def test_a_signal_reaches_the_process_and_its_status_comes_back(
     assert (result.out, result.code) == ("up\ngot it\n", 7)
     assert name not in [record["id"] for record in peer.records()]
     assert peer.asked("StopVM") == stopped + 1
-
-
-def test_the_pods_host_network_is_refused(ctr: Ctr, runtime: Runtime, peer: RemotePeer, name: str) -> None:
-    words = ("run", "--rm", "--runtime", runtime.name, "--runtime-config-path", peer.configuration(), "--net-host")
-    created = peer.asked("CreateVM")
-
-    result = ctr(*words, IMAGE, name, "true", check=False)
-
-    assert result.code != 0
-    assert "network" in result.err
-    assert peer.asked("CreateVM") == created
 
 
 def test_ten_pods_start_at_once_and_each_has_a_vm_of_its_own(
