@@ -162,16 +162,6 @@ def test_what_is_no_socket_or_no_file_stays_and_the_error_names_kind_and_key(
     assert os.listdir(tmp_path) == ["other"]
 
 
-@pytest.mark.root
-def test_all_layers_of_a_mount_go(tmp_path: Path, private_mounts: None) -> None:
-    for _ in range(2):
-        syscalls.mount("tmpfs", str(tmp_path), "tmpfs", 0)
-
-    twice(entry(ResourceKind.MOUNT, tmp_path))
-
-    assert mounted_below(str(tmp_path)) == ()
-
-
 def test_a_mount_that_was_never_made_is_gone(tmp_path: Path) -> None:
     twice(entry(ResourceKind.MOUNT, tmp_path))
     twice(entry(ResourceKind.MOUNT, tmp_path / "nowhere"))
@@ -200,19 +190,6 @@ def test_a_guest_that_exchanges_a_directory_cannot_have_another_mount_detached(
     twice(entry(ResourceKind.MOUNT, rootfs / "a/b", beneath=str(rootfs)))
 
     assert mounted_below(str(outside)) == (str(outside),)
-
-
-@pytest.mark.root
-def test_a_mount_beneath_a_guests_root_goes_with_all_its_layers(tmp_path: Path, private_mounts: None) -> None:
-    point = tmp_path / "rootfs/a/b"
-    point.mkdir(parents=True)
-
-    for _ in range(2):
-        syscalls.mount("tmpfs", str(point), "tmpfs", 0)
-
-    twice(entry(ResourceKind.MOUNT, point, beneath=str(tmp_path / "rootfs")))
-
-    assert mounted_below(str(tmp_path)) == ()
 
 
 @pytest.mark.parametrize("key", ["root", "", "other/x", "root/../x"])

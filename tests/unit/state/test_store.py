@@ -12,7 +12,7 @@ from pyshim.model.errors import FailedPrecondition, NotFound
 from pyshim.model.ledger import LedgerEntry, ResourceKind
 from pyshim.model.task import ExitStatus
 from pyshim.state.errors import NotOurState, StateDamaged, StateTooNew
-from pyshim.state.schema import CHECKSUM, KEY, SandboxState, ShimRecord
+from pyshim.state.schema import CHECKSUM, KEY, ShimRecord
 from pyshim.state.store import MAX_BYTES, StateStore, _sealed
 from tests.unit.state.states import container, state, written
 
@@ -45,23 +45,6 @@ def rewrite(store: StateStore, text: str | bytes) -> None:
     Path(f"{store.root}/sb1/persist.json").write_bytes(text if isinstance(text, bytes) else text.encode())
 
 
-@pytest.mark.parametrize(
-    "wanted",
-    [
-        pytest.param(state(planned=False), id="before the plan"),
-        pytest.param(state(), id="without containers"),
-        pytest.param(
-            state(container("c1"), container("c2", ExitStatus(status=137, exited_at_ns=1_700_000_000_123_456_789))),
-            id="a running and a stopped container",
-        ),
-    ],
-)
-def test_a_state_is_read_as_it_was_written(store: StateStore, wanted: SandboxState) -> None:
-    store.save(wanted)
-
-    assert store.load("sb1") == wanted
-
-
 def test_what_is_written_again_after_reading_is_the_same(store: StateStore) -> None:
     store.save(state(container("c1")))
     first = document(store)
@@ -69,34 +52,6 @@ def test_what_is_written_again_after_reading_is_the_same(store: StateStore) -> N
     store.save(store.load("sb1"))
 
     assert document(store) == first
-
-
-def test_a_kata_operator_finds_katas_keys(store: StateStore) -> None:
-    store.save(state(container("c1")))
-
-    found = document(store)
-
-    assert set(found) == {
-        "PersistVersion",
-        "State",
-        "SandboxContainer",
-        "SandboxCgroupPath",
-        "OverheadCgroupPath",
-        "Devices",
-        "HypervisorState",
-        "AgentState",
-        "Network",
-        "Config",
-        "Pyshim",
-    }
-    assert found["PersistVersion"] == 2
-    assert found["State"] == "running"
-    assert found["SandboxContainer"] == "c1"
-    assert found["AgentState"] == {"URL": "vsock://5:1024"}
-    assert found["HypervisorState"]["Pid"] == 12
-    assert found["HypervisorState"]["Type"] == "qemu"
-    assert found["Config"]["HypervisorConfig"]["KernelPath"] == "/boot/vmlinuz"
-    assert [item["ID"] for item in found["Config"]["ContainerConfigs"]] == ["c1"]
 
 
 def test_each_container_has_a_file_of_its_own_until_it_is_gone(store: StateStore) -> None:
@@ -107,17 +62,6 @@ def test_each_container_has_a_file_of_its_own_until_it_is_gone(store: StateStore
     store.save(state(container("c1")))
 
     assert sorted(os.listdir(f"{store.root}/sb1")) == ["c1", "persist.json"]
-
-
-def test_a_ledger_of_an_unchanged_snapshot_is_written_beside_it(store: StateStore) -> None:
-    had = state(container("c1"))
-    entry = LedgerEntry(kind=ResourceKind.MOUNT, key='/run/"quoted"')
-    store.save(had)
-
-    store.save(replace(had, ledger=(*had.ledger, entry)))
-
-    assert document(store) == written(replace(had, ledger=(*had.ledger, entry)))
-    assert store.load("sb1").ledger == (*had.ledger, entry)
 
 
 def test_a_sandbox_that_comes_again_has_its_containers_files_again(store: StateStore) -> None:
