@@ -24,8 +24,9 @@ from pyshim.model.task import ExitStatus
 from pyshim.task.calls import Calls
 from pyshim.task.sandbox_service import SANDBOX_SERVICE, SandboxService
 from pyshim.ttrpc import Client, Code, RemoteError
-from tests.fakes.clock import run_fast_forward
 from tests.fakes.served import served
+
+pytestmark = pytest.mark.usefixtures("fast_clock")
 
 CREATED_AT_NS = 1_700_000_000_000_000_003
 POD_CONFIG = "runtime.v1.PodSandboxConfig"
@@ -114,19 +115,14 @@ def create_request(options: Message | None = None, url: str = POD_CONFIG, **fiel
     return request
 
 
-def test_every_method_of_the_service_definition_is_served() -> None:
-    async def test() -> None:
-        service = SandboxService(
-            sandbox=FakeSandbox(), cgroup_mode=CgroupMode.V2, calls=Calls(), on_shutdown=lambda: None
-        )
-        names = {method.name for method in pb.DESCRIPTOR.services_by_name["Sandbox"].methods}
-        served = {name: set(methods) for name, methods in service.services().items()}
-        assert served == {SANDBOX_SERVICE: names | {"UpdateSandbox"}}
-
-    run_fast_forward(test())
+async def test_every_method_of_the_service_definition_is_served() -> None:
+    service = SandboxService(sandbox=FakeSandbox(), cgroup_mode=CgroupMode.V2, calls=Calls(), on_shutdown=lambda: None)
+    names = {method.name for method in pb.DESCRIPTOR.services_by_name["Sandbox"].methods}
+    served = {name: set(methods) for name, methods in service.services().items()}
+    assert served == {SANDBOX_SERVICE: names | {"UpdateSandbox"}}
 
 
-def test_a_pods_configuration_arrives_whole() -> None:
+async def test_a_pods_configuration_arrives_whole() -> None:
     config = cri.PodSandboxConfig(
         metadata=cri.PodSandboxMetadata(name="web", uid="u1", namespace="default"),
         hostname="web-0",
@@ -146,56 +142,45 @@ def test_a_pods_configuration_arrives_whole() -> None:
         ),
     )
 
-    async def test() -> None:
-        async with bench() as b:
-            await b.call("CreateSandbox", create_request(config, netns_path="/run/netns/x", annotations={"a": "b"}))
+    async with bench() as b:
+        await b.call("CreateSandbox", create_request(config, netns_path="/run/netns/x", annotations={"a": "b"}))
 
-            ((_, request),) = b.sandbox.calls
-            assert request == CreateSandbox(
-                sandbox_id=SandboxId("p1"),
-                bundle="/b/p1",  # type: ignore[arg-type]
-                netns_path="/run/netns/x",
-                annotations={"a": "b"},
-                pod=PodConfig(
-                    name="web",
-                    namespace="default",
-                    uid="u1",
-                    hostname="web-0",
-                    dns=PodDns(servers=("10.0.0.10",), searches=("svc",), options=("ndots:5",)),
-                    annotations={"io.katacontainers.config.hypervisor.default_vcpus": "2"},
-                    cgroup_parent="/kubepods/podu1",
-                    sysctls={"net.core.somaxconn": "512"},
-                    resources=PodResourceSums(
-                        cpu_period=100_000, cpu_quota=150_000, cpu_shares=1536, memory_bytes=512 << 20
-                    ),
-                    host_namespaces=frozenset({"ipc"}),
+        ((_, request),) = b.sandbox.calls
+        assert request == CreateSandbox(
+            sandbox_id=SandboxId("p1"),
+            bundle="/b/p1",  # type: ignore[arg-type]
+            netns_path="/run/netns/x",
+            annotations={"a": "b"},
+            pod=PodConfig(
+                name="web",
+                namespace="default",
+                uid="u1",
+                hostname="web-0",
+                dns=PodDns(servers=("10.0.0.10",), searches=("svc",), options=("ndots:5",)),
+                annotations={"io.katacontainers.config.hypervisor.default_vcpus": "2"},
+                cgroup_parent="/kubepods/podu1",
+                sysctls={"net.core.somaxconn": "512"},
+                resources=PodResourceSums(
+                    cpu_period=100_000, cpu_quota=150_000, cpu_shares=1536, memory_bytes=512 << 20
                 ),
-            )
-
-    run_fast_forward(test())
-
-
-def test_an_empty_configuration_states_neither_resources_nor_dns() -> None:
-    async def test() -> None:
-        async with bench() as b:
-            await b.call(
-                "CreateSandbox", create_request(cri.PodSandboxConfig(), url=f"type.googleapis.com/{POD_CONFIG}")
-            )
-
-            pod = b.sandbox.calls[0][1].pod
-            assert (pod.resources, pod.dns, pod.host_namespaces) == (None, None, frozenset())
-
-    run_fast_forward(test())
+                host_namespaces=frozenset({"ipc"}),
+            ),
+        )
 
 
-def test_a_request_without_options_names_no_pod() -> None:
-    async def test() -> None:
-        async with bench() as b:
-            await b.call("CreateSandbox", create_request())
+async def test_an_empty_configuration_states_neither_resources_nor_dns() -> None:
+    async with bench() as b:
+        await b.call("CreateSandbox", create_request(cri.PodSandboxConfig(), url=f"type.googleapis.com/{POD_CONFIG}"))
 
-            assert b.sandbox.calls[0][1].pod is None
+        pod = b.sandbox.calls[0][1].pod
+        assert (pod.resources, pod.dns, pod.host_namespaces) == (None, None, frozenset())
 
-    run_fast_forward(test())
+
+async def test_a_request_without_options_names_no_pod() -> None:
+    async with bench() as b:
+        await b.call("CreateSandbox", create_request())
+
+        assert b.sandbox.calls[0][1].pod is None
 
 
 @pytest.mark.parametrize(
@@ -220,17 +205,14 @@ def test_a_request_without_options_names_no_pod() -> None:
         ),
     ],
 )
-def test_a_bad_request_is_refused_by_name(request_: Message | bytes, problem: str) -> None:
-    async def test() -> None:
-        async with bench() as b:
-            with pytest.raises(RemoteError) as caught:
-                await b.call("CreateSandbox", request_)
+async def test_a_bad_request_is_refused_by_name(request_: Message | bytes, problem: str) -> None:
+    async with bench() as b:
+        with pytest.raises(RemoteError) as caught:
+            await b.call("CreateSandbox", request_)
 
-            assert caught.value.code == Code.INVALID_ARGUMENT
-            assert problem in str(caught.value)
-            assert b.sandbox.calls == []
-
-    run_fast_forward(test())
+        assert caught.value.code == Code.INVALID_ARGUMENT
+        assert problem in str(caught.value)
+        assert b.sandbox.calls == []
 
 
 @pytest.mark.parametrize(
@@ -246,51 +228,42 @@ def test_a_bad_request_is_refused_by_name(request_: Message | bytes, problem: st
         "SandboxMetrics",
     ],
 )
-def test_an_unknown_sandbox_is_not_found(method: str) -> None:
-    async def test() -> None:
-        async with bench() as b:
-            with pytest.raises(RemoteError) as caught:
-                await b.call(method, pb.PingRequest(sandbox_id="p2"))
+async def test_an_unknown_sandbox_is_not_found(method: str) -> None:
+    async with bench() as b:
+        with pytest.raises(RemoteError) as caught:
+            await b.call(method, pb.PingRequest(sandbox_id="p2"))
 
-            assert caught.value.code == Code.NOT_FOUND
-
-    run_fast_forward(test())
+        assert caught.value.code == Code.NOT_FOUND
 
 
-def test_start_and_status_are_in_containerds_words() -> None:
-    async def test() -> None:
-        async with bench() as b:
-            ref = pb.PingRequest(sandbox_id="p1")
-            started = pb.StartSandboxResponse.FromString(await b.call("StartSandbox", ref))
-            assert (started.pid, started.created_at.ToNanoseconds()) == (4321, CREATED_AT_NS)
-            assert started.spec.type_url == "types.containerd.io/opencontainers/runtime-spec/1/Spec"
-            assert json.loads(started.spec.value) == {"hostname": "web-0"}
+async def test_start_and_status_are_in_containerds_words() -> None:
+    async with bench() as b:
+        ref = pb.PingRequest(sandbox_id="p1")
+        started = pb.StartSandboxResponse.FromString(await b.call("StartSandbox", ref))
+        assert (started.pid, started.created_at.ToNanoseconds()) == (4321, CREATED_AT_NS)
+        assert started.spec.type_url == "types.containerd.io/opencontainers/runtime-spec/1/Spec"
+        assert json.loads(started.spec.value) == {"hostname": "web-0"}
 
-            plain = pb.SandboxStatusResponse.FromString(await b.call("SandboxStatus", ref))
-            assert (plain.state, plain.pid, dict(plain.info)) == ("SANDBOX_READY", 4321, {})
-            assert not plain.HasField("exited_at")
+        plain = pb.SandboxStatusResponse.FromString(await b.call("SandboxStatus", ref))
+        assert (plain.state, plain.pid, dict(plain.info)) == ("SANDBOX_READY", 4321, {})
+        assert not plain.HasField("exited_at")
 
-            b.sandbox.exited.set()
-            request = pb.SandboxStatusRequest(sandbox_id="p1", verbose=True)
-            ended = pb.SandboxStatusResponse.FromString(await b.call("SandboxStatus", request))
-            assert (ended.state, dict(ended.info)) == ("SANDBOX_NOTREADY", {"vm": "{}"})
-            assert ended.exited_at.ToNanoseconds() == EXIT.exited_at_ns
-
-    run_fast_forward(test())
+        b.sandbox.exited.set()
+        request = pb.SandboxStatusRequest(sandbox_id="p1", verbose=True)
+        ended = pb.SandboxStatusResponse.FromString(await b.call("SandboxStatus", request))
+        assert (ended.state, dict(ended.info)) == ("SANDBOX_NOTREADY", {"vm": "{}"})
+        assert ended.exited_at.ToNanoseconds() == EXIT.exited_at_ns
 
 
-def test_the_platform_is_the_nodes_in_gos_words() -> None:
-    async def test() -> None:
-        async with bench() as b:
-            reply = pb.PlatformResponse.FromString(await b.call("Platform", pb.PlatformRequest(sandbox_id="p1")))
+async def test_the_platform_is_the_nodes_in_gos_words() -> None:
+    async with bench() as b:
+        reply = pb.PlatformResponse.FromString(await b.call("Platform", pb.PlatformRequest(sandbox_id="p1")))
 
-            machine = os.uname().machine
-            assert (reply.platform.os, reply.platform.architecture) == (
-                "linux",
-                {"x86_64": "amd64", "aarch64": "arm64"}.get(machine, machine),
-            )
-
-    run_fast_forward(test())
+        machine = os.uname().machine
+        assert (reply.platform.os, reply.platform.architecture) == (
+            "linux",
+            {"x86_64": "amd64", "aarch64": "arm64"}.get(machine, machine),
+        )
 
 
 RESOURCES = "types.containerd.io/opencontainers/runtime-spec/1/LinuxResources"
@@ -300,15 +273,12 @@ def update_request(value: bytes, url: str = RESOURCES) -> pb.UpdateSandboxReques
     return pb.UpdateSandboxRequest(sandbox_id="p1", resources=AnyMessage(type_url=url, value=value))
 
 
-def test_an_update_has_the_resources_of_a_task_update() -> None:
-    async def test() -> None:
-        async with bench() as b:
-            await b.call("UpdateSandbox", update_request(b'{"cpu": {"quota": 5}}'))
-            await b.call("UpdateSandbox", pb.UpdateSandboxRequest(sandbox_id="p1"))
+async def test_an_update_has_the_resources_of_a_task_update() -> None:
+    async with bench() as b:
+        await b.call("UpdateSandbox", update_request(b'{"cpu": {"quota": 5}}'))
+        await b.call("UpdateSandbox", pb.UpdateSandboxRequest(sandbox_id="p1"))
 
-            assert b.sandbox.calls == [("update", "p1", {"cpu": {"quota": 5}}), ("update", "p1", {})]
-
-    run_fast_forward(test())
+        assert b.sandbox.calls == [("update", "p1", {"cpu": {"quota": 5}}), ("update", "p1", {})]
 
 
 @pytest.mark.parametrize(
@@ -319,60 +289,48 @@ def test_an_update_has_the_resources_of_a_task_update() -> None:
         pytest.param(update_request(b"[]"), "not a JSON object", id="no-object"),
     ],
 )
-def test_a_bad_update_is_refused_by_name(request_: Message, problem: str) -> None:
-    async def test() -> None:
-        async with bench() as b:
-            with pytest.raises(RemoteError, match=rf"decode resources of sandbox 'p1': {problem}") as caught:
-                await b.call("UpdateSandbox", request_)
+async def test_a_bad_update_is_refused_by_name(request_: Message, problem: str) -> None:
+    async with bench() as b:
+        with pytest.raises(RemoteError, match=rf"decode resources of sandbox 'p1': {problem}") as caught:
+            await b.call("UpdateSandbox", request_)
 
-            assert caught.value.code == Code.INVALID_ARGUMENT
-            assert b.sandbox.calls == []
-
-    run_fast_forward(test())
+        assert caught.value.code == Code.INVALID_ARGUMENT
+        assert b.sandbox.calls == []
 
 
-def test_wait_answers_at_the_end_while_other_calls_go_on() -> None:
-    async def test() -> None:
-        async with bench() as b:
-            ref = pb.PingRequest(sandbox_id="p1")
-            waiting = asyncio.create_task(b.call("WaitSandbox", ref))
-            await b.call("PingSandbox", ref)
-            assert not waiting.done()
+async def test_wait_answers_at_the_end_while_other_calls_go_on() -> None:
+    async with bench() as b:
+        ref = pb.PingRequest(sandbox_id="p1")
+        waiting = asyncio.create_task(b.call("WaitSandbox", ref))
+        await b.call("PingSandbox", ref)
+        assert not waiting.done()
 
-            b.sandbox.exited.set()
-            reply = pb.WaitSandboxResponse.FromString(await waiting)
+        b.sandbox.exited.set()
+        reply = pb.WaitSandboxResponse.FromString(await waiting)
 
-            assert (reply.exit_status, reply.exited_at.ToNanoseconds()) == (EXIT.status, EXIT.exited_at_ns)
-
-    run_fast_forward(test())
+        assert (reply.exit_status, reply.exited_at.ToNanoseconds()) == (EXIT.status, EXIT.exited_at_ns)
 
 
 @pytest.mark.parametrize(
     ("mode", "kind"), [(CgroupMode.V1, v1_pb2.Metrics), (CgroupMode.V2, v2_pb2.Metrics)], ids=["v1", "v2"]
 )
-def test_metrics_have_the_form_of_the_hosts_cgroups(mode: CgroupMode, kind: type[Message]) -> None:
-    async def test() -> None:
-        async with bench(mode) as b:
-            reply = pb.SandboxMetricsResponse.FromString(
-                await b.call("SandboxMetrics", pb.SandboxMetricsRequest(sandbox_id="p1"))
-            )
+async def test_metrics_have_the_form_of_the_hosts_cgroups(mode: CgroupMode, kind: type[Message]) -> None:
+    async with bench(mode) as b:
+        reply = pb.SandboxMetricsResponse.FromString(
+            await b.call("SandboxMetrics", pb.SandboxMetricsRequest(sandbox_id="p1"))
+        )
 
-            assert reply.metrics.id == "p1"
-            assert reply.metrics.data.type_url == kind.DESCRIPTOR.full_name
-            assert kind.FromString(reply.metrics.data.value).ByteSize() > 0
-
-    run_fast_forward(test())
+        assert reply.metrics.id == "p1"
+        assert reply.metrics.data.type_url == kind.DESCRIPTOR.full_name
+        assert kind.FromString(reply.metrics.data.value).ByteSize() > 0
 
 
-def test_a_shutdown_ends_the_shim_once_it_is_done() -> None:
-    async def test() -> None:
-        async with bench() as b:
-            with pytest.raises(RemoteError):
-                await b.call("ShutdownSandbox", pb.ShutdownSandboxRequest(sandbox_id="p2"))
-            assert not b.finished.is_set()
+async def test_a_shutdown_ends_the_shim_once_it_is_done() -> None:
+    async with bench() as b:
+        with pytest.raises(RemoteError):
+            await b.call("ShutdownSandbox", pb.ShutdownSandboxRequest(sandbox_id="p2"))
+        assert not b.finished.is_set()
 
-            await b.call("ShutdownSandbox", pb.ShutdownSandboxRequest(sandbox_id="p1"))
+        await b.call("ShutdownSandbox", pb.ShutdownSandboxRequest(sandbox_id="p1"))
 
-            assert b.finished.is_set()
-
-    run_fast_forward(test())
+        assert b.finished.is_set()

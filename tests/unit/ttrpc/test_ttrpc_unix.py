@@ -24,24 +24,21 @@ def test_a_full_listener_is_waited_for_and_nothing_is_left_of_a_wait_that_is_giv
         asyncio.run(body())
 
 
-def test_it_is_connected_as_soon_as_the_listener_has_room(tmp_path: Path) -> None:
+async def test_it_is_connected_as_soon_as_the_listener_has_room(tmp_path: Path) -> None:
     path = str(tmp_path / "s")
 
-    async def body() -> None:
-        with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as first:
-            listener.bind(path)
-            listener.listen(0)
-            first.connect(path)
-            connecting = asyncio.ensure_future(connected_unix_socket(path))
-            await asyncio.sleep(SOON_S)
-            assert not connecting.done()
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as first:
+        listener.bind(path)
+        listener.listen(0)
+        first.connect(path)
+        connecting = asyncio.ensure_future(connected_unix_socket(path))
+        await asyncio.sleep(SOON_S)
+        assert not connecting.done()
 
-            listener.accept()[0].close()
-            with await connecting as sock, listener.accept()[0] as theirs:
-                sock.send(b"x")
-                assert theirs.recv(1) == b"x"
-
-    asyncio.run(body())
+        listener.accept()[0].close()
+        with await connecting as sock, listener.accept()[0] as theirs:
+            sock.send(b"x")
+            assert theirs.recv(1) == b"x"
 
 
 @pytest.mark.parametrize(
