@@ -1,13 +1,13 @@
-"""The protocol core: two cores back to back, transcripts split anywhere, and what a client's core refuses how."""
+"""The protocol core: two cores back to back, and what a client's core refuses how."""
 
 from __future__ import annotations
 
 import pytest
-from ttrpc_peers import frame, kinds, only, request
+from ttrpc_peers import frame, only, request
 
 from pyshim.ttrpc.connection import ClientConnection, ServerConnection
-from pyshim.ttrpc.events import RequestReceived, ResponseReceived, StreamFailed
-from pyshim.ttrpc.framing import DATA, FLAG_REMOTE_OPEN, HEADER, MAX_MESSAGE_BYTES, REQUEST, RESPONSE
+from pyshim.ttrpc.events import RequestReceived, ResponseReceived
+from pyshim.ttrpc.framing import DATA, HEADER, MAX_MESSAGE_BYTES, REQUEST, RESPONSE
 from pyshim.ttrpc.messages import decode_response
 from pyshim.ttrpc.status import Code, LocalProtocolError, MessageTooLarge, RemoteProtocolError
 
@@ -155,26 +155,6 @@ def test_client_ignores_and_counts_frames_that_answer_nothing(data: bytes) -> No
     assert client.is_open(1)
 
 
-@pytest.mark.parametrize(
-    ("data", "error"),
-    [
-        pytest.param(frame(1, RESPONSE, 0, b"\x12\x05"), RemoteProtocolError, id="malformed response"),
-        pytest.param(frame(1, RESPONSE, 0, bytes(5 << 20)), MessageTooLarge, id="oversize response"),
-        pytest.param(frame(1, DATA, 0, b"x"), RemoteProtocolError, id="data for a unary call"),
-    ],
-)
-def test_unusable_reply_fails_its_call_only(data: bytes, error: type[Exception]) -> None:
-    client = ClientConnection()
-    client.request("s", "m", b"")
-    client.request("s", "m", b"")
-
-    event = only(client.receive_data(data))
-
-    assert isinstance(event, StreamFailed)
-    assert isinstance(event.error, error)
-    assert (client.is_open(1), client.is_open(3)) == (False, True)
-
-
 def test_end_inside_a_frame_is_the_peers_fault() -> None:
     server = ServerConnection()
     server.receive_data(request(1)[:-1])
@@ -188,53 +168,6 @@ def test_end_between_frames_is_no_fault() -> None:
 
     assert server.receive_eof() is None
     assert server.open_streams == 0
-
-
-CONVERSATION = (
-    request(1, payload=b"p" * 300, metadata=(("k", "v"),))
-    + request(3, "Watch", flags=FLAG_REMOTE_OPEN)
-    + frame(3, DATA, 0, b"one")
-    + frame(3, DATA, 0)
-    + frame(7, DATA, 0, b"nowhere")
-    + frame(5, 77, 0, b"unknown type")
-    + frame(4, REQUEST, 0, b"even")
-    + frame(5, REQUEST, 0, b"\xff")
-    + frame(7, REQUEST, 0, bytes(600))
-    + frame(3, DATA, 5)
-    + request(9, timeout_ns=10**9)
-)
-
-
-def test_server_events_do_not_depend_on_where_the_transcript_is_split() -> None:
-    whole = ServerConnection(max_message_bytes=500).receive_data(CONVERSATION)
-    assert kinds(whole).count("RequestRefused") == 5
-
-    for cut in range(len(CONVERSATION) + 1):
-        server = ServerConnection(max_message_bytes=500)
-        assert server.receive_data(CONVERSATION[:cut]) + server.receive_data(CONVERSATION[cut:]) == whole
-
-
-def test_client_events_do_not_depend_on_where_the_transcript_is_split() -> None:
-    transcript = (
-        frame(1, RESPONSE, 0)
-        + frame(3, DATA, 0, b"one")
-        + frame(9, RESPONSE, 0)
-        + frame(5, RESPONSE, 0, bytes(600))
-        + frame(7, RESPONSE, 0, bytes.fromhex("0a08 0805 1204676f6e65"))
-        + frame(3, RESPONSE, 0)
-    )
-
-    def events(cut: int) -> list[str]:
-        client = ClientConnection(max_message_bytes=500)
-        for _ in range(4):
-            client.request("s", "m", b"")
-        return list(map(repr, client.receive_data(transcript[:cut]) + client.receive_data(transcript[cut:])))
-
-    whole = events(0)
-    assert len(whole) == 4
-
-    for cut in range(len(transcript) + 1):
-        assert events(cut) == whole
 
 
 def test_a_reply_above_the_calls_own_limit_fails_that_call_and_is_not_held() -> None:
