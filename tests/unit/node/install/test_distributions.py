@@ -72,8 +72,8 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True):
 
     files: dict[str, str]
     version: str
-    name: str
-    unit: str
+    name: str = "containerd"
+    unit: str = "containerd"
     socket: str = "/run/containerd/containerd.sock"
     written: str
     """The file that has the handlers."""
@@ -81,71 +81,56 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True):
     """The text that this file begins with."""
 
 
+def k3s(files: dict[str, str], unit: str = "k3s", **more: str) -> Kind:
+    socket = "/run/k3s/containerd/containerd.sock"
+    return Kind(files=files, name=unit.partition("-")[0], unit=unit, socket=socket, **more)
+
+
 KINDS = {
     "debian": Kind(
         files={"etc/containerd/config.toml": DEBIAN},
         version="1.6.20",
-        name="containerd",
-        unit="containerd",
         written="etc/containerd/config.toml",
         starts=DEBIAN,
     ),
     "ubuntu-without-a-file": Kind(
         files={"usr/lib/containerd": ""},
         version="2.1.3",
-        name="containerd",
-        unit="containerd",
         written="etc/containerd/conf.d/pyshim.toml",
     ),
-    "k3s-before-2025": Kind(
+    "k3s-before-2025": k3s(
         files={f"{K3S}/config.toml": RENDERED_2},
         version="1.7.23",
-        name="k3s",
-        unit="k3s",
-        socket="/run/k3s/containerd/containerd.sock",
         written=f"{K3S}/config.toml.tmpl",
         starts='{{ template "base" . }}\n',
     ),
-    "k3s-with-a-template-of-the-operator": Kind(
+    "k3s-with-a-template-of-the-operator": k3s(
         files={f"{K3S}/config.toml": RENDERED_3, f"{K3S}/config-v3.toml.tmpl": "# mine\n"},
         version="2.0.4",
-        name="k3s",
-        unit="k3s",
-        socket="/run/k3s/containerd/containerd.sock",
         written=f"{K3S}/config-v3.toml.tmpl",
         starts="# mine\n",
     ),
-    "k3s-agent-with-imports": Kind(
+    "k3s-agent-with-imports": k3s(
         files={f"{K3S}/config.toml": IMPORTING_3, "etc/systemd/system/k3s-agent.service": ""},
         version="2.1.5",
-        name="k3s",
         unit="k3s-agent",
-        socket="/run/k3s/containerd/containerd.sock",
         written=f"{K3S}/config-v3.toml.d/pyshim.toml",
     ),
-    "k3s-of-containerd-1-with-imports": Kind(
+    "k3s-of-containerd-1-with-imports": k3s(
         files={f"{K3S}/config.toml": IMPORTING_2},
         version="1.7.27",
-        name="k3s",
-        unit="k3s",
-        socket="/run/k3s/containerd/containerd.sock",
         written=f"{K3S}/config.toml.tmpl",
         starts='{{ template "base" . }}\n',
     ),
-    "k3s-of-containerd-2-with-a-file-of-version-2": Kind(
+    "k3s-of-containerd-2-with-a-file-of-version-2": k3s(
         files={f"{K3S}/config.toml": IMPORTING_2},
         version="2.1.5",
-        name="k3s",
-        unit="k3s",
-        socket="/run/k3s/containerd/containerd.sock",
         written=f"{K3S}/config.toml.d/pyshim.toml",
     ),
-    "rke2-server": Kind(
+    "rke2-server": k3s(
         files={f"{RKE2}/config.toml": RENDERED_2, "usr/local/lib/systemd/system/rke2-server.service": ""},
         version="1.7.23",
-        name="rke2",
         unit="rke2-server",
-        socket="/run/k3s/containerd/containerd.sock",
         written=f"{RKE2}/config.toml.tmpl",
         starts='{{ template "base" . }}\n',
     ),
@@ -169,15 +154,11 @@ KINDS = {
     "containerd-2-with-imports": Kind(
         files={"etc/containerd/config.toml": 'version = 3\nimports = ["conf.d/*.toml"]\n'},
         version="2.1.3",
-        name="containerd",
-        unit="containerd",
         written="etc/containerd/conf.d/pyshim.toml",
     ),
     "containerd-2-without-imports": Kind(
         files={"etc/containerd/config.toml": "version = 3\n"},
         version="2.1.3",
-        name="containerd",
-        unit="containerd",
         written="etc/containerd/conf.d/pyshim.toml",
     ),
     "containerd-2-with-other-imports": Kind(
@@ -186,8 +167,6 @@ KINDS = {
             "etc/site/cri.toml": "version = 3\n",
         },
         version="2.3.4",
-        name="containerd",
-        unit="containerd",
         written="etc/containerd/config.toml",
         starts='version = 3\nimports = ["/etc/site/*.toml"]\n',
     ),
@@ -202,8 +181,6 @@ KINDS = {
     "linked-configuration": Kind(
         files={"etc/containerd/config.toml": "-> ../site/containerd.toml", "etc/site/containerd.toml": DEBIAN},
         version="1.6.20",
-        name="containerd",
-        unit="containerd",
         written="etc/site/containerd.toml",
         starts=DEBIAN,
     ),
