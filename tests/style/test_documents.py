@@ -114,13 +114,3 @@ def test_every_page_is_in_the_index() -> None:
     index = text(ROOT / "docs" / "README.md")
 
     assert [page.name for page in _DOCUMENTS if page.parent != ROOT and f"({page.name})" not in index] == ["README.md"]
-
-
-def test_what_is_named_is_found_in_the_text() -> None:
-    """The test of the tests: the patterns see what they are for."""
-    sample = (
-        "see `pyshim/x.py` and `tests/<room>`\n```\nmake no\n```\nuse `make demo`, test `test_a_b`, `hypervisors/q/`."
-    )
-
-    assert list(_paths(sample)) == ["pyshim/x.py", "hypervisors/q/"]
-    assert "test_a_b" in _words(sample)

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-import pytest
-
 from .project_files import ROOT, module_name, parsed, python_files, shown
 
 # room -> what it may import of ours, besides itself. The most specific room that holds a module counts.
@@ -291,24 +289,3 @@ def test_the_architecture_document_has_the_same_arrows() -> None:
     assert documented == {
         room.removeprefix("pyshim."): {name.removeprefix("pyshim.") for name in may} for room, may in ARROWS.items()
     }
-
-
-def test_a_broken_arrow_is_found_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The test of the test: one forbidden import of each form is reported, an allowed one is not."""
-    import tests.style.project_files as project
-
-    monkeypatch.setattr(project, "ROOT", tmp_path)
-    path = tmp_path / "pyshim" / "config" / "bad.py"
-    path.parent.mkdir(parents=True)
-    path.write_text(
-        "from pyshim.model import ids\n"
-        "from pyshim.pod.pod import Pod\n"
-        "from ..state import store\n"
-        "def later():\n    import hypervisors.qemu\n"
-    )
-
-    assert broken_arrows(path) == [
-        "pyshim/config/bad.py:2: pyshim.config -> pyshim.pod.pod.Pod (it may import: pyshim.host, pyshim.model)",
-        "pyshim/config/bad.py:3: pyshim.config -> pyshim.state.store (it may import: pyshim.host, pyshim.model)",
-        "pyshim/config/bad.py:5: pyshim.config -> hypervisors.qemu (it may import: pyshim.host, pyshim.model)",
-    ]

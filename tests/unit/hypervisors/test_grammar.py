@@ -145,28 +145,6 @@ def test_every_version_understands_the_plain_argvs(name: str) -> None:
     assert not [problem for grammar in tables().values() for problem in problems(words, grammar)]
 
 
-@pytest.mark.parametrize(
-    ("words", "complaint"),
-    [
-        (("-object", "sev-guest,id=s,policy=1"), "'reduced-phys-bits' is missing"),
-        (("-object", "sev-guest,id=s,reduced-phys-bits=1,host-data=x"), "unknown 'host-data'"),
-        (("-object", '{"qom-type":"no-such","id":"x"}'), "unknown object 'no-such'"),
-        (("-device", "virtio-blk-pci,drive=a,no-such=1"), "unknown 'no-such'"),
-        (("-device", "no-such-device"), "unknown device"),
-        (("-machine", "q35,accel=kvm,kernel_irqchip=split,no-such=1"), "unknown 'no-such'"),
-        (("-cpu", "EPYC-v4"), "unknown model 'EPYC-v4'"),
-        (("-netdev", "tap,id=n,no-such=1"), "unknown 'no-such'"),
-        (("-smp", "2,no-such=1"), "unknown 'no-such'"),
-        (("-no-such",), "unknown option"),
-    ],
-)
-def test_the_check_finds_what_is_wrong(words: tuple[str, ...], complaint: str) -> None:
-    found = problems(("qemu", *words), tables()["7.2"])
-
-    assert len(found) == 1
-    assert complaint in found[0]
-
-
 @needs_qemu
 def test_the_installed_qemu_understands_every_argv_of_its_age() -> None:
     grammar = introspected(QEMU)

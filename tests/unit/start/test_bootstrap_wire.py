@@ -44,15 +44,6 @@ def test_protobuf_messages_are_read(instance: str, namespace: str, level: int) -
     assert signed(value) == level
 
 
-@given(st.binary(max_size=64))
-def test_any_bytes_decode_or_are_refused(data: bytes) -> None:
-    try:
-        fields = decode(data)
-    except WireError:
-        return
-    assert all(number > 0 for number, _ in fields)
-
-
 @pytest.mark.parametrize(
     "data",
     [
