@@ -50,34 +50,28 @@ class Cache:
         self,
         directories: Iterable[str] = DEFAULT_DIRECTORIES,
         *,
-        auto_refresh: bool = True,
         read: Callable[[str], Spec] = read_spec,
     ) -> None:
         self.directories = tuple(directories)
-        self._auto_refresh = auto_refresh
         self._read = read
         self._lock = threading.RLock()
-        self._is_fresh = False
         self._files: dict[str, _File] = {}
         self._devices: dict[str, CachedDevice] = {}
         self._errors: dict[str, tuple[CdiError, ...]] = {}
 
-    def refresh(self) -> Mapping[str, tuple[CdiError, ...]]:
-        """The directories as they are now; the errors by path (a directory's or a file's), empty when all is well."""
-        with self._lock:
-            failed: dict[str, CdiError] = {}
-            files: dict[str, _File] = {}
-            order: list[tuple[int, str]] = []
-            for priority, directory in enumerate(self.directories):
-                for path in self._listed(directory, failed):
-                    if path not in files:
-                        files[path] = self._file(path)
-                        order.append((priority, path))
-            if not self._is_fresh or failed or files != self._files or self._errors.keys() - files.keys():
-                self._files = files
-                self._index(order, failed)
-            self._is_fresh = True
-            return dict(self._errors)
+    def _refresh(self) -> None:
+        """Files and devices are those of the directories as they are now."""
+        failed: dict[str, CdiError] = {}
+        files: dict[str, _File] = {}
+        order: list[tuple[int, str]] = []
+        for priority, directory in enumerate(self.directories):
+            for path in self._listed(directory, failed):
+                if path not in files:
+                    files[path] = self._file(path)
+                    order.append((priority, path))
+        if failed or files != self._files or self._errors.keys() - files.keys():
+            self._files = files
+            self._index(order, failed)
 
     def _listed(self, directory: str, failed: dict[str, CdiError]) -> list[str]:
         try:
@@ -125,33 +119,29 @@ class Cache:
                 errors.setdefault(entry.path, []).append(conflict)
         self._errors = {path: tuple(found_errors) for path, found_errors in errors.items()}
 
-    def _current(self) -> None:
-        if self._auto_refresh or not self._is_fresh:
-            self.refresh()
-
     def errors(self) -> Mapping[str, tuple[CdiError, ...]]:
-        """The errors of directories and files, by path."""
+        """The errors of directories and files, by path; empty when all is well."""
         with self._lock:
-            self._current()
+            self._refresh()
             return dict(self._errors)
 
     def devices(self) -> tuple[CachedDevice, ...]:
         """Every device without a conflict, by name."""
         with self._lock:
-            self._current()
+            self._refresh()
             return tuple(self._devices[name] for name in sorted(self._devices))
 
     def kinds(self) -> tuple[str, ...]:
         """The kinds of all valid specs."""
         with self._lock:
-            self._current()
+            self._refresh()
             return tuple(sorted({file.spec.kind for file in self._files.values() if file.spec is not None}))
 
     def find(self, names: Iterable[str]) -> tuple[CachedDevice, ...]:
         """The devices, in the order asked for. Raises UnresolvedDevices with all that are missing and why."""
         wanted = tuple(dict.fromkeys(names))
         with self._lock:
-            self._current()
+            self._refresh()
             missing = tuple(name for name in wanted if name not in self._devices)
             if missing:
                 raise UnresolvedDevices(missing, self._hints(missing))

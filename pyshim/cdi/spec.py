@@ -111,9 +111,6 @@ class Spec:
     devices: tuple[Device, ...]
     container_edits: ContainerEdits = ContainerEdits()
 
-    def device(self, name: str) -> Device | None:
-        return next((device for device in self.devices if device.name == name), None)
-
     def all_edits(self) -> tuple[ContainerEdits, ...]:
         return (self.container_edits, *(device.container_edits for device in self.devices))
 

@@ -62,16 +62,16 @@ class NamedDevices:
             asked = parse_visible(self._visible(spec))
         except InvalidName as error:
             raise InvalidArgument(f"{doing}: {error}") from error
-        cache = Cache(DIRECTORIES, auto_refresh=False)
+        cache = Cache(DIRECTORIES)
         clock = asyncio.get_running_loop().time
         deadline = clock() + self._timeout_s
         while True:
-            cache.refresh()  # once: the kinds are needed if a device is not found
+            kinds = cache.kinds()  # before the devices: a spec that comes in between counts at the next look
             try:
                 names = [*named, *expanded(asked, cache)]
                 edits = cache.edits(names)
             except UnresolvedDevices as error:
-                known = [name for name in error.devices if name.partition("=")[0] in cache.kinds()]
+                known = [name for name in error.devices if name.partition("=")[0] in kinds]
                 if known:
                     raise FailedPrecondition(f"{doing}: {error}") from error
                 if clock() >= deadline:

@@ -295,15 +295,3 @@ def test_changes_are_seen_and_what_did_not_change_is_not_read_again(low: Path, h
     (low / "a.json").unlink()
     assert names(cache) == ["v.com/b=0"]
     assert read == ["a.json", "b.json", "b.json"]
-
-
-def test_without_auto_refresh_the_directories_are_read_when_told(low: Path) -> None:
-    cache = Cache([str(low)], auto_refresh=False)
-    put(low, "a.json", spec("v.com/a"))
-    assert names(cache) == ["v.com/a=0"]
-    put(low, "b.json", spec("v.com/b"))
-    assert names(cache) == ["v.com/a=0"]
-
-    cache.refresh()
-
-    assert names(cache) == ["v.com/a=0", "v.com/b=0"]

@@ -266,7 +266,7 @@ def test_all_problems_are_said_at_once() -> None:
 def test_texts_that_yaml_took_for_numbers_are_texts() -> None:
     spec = parse_spec(document(cdiVersion="0.5.0", devices=[{"name": 0, "containerEdits": {"env": ["A=1"]}}]), "x")
 
-    assert spec.device("0") is not None
+    assert spec.devices[0].name == "0"
 
 
 def test_old_monitoring_switches_are_known_where_they_existed() -> None:
