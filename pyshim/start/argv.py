@@ -7,18 +7,10 @@ action. Unlike Go, unknown flags are skipped, so that a later containerd with mo
 from pyshim.start.errors import BootstrapError
 
 ACTIONS = ("start", "delete", "serve", "zygote")
-_VALUES = {
-    "namespace": "namespace",
-    "address": "address",
-    "publish-binary": "publish_binary",
-    "id": "id",
-    "bundle": "bundle",
-    "config": "config",
-    "ttrpc-address": "ttrpc_address",
-    "idle": "idle",
-    "directory": "directory",
-    "executed-because": "executed_because",
-}
+_VALUES = (
+    *("namespace", "address", "publish-binary", "id", "bundle", "config", "ttrpc-address", "idle", "directory"),
+    "executed-because",
+)
 _SWITCHES = {"debug": "debug", "info": "info", "v": "version", "version": "version"}
 # The spellings of Go's strconv.ParseBool.
 _TRUE = ("1", "t", "T", "TRUE", "true", "True")
@@ -27,23 +19,6 @@ _FALSE = ("0", "f", "F", "FALSE", "false", "False")
 
 class Invocation:
     """One call of the shim binary; flags that were not given are empty or False."""
-
-    __slots__ = (
-        "action",
-        "address",
-        "bundle",
-        "config",
-        "debug",
-        "directory",
-        "executed_because",
-        "id",
-        "idle",
-        "info",
-        "namespace",
-        "publish_binary",
-        "ttrpc_address",
-        "version",
-    )
 
     def __init__(self) -> None:
         self.action = ""
@@ -91,7 +66,7 @@ def parse(words: list[str]) -> Invocation:
                 raise BootstrapError(f"parse flag {word!r}: it needs a value")
             value = rest.pop(0)
         if name in _VALUES:
-            setattr(call, _VALUES[name], value)
+            setattr(call, name.replace("-", "_"), value)
     return call
 
 
