@@ -74,11 +74,11 @@ def unmount_all(path: str) -> None:
     """Nothing is mounted at `path` any more: every layer is detached lazily, with all that is mounted below it.
 
     Idempotent: success for a path that does not exist or is not a mount point. A symbolic link as the last component is
-    not followed. The table says whether there is one more: a call without one can take as long as an unmount, and
+    not followed. The table says how many layers there are: a call without one can take as long as an unmount, and
     containerd repeats the removal of a task that takes more than ten seconds. Raises OSError.
     """
     point = _resolved_but_last(path)
-    while mount_root(point) is not None:
+    for _ in [each for each in mounts() if each.point == point]:
         try:
             syscalls.umount2(path, syscalls.MNT_DETACH | syscalls.UMOUNT_NOFOLLOW)
         except OSError as error:

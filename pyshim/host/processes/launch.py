@@ -16,6 +16,7 @@ from pyshim.host import syscalls
 from pyshim.host.fds import OwnedFd
 from pyshim.host.mounts.view import enter_view
 from pyshim.host.os_errors import os_errors
+from pyshim.host.processes.own_thread import own_thread
 from pyshim.model.errors import FailedPrecondition
 from pyshim.model.labels import NO_LABELS, ProcessLabels
 
@@ -149,21 +150,14 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
 
     async def run_apart(self, actions: list[tuple[int, ...]], apart: Apart) -> int:
         """`run` from a thread of its own, which ends at once: what is in `apart` is a thread's."""
-        loop = asyncio.get_running_loop()
-        result: asyncio.Future[int] = loop.create_future()
         started: list[int] = []
 
-        def work() -> None:
-            try:
-                apart.enter()
-                started.append(self.run(actions))
-            except (OSError, SpawnFailed) as error:
-                loop.call_soon_threadsafe(_settle, result, None, error)
-            else:
-                loop.call_soon_threadsafe(_settle, result, started[0], None)
+        def work() -> int:
+            apart.enter()
+            started.append(self.run(actions))
+            return started[0]
 
-        thread = threading.Thread(target=work, name=f"spawn {self.program}", daemon=True)
-        thread.start()
+        thread, result = own_thread(f"spawn {self.program}", work)
         try:
             return await asyncio.shield(result)
         except asyncio.CancelledError:
@@ -192,15 +186,6 @@ def kill_and_reap(pid: int) -> None:
 
 
 _CATCHABLE = tuple(int(number) for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
-
-
-def _settle(result: "asyncio.Future[int]", pid: int | None, error: BaseException | None) -> None:
-    if result.done():
-        return
-    if error is not None:
-        result.set_exception(error)
-    elif pid is not None:
-        result.set_result(pid)
 
 
 def set_labels(labels: ProcessLabels, *, attr: str = "/proc/thread-self/attr", sys: str = "/sys") -> None:
