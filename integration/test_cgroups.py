@@ -64,7 +64,7 @@ def _update(name: str, **resources: Any) -> None:
         bundle = Path("/run/containerd/io.containerd.runtime.v2.task/default") / name
         sock.connect((bundle / "address").read_text().removeprefix("unix://"))
         sock.setblocking(False)
-        client = await Client.connect_socket(sock)
+        client = Client(sock)
         try:
             await client.call("containerd.task.v2.Task", "Update", request.SerializeToString(), timeout_s=90)
         finally:

@@ -69,7 +69,7 @@ class Guest:
         sock = socket.socket(socket.AF_UNIX)
         sock.connect((_BUNDLES / self.name / "address").read_text().removeprefix("unix://"))
         sock.setblocking(False)
-        client = await Client.connect_socket(sock)
+        client = Client(sock)
         try:
             return await client.call("containerd.task.v2.Task", method, payload, timeout_s=90)
         finally:

@@ -130,7 +130,7 @@ def _update(cri: Cri, pod: Pod, resources: Mapping[str, object]) -> None:
         sock = socket.socket(socket.AF_UNIX)
         sock.connect(address.removeprefix("unix://"))
         sock.setblocking(False)
-        client = await Client.connect_socket(sock)
+        client = Client(sock)
         try:
             await client.call(SANDBOX_SERVICE, "UpdateSandbox", request.SerializeToString(), timeout_s=90)
         finally:

@@ -141,7 +141,7 @@ class RemoteService:
                 f"{action}: connect remote hypervisor '{self._path}': {cause} "
                 "(hint: does the service of remote_hypervisor_socket run on this node?)"
             ) from exc
-        return await Client.connect_socket(sock)
+        return Client(sock)
 
     def _error(self, action: str, exc: TtrpcError, timeout_s: float | None) -> ShimError:
         match exc:

@@ -84,9 +84,11 @@ class DirectShim:
 
     def connect(self) -> Client:
         """A new connection, closed when the shim is."""
-        client = self._runner.run(Client.connect_socket(self._connected()))
-        self._clients.append(client)
-        return client
+        return self._runner.run(self._connect())
+
+    async def _connect(self) -> Client:
+        self._clients.append(Client(self._connected()))
+        return self._clients[-1]
 
     def _connected(self) -> socket.socket:
         sock = socket.socket(socket.AF_UNIX)
@@ -107,7 +109,7 @@ class DirectShim:
         self, method: str, reply: type[Message] | None = None, within_s: float = _LIMIT_S, **fields: Any
     ) -> Any:
         if not self._clients:
-            self._clients.append(await Client.connect_socket(self._connected()))
+            await self._connect()
         request = _request_type(method)(id=fields.pop("id", self.container), **fields)
         answer = await self._clients[0].call(SERVICE, method, request.SerializeToString(), timeout_s=within_s)
         return reply.FromString(answer) if reply else answer

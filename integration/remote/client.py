@@ -24,7 +24,7 @@ async def call(path: Path, service: str, method: str, payload: bytes, within_s: 
     except BaseException:
         sock.close()
         raise
-    client = await Client.connect_socket(sock)
+    client = Client(sock)
     try:
         return await client.call(service, method, payload, timeout_s=within_s)
     finally:

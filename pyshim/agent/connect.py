@@ -67,7 +67,7 @@ class Connector:
 
     async def _attempt(self, address: AgentAddress, deadline: float) -> "AgentClient":
         sock = await open_stream(address)
-        connection = await Client.connect_socket(sock)
+        connection = Client(sock)
         wire = connection if self._wrap is None else self._wrap(connection)
         client = AgentClient(
             wire,

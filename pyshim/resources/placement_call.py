@@ -22,7 +22,7 @@ async def asked(path: str, need: Need) -> Placement:
     """See `AskPlacement`."""
     try:
         async with asyncio.timeout(ANSWER_S):
-            client = await Client.connect_socket(await connected_unix_socket(path))
+            client = Client(await connected_unix_socket(path))
             async with client:
                 reply = await client.call(
                     SERVICE, METHOD, msgspec.json.encode(need), timeout_s=None, max_reply_bytes=_MAX_REPLY_BYTES

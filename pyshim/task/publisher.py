@@ -165,4 +165,4 @@ def _is_refusal(error: Exception) -> bool:
 async def _connect(path: str, timeout_s: float) -> Client:
     async with asyncio.timeout(timeout_s):
         sock = await connected_unix_socket(path)
-    return await Client.connect_socket(sock)
+    return Client(sock)

@@ -26,22 +26,20 @@ _MAX_TIMEOUT_S = 9e9
 
 
 class Client:
-    """One connection to a ttrpc server. Made by `connect_socket`, ended by `close`."""
+    """One connection to a ttrpc server, on a connected stream socket that it owns; ended by `close`.
 
-    def __init__(self, sock: socket.socket, *, max_message_bytes: int, queue_bytes: int) -> None:
+    Made in a running loop.
+    """
+
+    def __init__(
+        self, sock: socket.socket, *, max_message_bytes: int = MAX_MESSAGE_BYTES, queue_bytes: int = QUEUE_BYTES
+    ) -> None:
         self._core = ClientConnection(max_message_bytes=max_message_bytes)
         self._link = Link(
             self._core, sock, on_events=self._on_events, on_closed=self._on_closed, queue_bytes=queue_bytes
         )
         self._calls: dict[int, _PendingCall] = {}
         self._link.start()
-
-    @classmethod
-    async def connect_socket(
-        cls, sock: socket.socket, *, max_message_bytes: int = MAX_MESSAGE_BYTES, queue_bytes: int = QUEUE_BYTES
-    ) -> Client:
-        """A client on a connected stream socket, which it owns from now on."""
-        return cls(sock, max_message_bytes=max_message_bytes, queue_bytes=queue_bytes)
 
     @property
     def is_closed(self) -> bool:

@@ -158,10 +158,6 @@ class Link:
         if self._drained is not None and not self._drained.done():
             self._drained.set_result(None)
 
-    def _dispatch(self, events: list[Event]) -> None:
-        if events:
-            self._on_events(events)
-
     def _flush_queue(self) -> None:
         try:
             while self._queue:
@@ -227,7 +223,8 @@ class Link:
         # Immediate answers are sent together, so that the peer is woken once.
         self._gathering = True
         try:
-            self._dispatch(self._core.received(count))
+            if events := self._core.received(count):
+                self._on_events(events)
             if flood := self._core.flood:
                 self.close(flood)
                 return False

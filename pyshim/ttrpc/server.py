@@ -93,7 +93,10 @@ class Server:
         """
         session = self._open(sock)
         if session is not None:
-            await self._until_closed(session)
+            try:
+                await session.wait_closed()
+            finally:
+                session.close()
 
     async def shutdown(self, grace_s: float) -> None:
         """Nothing of the server is left: no listener, no connection, no handler.
@@ -170,9 +173,3 @@ class Server:
         self._sessions.add(session)
         session.start()
         return session
-
-    async def _until_closed(self, session: Session) -> None:
-        try:
-            await session.wait_closed()
-        finally:
-            session.close()

@@ -160,7 +160,7 @@ class AgentWire:
         if self._silent is None:
             ours, theirs = socket.socketpair()
             ours.setblocking(False)
-            self._silent = await Client.connect_socket(ours), theirs
+            self._silent = Client(ours), theirs
         hung = asyncio.ensure_future(self._silent[0].call(service, method, payload, timeout_s=timeout_s))
         lost = asyncio.ensure_future(self._client.closed())
         try:

@@ -43,7 +43,7 @@ class FakeRuntime:
 
     async def __aenter__(self) -> FakeRuntime:
         self._serving = self._mux.open(RUNTIME_SERVICE)
-        self._client = await Client.connect_socket(self._mux.open(PLUGIN_SERVICE))
+        self._client = Client(self._mux.open(PLUGIN_SERVICE))
         self._tasks = [
             asyncio.ensure_future(self._server.serve_connection(self._serving)),
             asyncio.ensure_future(self._carry()),

@@ -17,7 +17,7 @@ async def served(services: Mapping[str, Mapping[str, Handler]], **options: Any) 
     server = Server(services=services, **options)
     ours, theirs = socket.socketpair()
     serving = asyncio.create_task(server.serve_connection(theirs))
-    client = await Client.connect_socket(ours)
+    client = Client(ours)
     try:
         yield server, client
     finally:

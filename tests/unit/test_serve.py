@@ -68,7 +68,7 @@ async def _containerd(directory: Path) -> Client:
     ours = socket.socket(socket.AF_UNIX)
     ours.connect(str(directory / "shim.sock"))
     ours.setblocking(False)
-    return await Client.connect_socket(ours)
+    return Client(ours)
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,7 @@ class Plugin:
         tasks = TaskOwner()
         # Served before it registers: the runtime configures the plugin before it answers the registration, or after.
         serving = tasks.spawn("nri/serve", server.serve_connection(mux.open(PLUGIN_SERVICE)))
-        client = await Client.connect_socket(mux.open(RUNTIME_SERVICE))
+        client = Client(mux.open(RUNTIME_SERVICE))
         carrying = tasks.spawn("nri/mux", mux.run())
         talking = tasks.spawn("nri/talk", self._talk(client))
         try:

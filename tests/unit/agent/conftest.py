@@ -27,7 +27,7 @@ def request_timeout_s() -> float:
 @pytest.fixture
 def client(fake: FakeAgent, runner: asyncio.Runner, request_timeout_s: float) -> Iterator[AgentClient]:
     async def connected() -> AgentClient:
-        return AgentClient(await Client.connect_socket(fake.connection()), request_timeout_s=request_timeout_s)
+        return AgentClient(Client(fake.connection()), request_timeout_s=request_timeout_s)
 
     client = runner.run(connected())
     yield client

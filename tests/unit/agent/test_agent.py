@@ -96,7 +96,7 @@ async def test_only_calls_that_set_up_the_sandbox_have_its_deadline(
 
     fake = FakeAgent()
     fake.hung.add(method)
-    connection = await Client.connect_socket(fake.connection())
+    connection = Client(fake.connection())
     client = AgentClient(connection, request_timeout_s=20, set_up_timeout_s=50)
     try:
         with pytest.raises(DeadlineExceeded, match=rf"no reply within {limit_s:g} s"):

@@ -57,7 +57,7 @@ def answering(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Calla
 
 def asked(root: Path, use: Callable[[Client], Awaitable[None]]) -> None:
     async def connect_and_use() -> None:
-        client = await Client.connect_socket(await connected_unix_socket(f"{root}/s"))
+        client = Client(await connected_unix_socket(f"{root}/s"))
         try:
             await use(client)
         finally:

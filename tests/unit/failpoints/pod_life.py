@@ -74,7 +74,7 @@ class _Connector:
         self._timeout_s = timeout_s
 
     async def connect(self, address: AgentAddress, timeout_s: float) -> AgentClient:
-        client = AgentWire(self._life.faults, await Client.connect_socket(self._life.agent.connection()))
+        client = AgentWire(self._life.faults, Client(self._life.agent.connection()))
         self._life.clients.append(client)
         agent = AgentClient(client, request_timeout_s=self._timeout_s)
         try:

@@ -57,7 +57,7 @@ class FakeConnector:
 
     async def connect(self, address: AgentAddress, timeout_s: float) -> AgentClient:
         self._stack.host.faults.hit("connect")
-        client = await Client.connect_socket(self._stack.agent.connection())
+        client = Client(self._stack.agent.connection())
         agent = AgentClient(client, request_timeout_s=self._stack.request_timeout_s)
         self._stack.clients.append(client)
         await agent.check(timeout_s)

@@ -115,7 +115,7 @@ def test_server_survives_any_bytes_and_serves_others(data: bytes) -> None:
 
         ours, theirs = socket.socketpair()
         serving = asyncio.create_task(server.serve_connection(theirs))
-        client = await Client.connect_socket(ours)
+        client = Client(ours)
         assert await client.call("demo", "Echo", b"alive", timeout_s=None) == b"alive"
         client.close()
         await server.shutdown(1)
@@ -146,7 +146,7 @@ def test_server_keeps_the_connection_after_any_whole_frames(data: bytes) -> None
 def test_client_survives_any_bytes_and_every_call_ends(data: bytes) -> None:
     async def main() -> None:
         ours, theirs = socket.socketpair()
-        client = await Client.connect_socket(ours, max_message_bytes=LIMIT)
+        client = Client(ours, max_message_bytes=LIMIT)
         peer = RawPeer(theirs)
         calls = [asyncio.create_task(client.call("demo", "Echo", b"", timeout_s=None)) for _ in range(3)]
         await peer.frame()

@@ -29,7 +29,7 @@ async def test_shutdown_lets_calls_finish_and_sends_their_replies_before_closing
     server = Server(services={"demo": {"Slow": slow, "Echo": echo}})
     ours, theirs = socket.socketpair()
     serving = asyncio.create_task(server.serve_connection(theirs))
-    client = await Client.connect_socket(ours)
+    client = Client(ours)
     call = asyncio.create_task(client.call("demo", "Slow", b"", timeout_s=None))
     await entered.wait()
 
@@ -98,7 +98,7 @@ async def connected(path: Path) -> Client:
     except OSError:
         sock.close()
         raise
-    return await Client.connect_socket(sock)
+    return Client(sock)
 
 
 def listening(path: Path) -> socket.socket:
@@ -191,7 +191,7 @@ async def test_accepting_survives_running_out_of_descriptors(tmp_path: Path, cap
             for fd in hogs:
                 os.close(fd)
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        client = await Client.connect_socket(waiting)
+        client = Client(waiting)
         assert await client.call("demo", "Echo", b"x", timeout_s=None) == b"x"
         client.close()
         await server.shutdown(0)

@@ -52,7 +52,7 @@ async def raw_server(
 async def raw_client(**options: Any) -> AsyncIterator[tuple[Client, RawPeer]]:
     """A client and the bare other end of its connection."""
     ours, theirs = socket.socketpair()
-    client = await Client.connect_socket(ours, **options)
+    client = Client(ours, **options)
     peer = RawPeer(theirs)
     try:
         yield client, peer

@@ -123,7 +123,7 @@ async def test_a_question_that_makes_no_sense_is_refused_and_the_next_is_answere
 ) -> None:
     path = str(tmp_path / "nri.sock")
     async with _served(_pods(), tmp_path / "nri.sock"):
-        async with await Client.connect_socket(await connected_unix_socket(path)) as client:
+        async with Client(await connected_unix_socket(path)) as client:
             with pytest.raises(RemoteError):
                 await client.call(SERVICE, METHOD, payload, timeout_s=10)
         assert (await asked(path, _need())).exclusive

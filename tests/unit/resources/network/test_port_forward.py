@@ -81,7 +81,7 @@ def scene(fast_clock: None, runner: asyncio.Runner) -> Iterator[Scene]:
     host.files[BUILT_PROGRAM] = PROGRAM
 
     async def started() -> tuple[Client, PortForward]:
-        client = await Client.connect_socket(agent.connection())
+        client = Client(agent.connection())
         forward = PortForward(
             plan=_plan(), listener=listener, agent=AgentClient(client, request_timeout_s=5), host=host, tasks=tasks
         )
