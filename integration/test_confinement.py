@@ -172,7 +172,7 @@ if cgroup:
     with open(cgroup + "/cgroup.procs", "w") as file:
         file.write(str(os.getpid()))
 if kept != "all":
-    syscalls.keep_capabilities({int(each) for each in kept.split(",")})
+    syscalls.limit_capabilities_of_programs({int(each) for each in kept.split(",")})
     os.execv(sys.executable, [*sys.orig_argv[:3], "", "all", node, disk])
 for attempt in (
     lambda: os.mknod(node, stat.S_IFBLK | 0o600, os.stat(disk).st_rdev),

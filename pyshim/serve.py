@@ -148,10 +148,10 @@ class _Daemon:
         loop = asyncio.get_running_loop()
         loop.set_default_executor(self._threads)
         socket_path = listener.getsockname()
-        # Read from below: first the socket loses its name, then all is ended, the last replies and events leave, then
-        # the process. Each step is taken whatever the one before it met.
+        # These steps run from the last to the first: the socket loses its name, everything ends, the last replies and
+        # events leave, the process ends. Each runs even if one before it has failed.
         async with AsyncExitStack() as end:
-            # Until the daemon can serve: one that fails before leaves no socket that clients would wait at.
+            # A daemon that fails before it can serve leaves no socket at which clients would wait.
             unserved = end.enter_context(ExitStack())
             unserved.callback(unlink, socket_path)
             end.push_async_callback(self._children.end_all)
@@ -179,7 +179,7 @@ class _Daemon:
             def end_if_idle() -> None:
                 if not pod.is_empty:
                     return
-                if pod.is_kept and server.connections:
+                if pod.is_served and server.connections:
                     return  # containerd may be pulling an image before StartSandbox; it ends the sandbox, too
                 if (left_s := IDLE_S - calls.idle_s()) > 0:
                     look_later(left_s)
@@ -320,7 +320,7 @@ class _Daemon:
     def _confine(self, config: Config) -> None:
         """From the first Create on, before any hook, guest or other child. Raises FailedPrecondition.
 
-        A thread has its own capabilities: those that have read the configuration end, and others take their place.
+        Capabilities belong to threads: those that read the configuration end, and new ones take their place.
         """
         if self._is_confined or not config.runtime.confine_shim:
             return
@@ -357,7 +357,7 @@ def _random_uuid() -> str:
 
 
 def agent_connector(config: Config, faults: Faults | None, calls: AgentCalls) -> Connector:
-    """Who reaches the agents of sandboxes with this configuration."""
+    """The connector to agents of sandboxes with this configuration."""
     return Connector(
         request_timeout_s=config.agent.request_timeout_s,
         set_up_timeout_s=config.set_up_timeout_s,
@@ -369,7 +369,7 @@ def agent_connector(config: Config, faults: Faults | None, calls: AgentCalls) ->
 def exporter_of(
     children: Children, trace: Trace, endpoint: str, sandbox_id: SandboxId, annotations: Mapping[str, str]
 ) -> "SpanExporter | None":
-    """Who sends the spans of `trace` on; None, and a warning, where that cannot be. A pod runs without, too.
+    """The exporter of the spans of `trace`; None, with a warning, if it cannot be made: a pod runs without it.
 
     The room is loaded here, as most shims trace nothing.
     """

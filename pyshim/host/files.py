@@ -267,9 +267,9 @@ def replace_file(
 
     `owner` is a uid and a gid; by default the file is the caller's.
 
-    `durable`: after a power cut, too, it holds the one or the other; without, it may be empty then, which is enough for
-    what a reboot loses anyway or can be made again. `many_writers`: other processes may replace it at the same
-    time. Each then writes aside under a name of its own, which stays when it is killed meanwhile.
+    `durable`: a power cut leaves the old or the new content. Otherwise it may leave an empty file, which is enough for
+    what a reboot loses anyway or can be made again. `many_writers`: processes may replace the file at the same time.
+    Each writes to a temporary file with its pid in the name, which stays if the process is killed meanwhile.
     """
     directory, name = os.path.split(path)
     aside = f"{directory}/.{name}{f'.{os.getpid()}' if many_writers else ''}{ASIDE}"

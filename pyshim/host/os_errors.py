@@ -1,4 +1,4 @@
-"""What the kernel refuses, in our words."""
+"""Errors of system calls as ShimErrors."""
 
 import errno
 from collections.abc import Iterator

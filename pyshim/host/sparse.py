@@ -1,4 +1,4 @@
-"""Copies of files with holes: what is not in the one is not in the other."""
+"""Copies of files that keep their holes."""
 
 import errno
 import os

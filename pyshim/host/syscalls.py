@@ -163,7 +163,7 @@ def setns(fd: int, kind: int) -> None:
     _checked(_libc.setns(ctypes.c_int(fd), ctypes.c_int(kind)))
 
 
-def keep_capabilities(kept: Collection[int]) -> None:
+def limit_capabilities_of_programs(kept: Collection[int]) -> None:
     """Programs that this thread executes have no capability beside `kept`, and gain no right by an exec.
 
     Empties the bounding set, which only root can, and the inheritable one, which root's exec adds to it. Source:
@@ -184,7 +184,7 @@ def keep_capabilities(kept: Collection[int]) -> None:
     _checked(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
 
 
-def hold_capabilities(kept: Collection[int]) -> None:
+def limit_capabilities_of_thread(kept: Collection[int]) -> None:
     """This thread, and those it starts, have no capability beside `kept`, which executed programs may still gain."""
     held = _Capabilities()
     _checked(_libc.capget(ctypes.byref(_CapabilityHeader()), ctypes.byref(held)))

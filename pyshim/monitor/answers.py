@@ -66,7 +66,7 @@ class ShimAnswers:
         }
 
     async def answer_question(self, request: Request) -> Reply:
-        """As `answer`, of the paths that change nothing and say nothing but figures and names."""
+        """As `answer`, for QUESTIONS only: they change nothing and show no more than figures and names."""
         if urlsplit(request.target).path not in QUESTIONS:
             return Reply(HTTPStatus.NOT_FOUND, b"no such path")
         return await self.answer(request)
@@ -113,7 +113,7 @@ class ShimAnswers:
         return Reply(HTTPStatus.OK, msgspec.json.encode(self._pod.name()), "application/json")
 
     async def _health(self, _: Request) -> Reply:
-        """The agent is asked where its last answer is not new: whoever looks again and again wakes few guests."""
+        """The agent is asked only if its last answer is old: frequent requests wake few guests."""
         age_s, problem = self._agent_calls.age_s(), ""
         if age_s is None or age_s > FRESH_S:
             try:

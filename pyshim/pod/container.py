@@ -74,8 +74,8 @@ class Container:
         self._moved_before = Counter[str]()
         """Bytes by stream, of execs that are gone."""
         self.oom_kills = 0
-        self.is_insisted = False
-        """A KILL of the init is being insisted on (`killing.py`)."""
+        self.has_kill_deadline = False
+        """A KILL of the init has to end the container in time (`killing.py`)."""
 
     @property
     def plan(self) -> ContainerPlan:

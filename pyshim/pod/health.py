@@ -1,7 +1,7 @@
 """Health checks of the guest's agent, for VMs whose end no event reports.
 
-A local VM ends with its process. A remote one may be gone while the connection
-to its agent, which leads through the service, stays: calls then fail or are never answered.
+A local VM ends with its process. A remote one may be gone while the connection to its agent stays, since that leads
+through the service: calls then fail or are never answered.
 """
 
 import asyncio

@@ -45,9 +45,9 @@ async def signal_init(
     end, and the sandbox's, instead.
     """
     kills = signal == SIGKILL and container.init.exit is None
-    if kills and not container.is_insisted:
-        container.is_insisted = True
-        tasks.supervise(f"kill/{container.id}", _insist(container, sandbox, owner=owner))
+    if kills and not container.has_kill_deadline:
+        container.has_kill_deadline = True
+        tasks.supervise(f"kill/{container.id}", _end_init_in_time(container, sandbox, owner=owner))
     try:
         await _signal(container.init, sandbox, signal, all_processes=all_processes)
     except GuestHangs as exc:
@@ -91,10 +91,10 @@ async def signal_exec(
     kills = signal == SIGKILL and process.status is Status.RUNNING
     await process.kill(signal, all_processes=all_processes)
     if kills and process.exit is None:
-        tasks.supervise(f"kill/{process.label}", _insist_exec(container, process))
+        tasks.supervise(f"kill/{process.label}", _end_exec_in_time(container, process))
 
 
-async def _insist(container: Container, sandbox: Sandbox, *, owner: bool) -> None:
+async def _end_init_in_time(container: Container, sandbox: Sandbox, *, owner: bool) -> None:
     limit_s = END_S if owner else EXIT_S
     if await _ends(container.init, limit_s):
         return
@@ -104,7 +104,7 @@ async def _insist(container: Container, sandbox: Sandbox, *, owner: bool) -> Non
         sandbox.give_up(f"the guest has not ended '{container.id}' within {limit_s:g} s after a KILL")
 
 
-async def _insist_exec(container: Container, process: Process) -> None:
+async def _end_exec_in_time(container: Container, process: Process) -> None:
     if not await _ends(process, EXIT_S):
         log.warning("killed exec ended without its guest", extra={"of": process.label, "waited_s": EXIT_S})
         container.end_exec_by_force(process)

@@ -74,12 +74,12 @@ class Pod:
         """The container whose end is the sandbox's end: the pod sandbox's, or the single one."""
         self._pod = PodName()
         """As the sandbox's spec has it."""
-        self._keeper: Callable[[int], None] | None = None
-        """Set while containerd asked for the sandbox by itself; takes the exit status of its end."""
+        self._on_end: Callable[[int], None] | None = None
+        """Set for a sandbox of the Sandbox API; called with the exit status of its end."""
         self._opening: asyncio.Task[Sandbox] | None = None
         """The opening of such a sandbox, also after it has succeeded."""
         self._files: Mapping[str, HostPath] = {}
-        """Of such a sandbox: the files that its containers have of it."""
+        """The files that containers get from such a sandbox."""
         self._holding = asyncio.Lock()
         self._has_holder = False
         """A container of the pod's own holds the pid namespace that its containers share."""
@@ -132,7 +132,7 @@ class Pod:
     def _membership(self, spec: OciSpec, container_id: ContainerId) -> Membership:
         """Without annotations of a pod (`ctr run --sandbox`), the container is of the sandbox that was asked for."""
         member = membership(spec.annotations, container_id)
-        if self._sandbox is None or self._keeper is None or member.kind is not ContainerKind.SINGLE_CONTAINER:
+        if self._sandbox is None or self._on_end is None or member.kind is not ContainerKind.SINGLE_CONTAINER:
             return member
         return Membership(kind=ContainerKind.POD_CONTAINER, sandbox_id=self._sandbox.plan.sandbox_id)
 
@@ -155,32 +155,32 @@ class Pod:
 
     def _refuse_second(self, sandbox_id: SandboxId) -> None:
         other = self._sandbox.plan.sandbox_id if self._sandbox is not None else self._owner
-        if other is not None or self._keeper is not None:
+        if other is not None or self._on_end is not None:
             raise FailedPrecondition(f"create sandbox '{sandbox_id}': this shim already runs '{other or 'another'}'")
 
-    def keep_sandbox(self, sandbox_id: SandboxId, on_end: Callable[[int], None]) -> None:
+    def serve_sandbox(self, sandbox_id: SandboxId, on_end: Callable[[int], None]) -> None:
         """The sandbox begins and ends at its own calls, not with a container. `on_end` gets its exit status."""
         if self._closing:
             raise Unavailable(f"create sandbox '{sandbox_id}': the shim is ending")
         self._refuse_second(sandbox_id)
-        self._keeper = on_end
+        self._on_end = on_end
 
     def drop_sandbox(self) -> None:
-        """As before `keep_sandbox`: nothing came of it."""
-        self._keeper = None
+        """Takes `serve_sandbox` back."""
+        self._on_end = None
 
     @property
-    def is_kept(self) -> bool:
-        """The sandbox is there for itself, whether or not its VM runs."""
-        return self._keeper is not None
+    def is_served(self) -> bool:
+        """The sandbox is one of the Sandbox API, whether or not its VM runs."""
+        return self._on_end is not None
 
     async def open_sandbox(self, request: SandboxRequest, hooks: ContainerHooks) -> Sandbox:
-        """The VM of the kept sandbox runs; a repeated call gets the first one's answer."""
+        """The VM of the served sandbox runs; a repeated call gets the first one's answer."""
         action = f"start sandbox '{request.sandbox_id}'"
         if self._closing:
             raise Unavailable(f"{action}: the shim is ending")
         if self._opening is None:
-            work = self._trace.of(f"start {request.sandbox_id}", self._open_kept(request, hooks))
+            work = self._trace.of(f"start {request.sandbox_id}", self._open_served(request, hooks))
             self._opening = self._tasks.spawn(f"start/{request.sandbox_id}", work)
             self._opening.add_done_callback(self._opening_ended)
         return await joined(self._opening, action)
@@ -190,7 +190,7 @@ class Pod:
             self._opening = None
             self._settle()
 
-    async def _open_kept(self, request: SandboxRequest, hooks: ContainerHooks) -> Sandbox:
+    async def _open_served(self, request: SandboxRequest, hooks: ContainerHooks) -> Sandbox:
         self._files = request.files
         try:
             return await self._open(request, hooks)
@@ -200,13 +200,13 @@ class Pod:
             raise
 
     async def stop_sandbox(self) -> None:
-        """The kept sandbox has ended, with all its containers; these wait for their Delete. Idempotent."""
+        """The served sandbox and its containers have ended; the containers wait for their Delete. Idempotent."""
         await self._abandon_opening()
         for container in self._containers.values():
             container.end_all(EXIT_KILLED)
         lost = self._sandbox is not None and self._sandbox.failure
         await self._end_sandbox()
-        self._tell_keeper(EXIT_SANDBOX_LOST if lost else 0)
+        self._report_end(EXIT_SANDBOX_LOST if lost else 0)
 
     async def _abandon_opening(self) -> None:
         if self._is_opening and self._opening is not None:
@@ -217,9 +217,9 @@ class Pod:
     def _is_opening(self) -> bool:
         return self._opening is not None and not self._opening.done()
 
-    def _tell_keeper(self, status: int) -> None:
-        if self._keeper is not None:
-            self._keeper(status)
+    def _report_end(self, status: int) -> None:
+        if self._on_end is not None:
+            self._on_end(status)
 
     async def _open(self, request: SandboxRequest, hooks: ContainerHooks) -> Sandbox:
         """The VM runs, without a container. When this raises, `_end_sandbox` finishes what is left to undo."""
@@ -322,7 +322,7 @@ class Pod:
 
     async def _share_pid_namespace(self, container_id: ContainerId, sandbox: Sandbox) -> str | None:
         """The container whose pid namespace is to be joined; None when the agent shares the right one by itself."""
-        if self._has_holder or (self._pause is None and self._keeper is None):
+        if self._has_holder or (self._pause is None and self._on_end is None):
             return None
         others = [other for other in self._containers.values() if other.id != self._owner]
         if not others:
@@ -463,7 +463,7 @@ class Pod:
         await container.hooks.after_delete()
         self._containers.pop(container.id, None)
         self._settle()
-        if self._containers or self._keeper is not None:
+        if self._containers or self._on_end is not None:
             self.changed()
         self._env.publisher.publish(TaskDeleted(container_id=container.id, pid=container.pid, exit=exit_status))
         return container.pid, exit_status
@@ -473,7 +473,7 @@ class Pod:
 
         containerd asks after every task it has deleted, while others of the pod may run or be under way.
         """
-        if not now and (self._containers or self._creating or self._deleting or self._keeper):
+        if not now and (self._containers or self._creating or self._deleting or self._on_end):
             return False
         await self.close()
         return True
@@ -489,7 +489,7 @@ class Pod:
         await asyncio.gather(*(self._abandon_creation(container_id) for container_id in tuple(self._creating)))
         await self._abandon_opening()
         await self._end_sandbox()
-        self._tell_keeper(EXIT_KILLED)
+        self._report_end(EXIT_KILLED)
         self._owner = None
         if self._deleting:
             await asyncio.wait(self._deleting.values())
@@ -524,7 +524,7 @@ class Pod:
             self._saved.save_soon()
 
     def _settle(self) -> None:
-        """The state goes with the last container and the sandbox: until then its ledger names what is to be undone."""
+        """The state is removed after the last container and the sandbox: until then its ledger lists what to undo."""
         if self._containers or self._creating or self._is_opening:
             return
         if self._sandbox is not None and not self._sandbox.has_left:
@@ -562,9 +562,9 @@ class Pod:
             self._tasks.supervise("stop/lost", self._end_lost())
 
     async def _end_lost(self) -> None:
-        """The keeper hears of the end when the VM is gone: nobody stops a sandbox that has ended."""
+        """The end is reported once the VM is gone: containerd stops no sandbox that has ended."""
         await self._end_by_itself()
-        self._tell_keeper(EXIT_SANDBOX_LOST)
+        self._report_end(EXIT_SANDBOX_LOST)
 
     async def _end_by_itself(self, agent_gone: bool = False) -> None:
         await self._trace.of("end sandbox", self._end_sandbox(agent_gone), kept=False)
@@ -577,7 +577,7 @@ class Pod:
                 self._tasks.spawn(f"oom/{container.id}", self._mark_oom(container))
 
     async def _mark_oom(self, container: Container) -> None:
-        """The bundle has the file `oom`, in which CRI-O, which takes no events, sees that an OOM kill ended it."""
+        """The bundle has the file `oom`, by which CRI-O learns of an OOM kill: it takes no events."""
         try:
             await self._env.host.write_bytes(f"{container.request.bundle}/oom", b"", 0o600)
         except ShimError as exc:

@@ -50,7 +50,7 @@ DRAIN_IDLE_S = 3.0
 """Seconds without a moved byte after which the output of an ended process counts as complete: a guest on a crowded node
 may need one to answer a read that has data."""
 READER_PATIENCE_S = 10.0
-"""The same while a reader is slow to take what there is; containerd's runc shim waits as long."""
+"""The same while a slow reader has not taken what was read; containerd's runc shim waits as long."""
 KILLED_DRAIN_S = 8.0
 """Seconds for all output after a KILL, whether it moves or not; less than the limits of `killing.py`."""
 CLOSE_DRAIN_S = 4.0

@@ -53,8 +53,8 @@ DESTROY_TIMEOUT_S = 3.0
 LOST_REASON_WAIT_S = 0.5
 BOOTED = "booted"
 WAKE_S = 60.0
-"""Seconds for the agent of a guest that continues to answer: it ran already. After them the template is taken for no
-good and the VM boots, so it is more than a crowded host needs: 6 s where 30 emulated VMs begin on two cores."""
+"""Seconds in which the agent of a guest that continues has to answer. After them the template is discarded and the VM
+boots, so they are more than a crowded host needs: 6 s where 30 emulated VMs begin on two cores."""
 SEED_BYTES = 512
 """Of the host's random numbers for each guest that continues, as many as Kata gives."""
 OOM_PAUSE_S = 0.1
@@ -168,10 +168,10 @@ class Sandbox:
 
     async def _start(self, monitor: MonitorRpc, hooks: ContainerHooks) -> Agent:
         await self._run_hooks(hooks)  # outside the sandbox's cgroups: what a hook leaves behind is not of the sandbox
-        template = await self._template()  # outside as well: who makes one is not of the sandbox
+        template = await self._template()  # outside as well: the process that makes one is not the sandbox's
         self._undo_last.push(self.cgroups.leave)
-        # The kernel takes 10 to 20 ms to move a process. What serves the guest is started after the move; the share has
-        # no process, and those that connect the network have ended when it is connected.
+        # The kernel takes 10 to 20 ms to move a process. Programs that serve the guest start after the move. The share
+        # has none, and those that connect the network end with the step.
         entered = step("enter cgroups", self.cgroups.enter())
         await together(entered, make_share(self._services), self.network.connect())
         await self._start_virtiofsd()
@@ -441,7 +441,7 @@ class Sandbox:
         self._lose(name, reason)
 
     def give_up(self, reason: str) -> None:
-        """The sandbox is lost, as if its VM had ended: nothing can be had of the guest any more. Idempotent."""
+        """The sandbox is lost, as if its VM had ended: its guest does not answer any more. Idempotent."""
         self._lose("kill", reason)
 
     def _lose(self, watcher: str, reason: str) -> None:

@@ -50,7 +50,7 @@ class ServedSandbox:
     async def create(self, request: CreateSandbox) -> None:
         if self._request is not None:
             raise AlreadyExists(f"create sandbox '{request.sandbox_id}': this shim has '{self._request.sandbox_id}'")
-        self._pod.keep_sandbox(request.sandbox_id, self._latch)
+        self._pod.serve_sandbox(request.sandbox_id, self._latch)
         try:
             found = await self._read(request)
         except BaseException:
@@ -140,7 +140,7 @@ class ServedSandbox:
         await self._running(sandbox_id).agent.check(PING_TIMEOUT_S)
 
     async def stats(self, sandbox_id: SandboxId) -> ContainerStats:
-        """What the pod costs the host: its VM's cgroup, not the guest's own figures."""
+        """The pod's use of the host, as its VM's cgroup counts it; not the guest's own figures."""
         return await self._running(sandbox_id).cgroups.stats()
 
     async def shutdown(self, sandbox_id: SandboxId) -> None:

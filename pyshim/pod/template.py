@@ -1,7 +1,7 @@
 """Makes a template: boots its machine until the agent answers, and saves it.
 
-Nobody is connected to the agent when the machine is saved: each VM that continues meets an agent that waits for its
-first host, and no call of a pod has ever reached it.
+No client is connected to the agent when the machine is saved. So the agent of each VM that continues waits for its
+first host, and has served no pod.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
 """The shim's side: a bounded queue, and a child that empties it.
 
-The child is started when the first Create is over, and ends with the shim. A receiver costs the child time, memory and
-failures, and not the shim. A span is one message on a socket that never makes the shim wait; what does not fit is lost
-and counted.
+The child starts when the first Create is over, and ends with the shim. A slow or failing receiver costs the child time
+and memory, not the shim. A span is one message on a socket that never makes the shim wait; a span that does not fit is
+lost and counted.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
 """A mount namespace in which a program sees a few of the host's files and nothing else.
 
-It is a copy of the host's, of which all but those files is taken away, so it lives as long as the programs in it and
-leaves nothing behind. Mounts that the host makes and removes below a kept directory come and go in it too (slaves,
-mount_namespaces(7)); of the host's other mounts it holds none, so none stays busy because of it.
+It is a copy of the host's namespace with the other files removed. It lives as long as the programs in it and leaves
+nothing behind. Mounts that the host makes and removes below a directory of the view come and go in it, too (slaves,
+mount_namespaces(7)). It has none of the host's other mounts, so it keeps none busy.
 """
 
 import errno
@@ -47,7 +47,7 @@ class ViewPath(msgspec.Struct, frozen=True, kw_only=True):
     is_shared: bool = False
     """Mounts made on it in the view reach the namespaces that are copied from the view (mount_namespaces(7))."""
     may_lack: bool = False
-    """The host need not have it."""
+    """The host may lack it."""
 
 
 class _Place(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,8 +69,8 @@ def make_view(kept: Iterable[ViewPath], mount_point: str) -> OwnedFd:
     """The namespace, which dies with this descriptor and the last program in it.
 
     The calling thread is in it then, so it must be one that ends. `mount_point` is any directory of the host, nothing
-    of which changes. There is a /proc, in which a user sees the processes of that user. Raises OSError, with the path
-    that is the matter: of what must not lack, or does not lead where it should.
+    of which changes. There is a /proc, in which a user sees the processes of that user. Raises OSError with the path
+    that is missing, or whose link leads out of the view.
     """
     kept = tuple(kept)
     syscalls.unshare(syscalls.CLONE_NEWNS)

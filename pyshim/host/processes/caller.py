@@ -1,4 +1,4 @@
-"""A process that asks the zygote for a child: whether it lives in our world, and how a child becomes like it.
+"""Compares a process that asks the zygote for a child with the zygote, and makes a child like it.
 
 An exec inherits all of this from its caller; a fork of another process than the caller has to fetch it.
 """

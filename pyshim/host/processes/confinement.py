@@ -59,8 +59,8 @@ _UNKNOWN_CALL = -1
 
 def give_up_capabilities() -> None:
     """This thread, those it starts and all programs they execute have KEPT_CAPABILITIES at most. Raises OSError."""
-    syscalls.keep_capabilities(KEPT_CAPABILITIES.values())
-    syscalls.hold_capabilities(KEPT_CAPABILITIES.values())
+    syscalls.limit_capabilities_of_programs(KEPT_CAPABILITIES.values())
+    syscalls.limit_capabilities_of_thread(KEPT_CAPABILITIES.values())
 
 
 def has_filter() -> bool:

@@ -69,7 +69,7 @@ def _inheritable_fds() -> list[int]:
 
 
 class User(msgspec.Struct, frozen=True, kw_only=True):
-    """Whom a program runs as, instead of root."""
+    """The user of a program that does not run as root."""
 
     id: int
     """Of the user, and of its group."""
@@ -78,7 +78,7 @@ class User(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Apart(msgspec.Struct, frozen=True, kw_only=True):
-    """What a program has that the shim has not; without an argument, nothing."""
+    """Namespaces, user and rights in which a program differs from the shim; by default in none."""
 
     netns_path: str | None = None
     empty_netns: bool = False
@@ -88,7 +88,7 @@ class Apart(msgspec.Struct, frozen=True, kw_only=True):
     capabilities: frozenset[int] | None = None
     """It has these at most, and gains no rights by an exec; None: the shim's."""
     user: User | None = None
-    """Whom it runs as, without capabilities."""
+    """Its user, who has no capabilities."""
     labels: ProcessLabels = NO_LABELS
     """Of the program that is executed."""
 
@@ -109,7 +109,7 @@ class Apart(msgspec.Struct, frozen=True, kw_only=True):
                 enter_view(self.view)
         if self.capabilities is not None:
             with os_errors("give up capabilities before the start", SpawnFailed):
-                syscalls.keep_capabilities(self.capabilities)
+                syscalls.limit_capabilities_of_programs(self.capabilities)
         if self.user is not None:
             become(self.user)
 
@@ -149,7 +149,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
         return pid
 
     async def run_apart(self, actions: list[tuple[int, ...]], apart: Apart) -> int:
-        """`run` from a thread of its own, which ends at once: what is in `apart` is a thread's."""
+        """`run` from a thread that ends at once: all that is in `apart` belongs to a thread."""
         started: list[int] = []
 
         def work() -> int:

@@ -40,7 +40,7 @@ def guest_sandbox(
 ) -> GuestSandbox:
     """The sandbox in the guest; `sources` has the facts of the mounts, `dns` the lines of the pod's resolv.conf.
 
-    `host_name` is for a pod that has none of its own; empty for the head of its id. Raises InvalidArgument.
+    A pod without a host name gets `host_name`, or the head of its id if that is empty. Raises InvalidArgument.
     """
     return GuestSandbox(
         sandbox_id=sandbox_id,
@@ -64,7 +64,7 @@ def guest_sandbox(
 
 
 def unnamed_host(sandbox_id: SandboxId) -> str:
-    """The host name of a pod that has none of its own."""
+    """The host name of a pod whose spec has none."""
     return sandbox_id[:_UNNAMED_LENGTH]
 
 

@@ -3,7 +3,7 @@
 In a pod that shares its processes, a container joins the sandbox container's namespace. The sandbox container enters
 the guest before the first of the others, so that the namespace outlives each of them. In another pod, a container that
 asks for a shared namespace is a debug container, which joins the processes of one other. containerd names that one by
-its pid on the host, which all tasks of a pod have in common, so it is found where only one runs that may be meant.
+its pid on the host, which all tasks of a pod share. So it is found only if a single container can be meant.
 """
 
 from collections.abc import Sequence
@@ -17,8 +17,8 @@ from pyshim.model.guest import GuestContainer
 def container_to_join(container_id: str, joinable: Sequence[str], first: str | None, *, by_name: bool) -> str | None:
     """The container to name to the agent; None for the pod's first, whose namespace each agent shares by itself.
 
-    `joinable` are the containers that may be meant. FailedPrecondition when they are several, and for another than the
-    first without an agent that joins one `by_name`.
+    `joinable` are the containers that can be meant. Raises FailedPrecondition if they are several, or one that is not
+    the first while the agent cannot join `by_name`.
     """
     if joinable == [first]:
         return None

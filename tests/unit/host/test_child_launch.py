@@ -258,7 +258,7 @@ async def test_a_thread_that_cannot_give_up_its_capabilities_starts_nothing(
     def refuse(_kept: object) -> None:
         raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
 
-    monkeypatch.setattr(syscalls, "keep_capabilities", refuse)
+    monkeypatch.setattr(syscalls, "limit_capabilities_of_programs", refuse)
 
     with pytest.raises(SpawnFailed, match="give up capabilities before the start: EPERM"):
         await children.spawn(shell("exit 0"), env=ENV, apart=Apart(capabilities=frozenset()))
