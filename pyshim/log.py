@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 LOG_FD = 2
 _LEVELS = {"WARNING": "warning", "CRITICAL": "fatal"}
-# Every attribute that logging itself gives a record: what is not among them came by `extra`.
+# Every attribute that logging itself gives a record; the others came by `extra`.
 _OWN_ATTRIBUTES = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._/@^+")
 
@@ -28,12 +28,12 @@ def set_up(*, debug: bool, fd: int = LOG_FD, fields: Mapping[str, object] | None
 
 
 def set_debug() -> None:
-    """From now on every logger says all it can: the configuration asks for it, which is read after the set-up."""
+    """From now on every logger logs at debug level: the configuration, read after the set-up, asks for it."""
     logging.getLogger().setLevel(logging.DEBUG)
 
 
 class FdHandler(logging.Handler):
-    """Writes to a file descriptor without ever waiting for the reader: what does not fit is lost."""
+    """Writes to a file descriptor without ever waiting for the reader: lines that do not fit are lost."""
 
     def __init__(self, fd: int) -> None:
         super().__init__()

@@ -55,7 +55,7 @@ MAX_ERROR_CHARS = 4096
 CONFIGURED_S = -1.0
 """Stands for the timeout of the configuration."""
 REPLY_MARGIN_S = 0.5
-"""Seconds for the way of a call whose time limit the agent itself keeps."""
+"""Seconds for request and reply of a call whose time limit the agent keeps."""
 MAX_REPLY_BYTES = 64 * 1024
 """Bytes of the largest reply of an ordinary call, added to twice the request's size: UpdateRoutes returns the
 request."""
@@ -67,12 +67,12 @@ METRICS_TIMEOUT_S = 2.0
 MAX_METRICS_BYTES = 1024 * 1024
 """Bytes of the largest reply of GetMetrics: kata-agent's has some 140 KiB in a guest of two CPUs."""
 MAX_IPTABLES_BYTES = 2 * 1024 * 1024
-"""Bytes of the largest reply of GetIPTables; what SetIPTables takes has to fit into one ttrpc message, of 4 MiB."""
+"""Bytes of the largest reply of GetIPTables; the text for SetIPTables has to fit into one ttrpc message, of 4 MiB."""
 ENVELOPE_BYTES = 1024
 """Bytes that envelope and message may add to the data that a read asked for."""
 LATE_STATUS_S = 3600.0
-"""Seconds to wait for the answer to a WaitProcess whose time is over: an agent, or a proxy before it, that ignores the
-timeout reports the exit later, and only once."""
+"""Seconds to wait for a late answer to WaitProcess: an agent, or a proxy before it, that ignores the timeout reports
+the exit later, and only once."""
 END_OF_STREAM = frozenset({"eof", "read meet eof", "Input/output error (os error 5)"})
 """Texts of the INTERNAL error by which kata-agent reports the end of an output (its src/agent/src/rpc.rs, read_stream).
 

@@ -38,7 +38,7 @@ class Connector:
         durations: AgentCalls | None = None,
         wrap: "Callable[[Client], Wire] | None" = None,
     ) -> None:
-        """`wrap` puts what a test wants around each connection. For the others see `AgentClient`."""
+        """`wrap` lets a test wrap each connection. The other arguments are those of `AgentClient`."""
         self._request_timeout_s = request_timeout_s
         self._set_up_timeout_s = set_up_timeout_s
         self._durations = durations

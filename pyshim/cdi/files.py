@@ -14,7 +14,7 @@ SUFFIXES = (".json", ".yaml")
 MAX_SPEC_BYTES = 4 * 1024 * 1024
 _MAX_DEPTH = 32
 MAX_VALUES = 200_000
-"""Values in one document, counted where YAML's aliases repeat them; ten times what a node full of divided GPUs has."""
+"""Values in one document, each alias of YAML counted anew; ten times as many as a node full of divided GPUs has."""
 
 
 def read_spec(path: str) -> Spec:

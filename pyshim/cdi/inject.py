@@ -57,7 +57,7 @@ def with_env(env: list[str], new: tuple[str, ...]) -> list[str]:
 
 
 def _complete(node: DeviceNode, look_at: LookAt, user: Mapping[str, Any]) -> tuple[Json, str]:
-    """(the OCI device, its cgroup permissions), what the spec leaves open filled in from the host.
+    """(the OCI device, its cgroup permissions); members that the spec leaves out come from the host.
 
     The host's node is compared with the spec only where type or number come from it. As in the Go library, `u` is then
     another type than the `c` of the kernel's nodes.
@@ -107,7 +107,7 @@ def _add_devices(linux: Json, new: list[tuple[Json, str]]) -> None:
 
 
 def _replaced(old: list[Json], new: Iterable[Json], key: Callable[[Json], str]) -> list[Json]:
-    """`old` without what has the key of one of `new`, then `new`, of which the last of equal key counts."""
+    """`old` without elements whose key is in `new`, then `new`, where the last of equal key counts."""
     last: dict[str, Json] = {}
     for each in new:
         last.pop(key(each), None)

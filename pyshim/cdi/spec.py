@@ -22,7 +22,7 @@ class DeviceNode:
     path: str
     host_path: str = ""
     type: str = ""
-    """`b`, `c`, `u` or `p`; empty: what the host's node is."""
+    """`b`, `c`, `u` or `p`; empty: that of the host's node."""
     major: int | None = None
     minor: int | None = None
     file_mode: int | None = None
@@ -116,7 +116,7 @@ class Spec:
 
 
 def as_json(value: object) -> Any:
-    """The document of a Spec, or of any part of one: what is absent, empty or false is left out."""
+    """The document of a Spec or of a part of one, without absent, empty and false members."""
     if is_dataclass(value):
         document = {}
         for each in fields(value):

@@ -1,4 +1,4 @@
-"""A deadline for one block of work or for every call of a function, and the error that names what was not done in time.
+"""A deadline for a block of work or for every call of a function; its error names the work.
 
 Adapters have a deadline on every call that waits for a neighbour. QMP and the agent's calls have shorter limits, whose
 errors say more; the deadlines here act when such a neighbour itself hangs. Without a deadline are the waits for the end

@@ -24,7 +24,7 @@ WRITE_BYTES = 1024 * 1024
 
 
 class Progress:
-    """Counts what moves in a process's streams: a drain ends when nothing has moved for some time."""
+    """Counts the bytes that move in a process's streams: a drain ends when none have moved for some time."""
 
     def __init__(self, clock: Callable[[], float] = lambda: 0.0) -> None:
         """`clock` gives seconds; it is asked whenever something moves."""
@@ -109,7 +109,7 @@ async def _write(stream: OutputStream, data: bytes | memoryview, progress: Progr
 
 
 async def pump_input(read: Callable[[], Awaitable[bytes]], write: Callable[[memoryview], Awaitable[int]]) -> None:
-    """Every byte the client wrote, to its end, is with the process. Raises what `write` raises."""
+    """The process has every byte that the client wrote. Raises what `write` raises."""
     while data := await read():
         view = memoryview(data)
         while view:

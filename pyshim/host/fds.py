@@ -27,7 +27,7 @@ class OwnedFd:
         return self._fd
 
     def steal(self) -> int:
-        """The number, whose owner is now the caller."""
+        """The number, which the caller owns now."""
         fd = self.fileno()
         self._fd = -1
         return fd

@@ -32,7 +32,7 @@ class FileAnswers:
         self._clock_ns = clock_ns
 
     def stored(self, status: os.stat_result) -> str:
-        """The answer about this file; empty without one, or where others than us could have written it."""
+        """The answer about this file; empty if there is none, or if other users could have written it."""
         with suppress(OSError, ValueError):
             directory = os.lstat(self._directory)
             if directory.st_uid == os.geteuid() and not directory.st_mode & 0o022:

@@ -121,7 +121,7 @@ def _opened(root: str, path: str) -> int:
 
 @contextlib.contextmanager
 def parent_of(path: str, root: str | None) -> Iterator[int | None]:
-    """A descriptor of the directory above `path`, None when that is gone.
+    """A descriptor of the directory above `path`; None if that is gone.
 
     It is opened beneath `root` without following links; without a root, as the path says. Raises OSError ELOOP where
     a link is on the way: the path would lead to a place that its maker did not mean.

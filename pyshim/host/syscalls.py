@@ -78,7 +78,7 @@ _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 24, 38
 _SYS_SETGROUPS, _SYS_SETRESUID, _SYS_SETRESGID, _SYS_SECCOMP, _SYS_BPF = 116, 117, 119, 317, 321
 """Of x86-64. Source: arch/x86/entry/syscalls/syscall_64.tbl."""
 _BPF_ATTR_BYTES = 128
-"""The kernel takes any size, if what it does not know is zero."""
+"""The kernel takes any size, if the members it does not know are zero."""
 _SECCOMP_SET_MODE_FILTER, _SECCOMP_FILTER_FLAG_TSYNC = 1, 1
 _SECCOMP_INSTRUCTION_BYTES = 8
 _SYS_MOVE_MOUNT = 429
@@ -196,7 +196,7 @@ def limit_capabilities_of_thread(kept: Collection[int]) -> None:
 
 
 def become_user(user_id: int, group_ids: Collection[int]) -> None:
-    """This thread, and what it executes, is of this user and group, with `group_ids` besides, and has no capability.
+    """This thread and the programs it executes run as this user and group, also in `group_ids`, without capabilities.
 
     By the system calls: the functions of libc change all threads of the process. The kernel then lets only root trace
     the process or take a core dump of it (credentials(7), prctl(2) PR_SET_DUMPABLE), until its next exec.
@@ -253,7 +253,7 @@ def inotify_drain(fd: int) -> bool:
 
 
 def openat2(directory_fd: int, path: str, flags: int, *, resolve: int) -> int:
-    """openat2(2): a new close-on-exec fd; `resolve` limits what the path walk may do."""
+    """openat2(2): a new close-on-exec fd; `resolve` limits the walk along the path."""
     how = _OpenHow(flags | os.O_CLOEXEC, 0, resolve)
     while True:
         try:
@@ -288,7 +288,7 @@ def open_tree(directory_fd: int, path: str, flags: int) -> int:
 
 
 def move_mount(from_fd: int, to_fd: int) -> None:
-    """move_mount(2): the mount open at `from_fd` is attached on what `to_fd` has open."""
+    """move_mount(2): the mount open at `from_fd` is attached on the file open at `to_fd`."""
     _checked(
         _syscall(
             ctypes.c_long(_SYS_MOVE_MOUNT),

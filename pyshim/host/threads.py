@@ -1,4 +1,4 @@
-"""A thread for one piece of work that changes what is a thread's own: namespaces, root, working directory.
+"""A thread for one piece of work that changes properties of its thread: namespaces, root, working directory.
 
 Imports nothing heavy: `delete` uses it too.
 """

@@ -49,7 +49,7 @@ def writable_below(directories: Iterable[str]) -> tuple[str, ...]:
 
 
 def _places(path: str) -> Iterator[tuple[str, os.stat_result]]:
-    """Every directory, link and file that decides what `path` leads to, from the root on."""
+    """Every directory, link and file on the way to `path`, from the root on."""
     yield "/", os.lstat("/")
     here, links = "/", 0
     rest = deque(name for name in os.path.abspath(path).split("/") if name)

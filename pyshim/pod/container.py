@@ -55,7 +55,7 @@ class Container:
         services: ContainerServices,
         listener: PodListener,
     ) -> None:
-        """`resources` is what of the spec's counts for the size of the VM."""
+        """`resources` are those of the spec that count for the size of the VM."""
         self.id = request.container_id
         self.request = request
         self.pid = pid
@@ -271,7 +271,7 @@ class Container:
         self._end(process, EXIT_KILLED)
 
     async def pause(self) -> None:
-        """The container's processes are frozen; pausing what is paused is refused, like resuming what runs."""
+        """The container's processes are frozen. A paused container is not paused again, a running one not resumed."""
         async with self.init.lock:
             self.init.become(Status.PAUSING)
             try:
@@ -330,7 +330,7 @@ class Container:
         self._listener.init_exited(self.id, agent_gone=self.init.agent_gone)
 
     async def _wait_for_execs(self) -> None:
-        """No exec runs any more; one of which the guest says nothing went with its pid namespace."""
+        """No exec runs any more. One that the guest does not report has ended with its pid namespace."""
         with suppress(TimeoutError):
             async with asyncio.timeout(EXEC_EXIT_WAIT_S):
                 while running := self._running_execs():

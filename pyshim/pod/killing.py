@@ -1,9 +1,9 @@
-"""Signals to a container's processes, and what becomes of a KILL that the guest does not carry out.
+"""Signals to a container's processes, and the consequences of a KILL that the guest does not carry out.
 
-A guest that hangs or lies must not keep its pod. The KILL of the process the sandbox ends with is the end of the VM,
-whether the guest takes part or not. The KILL of another container ends the VM when the agent does not answer any more,
-or when the exit is not final within EXIT_S: the kubelet kills a pod's containers before its sandbox, and otherwise
-could never remove the pod. An exec that does not end after a KILL is reported as ended; nothing else ends with it.
+A guest that hangs or lies must not keep its pod alive. The KILL of the process the sandbox ends with is the end of the
+VM, whether the guest takes part or not. The KILL of another container ends the VM when the agent does not answer any
+more, or when the exit is not final within EXIT_S: the kubelet kills a pod's containers before its sandbox, and could
+otherwise never remove the pod. An exec that does not end after a KILL is reported as ended; nothing else ends with it.
 """
 
 import asyncio

@@ -32,7 +32,7 @@ _ENDS = {2: 0, 9: EXIT_KILLED, 15: 0}
 
 
 class PauseAgent:
-    """Answers for the sandbox container as the guest's agent would; `plan` is what it would be with its image."""
+    """Answers for the sandbox container as the guest's agent would; `plan` includes its image."""
 
     def __init__(
         self,

@@ -71,7 +71,7 @@ class Pod:
         self._trace = Trace(environment.clock_ns, on_mark=self.changed)
         self._pause: PauseAgent | None = None
         self._owner: ContainerId | None = None
-        """The container whose end is the sandbox's end: the pod sandbox's, or the single one."""
+        """The container whose end is the sandbox's end: the sandbox container, or the single one."""
         self._pod = PodName()
         """As the sandbox's spec has it."""
         self._on_end: Callable[[int], None] | None = None
@@ -130,7 +130,7 @@ class Pod:
         return container.pid
 
     def _membership(self, spec: OciSpec, container_id: ContainerId) -> Membership:
-        """Without annotations of a pod (`ctr run --sandbox`), the container is of the sandbox that was asked for."""
+        """A container without a pod's annotations (`ctr run --sandbox`) belongs to the served sandbox."""
         member = membership(spec.annotations, container_id)
         if self._sandbox is None or self._on_end is None or member.kind is not ContainerKind.SINGLE_CONTAINER:
             return member
@@ -321,7 +321,7 @@ class Pod:
         return container
 
     async def _share_pid_namespace(self, container_id: ContainerId, sandbox: Sandbox) -> str | None:
-        """The container whose pid namespace is to be joined; None when the agent shares the right one by itself."""
+        """The container whose pid namespace is joined; None if the agent shares the right one by itself."""
         if self._has_holder or (self._pause is None and self._on_end is None):
             return None
         others = [other for other in self._containers.values() if other.id != self._owner]
@@ -337,7 +337,7 @@ class Pod:
         return container_to_join(container_id, joinable, self._first, by_name=await sandbox.agent.joins_by_name())
 
     async def _hold_pid_namespace(self, sandbox: Sandbox) -> bool:
-        """A first process that outlives the pod's containers is in the guest; False where the guest cannot get one."""
+        """The guest has a first process that outlives the pod's containers; False if it cannot get one."""
         timeout_s = sandbox.plan.config.runtime.create_container_timeout_s
         if self._pause is not None:
             await self._pause.enter_guest(timeout_s)
@@ -479,7 +479,7 @@ class Pod:
         return True
 
     async def close(self) -> None:
-        """Everything is ended and gone, whatever state it was in, and nothing new begins. Idempotent."""
+        """Everything has ended and is gone, whatever its state was, and nothing new begins. Idempotent."""
         self._closing = True
         await to_the_end(self._close())
 

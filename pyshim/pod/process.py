@@ -249,7 +249,7 @@ class Process:
             return False
 
     async def _exit_before_output(self) -> int:
-        """The exit status; what the process itself has written has reached its reader, if that is not too slow."""
+        """The exit status; the process's own output has reached its reader, unless that is too slow."""
         status = await self._ask(None)
         while pending := self._open_outputs():
             done, _ = await asyncio.wait(pending, timeout=HELD_S)
@@ -284,7 +284,7 @@ class Process:
         return status
 
     async def _drain_until_idle(self, since: float = 0.0) -> None:
-        """No output is open, or none has moved, after the loop's time `since`, for as long as `_patience_s` says."""
+        """No output is open, or none has moved for `_patience_s` seconds since the loop's time `since`."""
         now = asyncio.get_running_loop().time
         while pending := self._open_outputs():
             moves = self._progress.moves

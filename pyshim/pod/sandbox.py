@@ -216,7 +216,7 @@ class Sandbox:
         return self.failure or otherwise
 
     async def stop(self, agent_gone: bool = False) -> None:
-        """The VM is gone, and of the sandbox nothing is left on the host but its cgroups, which `leave` removes.
+        """The VM is gone. Only the sandbox's cgroups are left on the host, for `leave` to remove.
 
         `agent_gone`: the caller has lost the agent, so the reason is found first, before the shim itself ends the VM.
 
@@ -255,7 +255,7 @@ class Sandbox:
         self._undo.push(self._virtiofsd.stop)
 
     async def _continue_from(self, template: str) -> bool:
-        """The VM runs on from the template; False, and nothing of it is left, where it has to boot."""
+        """The VM runs on from the template. If it has to boot instead: False, and nothing of it is left."""
         base = self.plan.warm_vm
         if base is None or not template or self._has_to_boot(self.network.vm, base):
             return False
@@ -285,7 +285,7 @@ class Sandbox:
         return True
 
     async def _template(self) -> str:
-        """The directory of the machine that the VM continues from; empty where it boots. One may be made meanwhile."""
+        """The directory of the template that the VM continues from; empty if it boots. May make one for later pods."""
         config, base = self.plan.config, self.plan.warm_vm
         if base is None or self._has_to_boot(self.plan.vm, base):
             return ""
@@ -371,7 +371,7 @@ class Sandbox:
             raise DeadlineExceeded(f"{exc}; last console lines: {tail or '(none)'}") from exc
 
     async def _connect_agent(self, timeout_s: float) -> Agent:
-        """Each of the two waits has the whole time: an error names the operator's number, not what was left of it.
+        """Each of the two waits has the whole time, so that an error names the operator's number, not its rest.
 
         The undo is pushed here: a caller cancelled at the very end of the connect would never see the agent.
         """
@@ -471,7 +471,7 @@ class Sandbox:
             await asyncio.sleep(OOM_PAUSE_S)
 
     async def _ask_guest_to_end(self, agent: Agent) -> None:
-        """The agent has flushed and unmounted what it can; a guest that does not answer in time is simply ended."""
+        """The agent has flushed and unmounted its file systems. A guest that does not answer in time is ended."""
         try:
             async with asyncio.timeout(DESTROY_TIMEOUT_S):
                 await agent.destroy_sandbox()

@@ -94,7 +94,7 @@ class EventPublisher:
                 await self._filled.wait()
                 while self._queue:
                     await self._deliver(self._queue[0])
-                    # Only now: an event whose sending is cancelled stays the next one.
+                    # Only now: if its sending is cancelled, the event stays at the head.
                     self._queue.popleft()
                 self._filled.clear()
                 self._emptied.set()

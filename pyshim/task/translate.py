@@ -40,13 +40,13 @@ M = TypeVar("M", bound=Message)
 
 
 class TaskRef(NamedTuple):
-    """A request about a container and nothing else."""
+    """A request that only names a container."""
 
     container_id: ContainerId
 
 
 class ProcessName(NamedTuple):
-    """A request about one process and nothing else."""
+    """A request that only names a process."""
 
     container_id: ContainerId
     exec_id: ExecId | None
@@ -245,7 +245,7 @@ def _exec_id(text: str) -> ExecId | None:
 
 
 def absolute_path(path: str, what: str) -> HostPath:
-    """The path. Raises InvalidArgument naming `what` for another than an absolute one."""
+    """The path. Raises InvalidArgument naming `what` if it is not absolute."""
     if not path.startswith("/") or "\0" in path:
         raise InvalidArgument(f"check {what}: {path[:200]!r} is not an absolute path")
     return HostPath(path)
@@ -273,7 +273,7 @@ def _runtime_options(options: AnyMessage) -> RuntimeOptions | None:
 
 
 def linux_resources(request: pb.UpdateTaskRequest | sandbox_pb2.UpdateSandboxRequest, of: str) -> Mapping[str, Any]:
-    """OCI's LinuxResources in an update; empty where it has none. Raises InvalidArgument."""
+    """OCI's LinuxResources in an update; empty if it has none. Raises InvalidArgument."""
     if not request.HasField("resources"):
         return {}
     return _json_object(request.resources, _LINUX_RESOURCES, f"resources of {of}")

@@ -23,7 +23,7 @@ _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
 class SandboxRef(NamedTuple):
-    """A request about a sandbox and nothing else."""
+    """A request that only names a sandbox."""
 
     sandbox_id: SandboxId
 

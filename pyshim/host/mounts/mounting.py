@@ -126,7 +126,7 @@ def _mount_new(mount: HostMount, options: MountOptions) -> None:
         if loop is not None:
             loop.close()
     if options.propagation:
-        # Opened again: this time it is what was just mounted.
+        # Opened again, which now finds the new mount.
         with open_target(mount) as mounted:
             _change_propagation(mount, mounted, options.propagation)
 
@@ -168,7 +168,7 @@ def _change_propagation(
 
 
 def _detach(mounted: OwnedFd) -> None:
-    # Through the fd, and so with the link followed: what it has open is the root of our mount.
+    # By the fd's path, whose link is followed: the fd has the root of our mount open.
     syscalls.umount2(fd_path(mounted), syscalls.MNT_DETACH)
 
 

@@ -1,4 +1,4 @@
-"""fstab words -> what the mount calls take; pure.
+"""Words of fstab as arguments of the mount calls; pure.
 
 The words and their meaning are containerd's (core/mount, parseMountOptions).
 """
@@ -95,7 +95,7 @@ class MountOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_mount_options(words: tuple[str, ...], propagation: Propagation | None, *, target: str) -> MountOptions:
-    """`words` sorted; `propagation`, when given, is applied after what the words say.
+    """`words` sorted; `propagation`, if given, is applied after those of the words.
 
     Raises Unimplemented for id-mapped mounts and InvalidArgument for words containerd's mount manager should have
     consumed (mounting without them would mount something else).

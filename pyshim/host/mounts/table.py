@@ -89,7 +89,7 @@ def unmount_all(path: str) -> None:
 
 
 def _resolved_but_last(path: str) -> str:
-    """As the table names it, whose last component may be a link that is not to be followed."""
+    """The path as the table has it; a link as its last component is not followed."""
     above, name = os.path.split(os.path.abspath(path))
     return os.path.join(os.path.realpath(above), name)
 

@@ -13,7 +13,7 @@ _BENEATH = syscalls.RESOLVE_BENEATH | syscalls.RESOLVE_NO_MAGICLINKS
 
 
 def wanted_kind(mount: HostMount) -> TargetKind:
-    """DIRECTORY or FILE: what the mount point must be. Raises OSError when LIKE_SOURCE cannot look at the source."""
+    """The kind of mount point, DIRECTORY or FILE. Raises OSError when LIKE_SOURCE cannot look at the source."""
     if mount.target_kind is not TargetKind.LIKE_SOURCE:
         return mount.target_kind
     return TargetKind.DIRECTORY if stat.S_ISDIR(os.stat(mount.source).st_mode) else TargetKind.FILE

@@ -43,7 +43,7 @@ class ViewPath(msgspec.Struct, frozen=True, kw_only=True):
     is_writable: bool = False
     """As far as its modes and the program's user go."""
     is_recursive: bool = True
-    """Of a directory: what is mounted below it too."""
+    """Of a directory: with the mounts below it."""
     is_shared: bool = False
     """Mounts made on it in the view reach the namespaces that are copied from the view (mount_namespaces(7))."""
     may_lack: bool = False
@@ -110,7 +110,7 @@ def enter_view(namespace: OwnedFd) -> None:
 
 
 def _found(kept: Iterable[ViewPath], copies: ExitStack) -> tuple[list[_Place], list[tuple[str, str]]]:
-    """Copies of what is kept, parents first, and the links to them."""
+    """Copies of the view's paths, parents first, and the links to them."""
     places: list[_Place] = []
     links: list[tuple[str, str]] = []
     roots: set[str] = set()

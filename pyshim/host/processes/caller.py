@@ -86,7 +86,7 @@ class ProcessCgroups:
             return file.read()
 
     def join(self, groups: str) -> None:
-        """We are in `groups`, what `of` said of a process, in every hierarchy. Raises CallerDiffers, OSError."""
+        """We are in `groups`, the result of `of`, in every hierarchy. Raises CallerDiffers, OSError."""
         theirs, ours = _memberships(groups), _memberships(self.of(os.getpid()))
         for controllers, path in theirs.items():
             if ours.get(controllers) != path:

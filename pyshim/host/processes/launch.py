@@ -93,7 +93,7 @@ class Apart(msgspec.Struct, frozen=True, kw_only=True):
     """Of the program that is executed."""
 
     def enter(self) -> None:
-        """This thread, and what it executes, has all of it for good. Raises SpawnFailed."""
+        """This thread and the programs it executes are in all of it for good. Raises SpawnFailed."""
         set_labels(self.labels)  # by /proc, which a view may lack
         if self.netns_path is not None:
             with (
@@ -212,7 +212,7 @@ def _write_label(path: str, text: str) -> None:
 
 
 def become(user: User) -> None:
-    """This thread, and what it executes, is of this user, for good."""
+    """This thread and the programs it executes run as this user, for good."""
     with os_errors(f"become user {user.id}", SpawnFailed):
         syscalls.become_user(user.id, user.group_ids)
 

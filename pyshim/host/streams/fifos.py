@@ -35,7 +35,7 @@ _FINISH_POLL_MAX_S = 0.05
 
 
 def open_fd(path: str, flags: int, stream: str) -> OwnedFd:
-    """`path` open; raises InvalidArgument naming stream and path when it does not exist or is not what it must be."""
+    """`path` open. Raises InvalidArgument naming stream and path if it does not exist, FailedPrecondition otherwise."""
     try:
         return OwnedFd(os.open(path, flags | os.O_CLOEXEC | os.O_NOCTTY))
     except OSError as error:
@@ -44,7 +44,7 @@ def open_fd(path: str, flags: int, stream: str) -> OwnedFd:
 
 
 def _widen(fd: OwnedFd) -> None:
-    """The pipe holds up to a mebibyte where the kernel allows it; it works as it is where not."""
+    """The pipe holds up to a mebibyte if the kernel allows it."""
     with contextlib.suppress(OSError):
         fcntl.fcntl(fd.fileno(), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
 
@@ -98,7 +98,7 @@ class Readiness:
 
 
 class PipeOutput:
-    """The writing end of a pipe; `write` waits for a slow reader, and drops what a pipe without readers cannot take.
+    """The writing end of a pipe; `write` waits for a slow reader, and drops the data if the pipe has no reader.
 
     `close` never waits: a `write` still waiting ends at once and its rest is dropped (the way to abort it), bytes
     already written stay readable, and the reader sees end of file after them. One writer at a time.

@@ -1,4 +1,4 @@
-"""Opens what containerd names as a process's stdin, stdout and stderr: FIFOs, files, log programs.
+"""Opens stdin, stdout and stderr of a process as containerd names them: FIFOs, files, log programs.
 
 Source of the forms: containerd's runc shim, process/io.go, and core/runtime/v2/README.md, "Logging".
 """
@@ -22,7 +22,7 @@ class _Closable(Protocol):
 
 
 class Streams:
-    """The open streams of one process; an attribute is None where the client wants no such stream."""
+    """The open streams of one process; an attribute is None if the client wants no such stream."""
 
     def __init__(self) -> None:
         self.stdin: FifoInput | FileInput | None = None

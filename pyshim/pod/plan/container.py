@@ -1,4 +1,4 @@
-"""The plan of one container: what the host mounts into the share, what the agent mounts, the spec it runs."""
+"""The plan of one container: mounts of the host into the share, mounts of the agent, and the guest's spec."""
 
 import posixpath
 from collections.abc import Mapping, Sequence

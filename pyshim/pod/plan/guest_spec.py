@@ -1,4 +1,4 @@
-"""The OCI spec as the guest gets it: what only means something on the host is taken out.
+"""The OCI spec for the guest, without the members that have a meaning on the host only.
 
 Source: what Kata's runtime removes before CreateContainer; kata-agent refuses or misreads some of it otherwise.
 """
@@ -16,8 +16,8 @@ from pyshim.resources.sizing.plan.swap import with_swap
 _LEFT_TO_THE_AGENT = frozenset({"cgroup", "network", "time", "user", "pid"})
 """Host objects, and the pid namespace: kata-agent adds one itself, the sandbox's or a new one."""
 _THE_PODS = ("ipc", "uts")
-"""Namespaces that are the pod's, made by the agent, also where the spec means the host's: the host's are out of reach,
-and the guest's own have no host name."""
+"""Namespaces that the agent makes for the pod, even if the spec asks for the host's: those are out of reach, and the
+guest's own have no host name."""
 _CDI_PREFIX = "cdi.k8s.io/"
 MAX_DEPTH = 100
 """Objects and lists in each other; the OCI runtime-spec itself needs about ten."""
@@ -102,7 +102,7 @@ def guest_resources(resources: Mapping[str, Any], nodes: Sequence[GuestNode] = (
 
 
 def _copied(value: Any, depth: int = MAX_DEPTH) -> Any:
-    """A JSON value of our own, down to its leaves: without what `copy.deepcopy` does for objects that meet again.
+    """A deep copy of a JSON value; `copy.deepcopy` is slower, since it looks for objects that occur twice.
 
     Raises InvalidArgument when it is nested deeper than `depth`.
     """

@@ -95,7 +95,7 @@ def remote_vm(
         extra_monitor="",
         nested=False,
         debug=config.hypervisor.enable_debug,
-        # The driver has the deadlines of each call, and what it does after one has passed takes its time.
+        # The driver has a deadline for each call, and needs time for what follows one that has passed.
         start_timeout_s=most_s,
         stop_timeout_s=most_s,
         remote=service,

@@ -408,7 +408,7 @@ def _memory(config: Config, sizing: SizingRecord, room: Headroom, devices: PodDe
 
 
 def _check_network(kind: ContainerKind, spec: OciSpec, config: Config) -> None:
-    """A VM has no part in the host's network: a pod that counts on it would run, and nothing would reach it."""
+    """Raises InvalidArgument for a pod on the host's network: in a VM it would run, but not be reached."""
     asked = "hostNetwork is true" if kind is ContainerKind.POD_SANDBOX else "the spec is for the host's network"
     if _is_on_hosts_network(spec) and not config.runtime.allow_host_network:
         raise InvalidArgument(
