@@ -23,7 +23,7 @@ _OF_32_BITS = re.compile(r"\.(fileMode|uid|gid|additionalGids\[\d+\])$")
 
 def parse_spec(document: object, where: str) -> Spec:
     """The spec in `document`, valid in form and content. Raises InvalidSpec with every problem found."""
-    reader = _Reader()
+    reader = _SpecReader()
     spec = reader.noun(Spec, document, "")
     # A problem of form would be one of content, too, and is listed once.
     problems = reader.problems or list(spec_problems(spec))
@@ -32,7 +32,7 @@ def parse_spec(document: object, where: str) -> Spec:
     return spec
 
 
-class _Reader:
+class _SpecReader:
     """After a problem it goes on with a stand-in of the right type."""
 
     def __init__(self) -> None:

@@ -118,7 +118,7 @@ class _CapabilityPart(ctypes.Structure):
     _fields_ = (("effective", ctypes.c_uint32), ("permitted", ctypes.c_uint32), ("inheritable", ctypes.c_uint32))
 
 
-class _Capabilities(ctypes.Structure):
+class _CapabilitySets(ctypes.Structure):
     _fields_ = (("parts", _CapabilityPart * 2),)
 
 
@@ -169,7 +169,7 @@ def limit_capabilities_of_programs(kept: Collection[int]) -> None:
     Empties the bounding set, which only root can, and the inheritable one, which root's exec adds to it. Source:
     capabilities(7), "Transformation of capabilities during execve()"; prctl(2); capget(2), version 3.
     """
-    held = _Capabilities()
+    held = _CapabilitySets()
     _checked(_libc.capget(ctypes.byref(_CapabilityHeader()), ctypes.byref(held)))
     for part in held.parts:
         part.inheritable = 0
@@ -186,7 +186,7 @@ def limit_capabilities_of_programs(kept: Collection[int]) -> None:
 
 def limit_capabilities_of_thread(kept: Collection[int]) -> None:
     """This thread, and those it starts, have no capability beside `kept`, which executed programs may still gain."""
-    held = _Capabilities()
+    held = _CapabilitySets()
     _checked(_libc.capget(ctypes.byref(_CapabilityHeader()), ctypes.byref(held)))
     mask = sum(1 << number for number in kept)
     for index, part in enumerate(held.parts):

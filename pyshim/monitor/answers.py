@@ -25,7 +25,7 @@ from pyshim.model.volumes import VolumeStats
 from pyshim.monitor.exposition import CONTENT_TYPE, text_of
 from pyshim.monitor.guest_text import GUEST_PREFIXES, judged_text
 from pyshim.monitor.shim_metrics import guest_family, shim_families
-from pyshim.monitor.socket import Reply, Request
+from pyshim.monitor.socket import HttpReply, HttpRequest
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ QUESTIONS = ("/metrics", "/agent-url", "/pod")
 """The paths of the socket in METRICS_DIRECTORY."""
 CHECK_S = 1.0
 """Seconds for the agent's answer to a health check; a slower agent counts as silent."""
-Handler = Callable[[Request], Awaitable[Reply]]
+Handler = Callable[[HttpRequest], Awaitable[HttpReply]]
 
 
 class ShimAnswers:
@@ -65,33 +65,33 @@ class ShimAnswers:
             **{f"/debug/{name}": {"GET": _text(text)} for name, text in debug.items()},
         }
 
-    async def answer_question(self, request: Request) -> Reply:
+    async def answer_question(self, request: HttpRequest) -> HttpReply:
         """As `answer`, for QUESTIONS only: they change nothing and show no more than figures and names."""
         if urlsplit(request.target).path not in QUESTIONS:
-            return Reply(HTTPStatus.NOT_FOUND, b"no such path")
+            return HttpReply(HTTPStatus.NOT_FOUND, b"no such path")
         return await self.answer(request)
 
-    async def answer(self, request: Request) -> Reply:
+    async def answer(self, request: HttpRequest) -> HttpReply:
         """The reply to any request; an error has its status and its text."""
         path = urlsplit(request.target).path
         methods = self._paths.get(path)
         if methods is None:
             hint = b" (hint: enable_pprof in [runtime])" if path.startswith("/debug/") else b""
-            return Reply(HTTPStatus.NOT_FOUND, b"no such path" + hint)
+            return HttpReply(HTTPStatus.NOT_FOUND, b"no such path" + hint)
         handler = methods.get(request.method)
         if handler is None:
             allow = ", ".join(methods)
-            return Reply(HTTPStatus.METHOD_NOT_ALLOWED, f"want {allow}".encode(), allow=allow)
+            return HttpReply(HTTPStatus.METHOD_NOT_ALLOWED, f"want {allow}".encode(), allow=allow)
         try:
             return await handler(request)
         except ShimError as error:
             log.info("monitor request failed", extra={"path": path, "error": str(error)})
-            return Reply(_status(error), str(error).encode())
+            return HttpReply(_status(error), str(error).encode())
         except Exception as error:  # the edge: a broken answer must not take the connection's task along
             log.error("monitor request failed unexpectedly", extra={"path": path}, exc_info=error)
-            return Reply(HTTPStatus.INTERNAL_SERVER_ERROR, type(error).__name__.encode())
+            return HttpReply(HTTPStatus.INTERNAL_SERVER_ERROR, type(error).__name__.encode())
 
-    async def _metrics(self, _: Request) -> Reply:
+    async def _metrics(self, _: HttpRequest) -> HttpReply:
         """All metrics that there are; a comment names a guest that does not answer, or answers nonsense."""
         try:
             # In a thread: the largest text that a guest may send takes some 50 ms.
@@ -104,15 +104,15 @@ class ShimAnswers:
         text = text_of([*families, guest_family(not problem)])
         if problem:
             text += f"# pyshim: {' '.join(problem.split())}\n"
-        return Reply(HTTPStatus.OK, (text + guest).encode(errors="replace"), CONTENT_TYPE)
+        return HttpReply(HTTPStatus.OK, (text + guest).encode(errors="replace"), CONTENT_TYPE)
 
-    async def _agent_url(self, _: Request) -> Reply:
-        return Reply(HTTPStatus.OK, self._pod.agent_url().encode())
+    async def _agent_url(self, _: HttpRequest) -> HttpReply:
+        return HttpReply(HTTPStatus.OK, self._pod.agent_url().encode())
 
-    async def _pod_name(self, _: Request) -> Reply:
-        return Reply(HTTPStatus.OK, msgspec.json.encode(self._pod.name()), "application/json")
+    async def _pod_name(self, _: HttpRequest) -> HttpReply:
+        return HttpReply(HTTPStatus.OK, msgspec.json.encode(self._pod.name()), "application/json")
 
-    async def _health(self, _: Request) -> Reply:
+    async def _health(self, _: HttpRequest) -> HttpReply:
         """The agent is asked only if its last answer is old: frequent requests wake few guests."""
         age_s, problem = self._agent_calls.age_s(), ""
         if age_s is None or age_s > FRESH_S:
@@ -121,43 +121,43 @@ class ShimAnswers:
             except ShimError as error:
                 problem = str(error)
         health = Health(agent_age_s=self._agent_calls.age_s(), problem=problem)
-        return Reply(HTTPStatus.OK, msgspec.json.encode(health), "application/json")
+        return HttpReply(HTTPStatus.OK, msgspec.json.encode(health), "application/json")
 
-    async def _volume_stats(self, request: Request) -> Reply:
+    async def _volume_stats(self, request: HttpRequest) -> HttpReply:
         paths = parse_qs(urlsplit(request.target).query).get("path", [])
         if len(paths) != 1:
             raise InvalidArgument("read monitor request: parameter 'path' is missing")
-        return Reply(HTTPStatus.OK, stats_json(await self._pod.volume_stats(paths[0])), "application/json")
+        return HttpReply(HTTPStatus.OK, stats_json(await self._pod.volume_stats(paths[0])), "application/json")
 
-    async def _resize_volume(self, request: Request) -> Reply:
+    async def _resize_volume(self, request: HttpRequest) -> HttpReply:
         wanted = resize_request(request.body)
         await self._pod.resize_volume(wanted.volume_path, wanted.size)
-        return Reply(HTTPStatus.OK)
+        return HttpReply(HTTPStatus.OK)
 
-    async def _iptables(self, request: Request) -> Reply:
-        return Reply(HTTPStatus.OK, await self._pod.agent.iptables(ipv6=_is_ipv6(request)))
+    async def _iptables(self, request: HttpRequest) -> HttpReply:
+        return HttpReply(HTTPStatus.OK, await self._pod.agent.iptables(ipv6=_is_ipv6(request)))
 
-    async def _set_iptables(self, request: Request) -> Reply:
+    async def _set_iptables(self, request: HttpRequest) -> HttpReply:
         await self._pod.agent.set_iptables(request.body, ipv6=_is_ipv6(request))
-        return Reply(HTTPStatus.OK)
+        return HttpReply(HTTPStatus.OK)
 
-    async def _set_policy(self, request: Request) -> Reply:
+    async def _set_policy(self, request: HttpRequest) -> HttpReply:
         try:
             policy = request.body.decode()
         except UnicodeDecodeError as error:
             raise InvalidArgument(f"read monitor request: the policy is not UTF-8: {error}") from error
         await self._pod.agent.set_policy(policy)
-        return Reply(HTTPStatus.OK)
+        return HttpReply(HTTPStatus.OK)
 
 
 def _text(text: Callable[[], str]) -> Handler:
-    async def handler(_: Request) -> Reply:
-        return Reply(HTTPStatus.OK, text().encode(errors="replace"))
+    async def handler(_: HttpRequest) -> HttpReply:
+        return HttpReply(HTTPStatus.OK, text().encode(errors="replace"))
 
     return handler
 
 
-def _is_ipv6(request: Request) -> bool:
+def _is_ipv6(request: HttpRequest) -> bool:
     return urlsplit(request.target).path == "/ip6tables"
 
 

@@ -23,13 +23,13 @@ MAX_CLIENTS = 16
 _MAX_HEAD_BYTES = 64 * 1024
 
 
-class Request(NamedTuple):
+class HttpRequest(NamedTuple):
     method: str
     target: str
     body: bytes
 
 
-class Reply(NamedTuple):
+class HttpReply(NamedTuple):
     status: HTTPStatus
     body: bytes = b""
     content_type: str = "text/plain; charset=utf-8"
@@ -37,7 +37,7 @@ class Reply(NamedTuple):
     """The methods that the path has, where the request's is not among them."""
 
 
-Answer = Callable[[Request], Awaitable[Reply]]
+Answer = Callable[[HttpRequest], Awaitable[HttpReply]]
 """Never raises but CancelledError."""
 
 
@@ -86,16 +86,16 @@ class MonitorSocket:
             self._clients -= 1
             writer.close()
 
-    async def _reply(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Reply:
+    async def _reply(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> HttpReply:
         if self._clients > MAX_CLIENTS:
-            return Reply(HTTPStatus.SERVICE_UNAVAILABLE, b"too many clients")
+            return HttpReply(HTTPStatus.SERVICE_UNAVAILABLE, b"too many clients")
         try:
             async with asyncio.timeout(REQUEST_TIMEOUT_S):
                 request = await _read(reader, writer)
         except _BodyTooLarge as error:
-            return Reply(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, str(error).encode())
+            return HttpReply(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, str(error).encode())
         except (ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
-            return Reply(HTTPStatus.BAD_REQUEST, str(error).encode())
+            return HttpReply(HTTPStatus.BAD_REQUEST, str(error).encode())
         return await self._answer(request)
 
 
@@ -108,7 +108,7 @@ class _BodyTooLarge(Exception):
     pass
 
 
-def _head(reply: Reply) -> bytes:
+def _head(reply: HttpReply) -> bytes:
     lines = [
         f"HTTP/1.1 {reply.status.value} {reply.status.phrase}",
         f"Content-Type: {reply.content_type}",
@@ -119,7 +119,7 @@ def _head(reply: Reply) -> bytes:
     return "".join(f"{line}\r\n" for line in (*lines, "")).encode()
 
 
-async def _read(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Request:
+async def _read(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> HttpRequest:
     """Raises ValueError naming what is wrong with the request, _BodyTooLarge."""
     head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
     first, *lines = head.split("\r\n")
@@ -143,4 +143,4 @@ async def _read(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> R
         raise _BodyTooLarge(f"a body may have {MAX_MONITOR_BODY_BYTES} bytes")
     if waits:
         writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-    return Request(words[0], words[1], await reader.readexactly(length))
+    return HttpRequest(words[0], words[1], await reader.readexactly(length))

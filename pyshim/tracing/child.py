@@ -37,13 +37,13 @@ _AGAIN = frozenset({429, 502, 503, 504})
 _HEADERS = {"Content-Type": "application/x-protobuf", "User-Agent": "pyshim"}
 
 
-class Settings(msgspec.Struct, frozen=True):
+class ExportSettings(msgspec.Struct, frozen=True):
     url: str
     trace_id: str
     attributes: Mapping[str, str]
 
 
-class Refused(Exception):
+class NotTaken(Exception):
     """The receiver did not take a request; `may_repeat` when it could take it later."""
 
     def __init__(self, reason: str, *, may_repeat: bool) -> None:
@@ -51,8 +51,8 @@ class Refused(Exception):
         self.may_repeat = may_repeat
 
 
-class Sender:
-    def __init__(self, sock: socket.socket, settings: Settings, session: aiohttp.ClientSession) -> None:
+class SpanSender:
+    def __init__(self, sock: socket.socket, settings: ExportSettings, session: aiohttp.ClientSession) -> None:
         self._socket = sock
         self._settings = settings
         self._session = session
@@ -113,7 +113,7 @@ class Sender:
         for pause_s in (*RETRY_PAUSES_S, 0.0):
             try:
                 problem = await self._post(body)
-            except Refused as refused:
+            except NotTaken as refused:
                 if refused.may_repeat and pause_s and not await self._ended_within(pause_s):
                     continue
                 self._lost += len(batch)
@@ -126,7 +126,7 @@ class Sender:
         raise AssertionError("the last attempt is not repeated")
 
     async def _post(self, body: bytes) -> str:
-        """The complaint of the receiver that took the request, or "". Raises Refused."""
+        """The complaint of the receiver that took the request, or "". Raises NotTaken."""
         try:
             async with self._session.post(
                 self._settings.url, data=body, headers=_HEADERS, allow_redirects=False
@@ -134,13 +134,13 @@ class Sender:
                 answer = await _beginning(reply.content)
                 if reply.status != 200:
                     words = f"status {reply.status} {shown(reply.reason or '')}".strip()
-                    raise Refused(f"'{self._settings.url}' answered {words}", may_repeat=reply.status in _AGAIN)
+                    raise NotTaken(f"'{self._settings.url}' answered {words}", may_repeat=reply.status in _AGAIN)
                 return problem_in(answer)
         except TimeoutError:
             reason = f"no answer within {REQUEST_TIMEOUT_S:g} s"
         except (aiohttp.ClientError, OSError, ValueError) as error:
             reason = shown(str(error)) or type(error).__name__
-        raise Refused(f"'{self._settings.url}': {reason}", may_repeat=True)
+        raise NotTaken(f"'{self._settings.url}': {reason}", may_repeat=True)
 
     def _report(self, problem: str) -> None:
         """The shim's log has the first failure of a row, and its end."""
@@ -166,7 +166,7 @@ async def _beginning(content: aiohttp.StreamReader) -> bytes:
     return answer
 
 
-async def _send(sock: socket.socket, settings: Settings) -> None:
+async def _send(sock: socket.socket, settings: ExportSettings) -> None:
     async with aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=1, force_close=True),  # an idle connection would wake this process
         timeout=aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S),
@@ -174,7 +174,7 @@ async def _send(sock: socket.socket, settings: Settings) -> None:
         auto_decompress=False,
         trust_env=False,
     ) as session:
-        await Sender(sock, settings, session).run()
+        await SpanSender(sock, settings, session).run()
 
 
 def main() -> None:
@@ -184,6 +184,6 @@ def main() -> None:
         first = sock.recv(MAX_MESSAGE_BYTES)
         if not first:
             return
-        settings = msgspec.json.decode(first, type=Settings)
+        settings = msgspec.json.decode(first, type=ExportSettings)
         sock.setblocking(False)
         asyncio.run(_send(sock, settings))

@@ -26,7 +26,7 @@ class MalformedMessage(ValueError):
     """Bytes that do not form a protobuf message, or a string field that is not UTF-8."""
 
 
-class Reply(NamedTuple):
+class DecodedResponse(NamedTuple):
     """A decoded Response. Code 0 is success."""
 
     payload: bytes
@@ -65,17 +65,17 @@ def decode_request(data: Buffer) -> Request:
         raise MalformedMessage(str(error)) from error
 
 
-def decode_response(data: Buffer) -> Reply:
+def decode_response(data: Buffer) -> DecodedResponse:
     """Raises MalformedMessage."""
     view = memoryview(data)
     for head_bytes in range(2, _MOST_HEAD_BYTES + 1):
         if view[:head_bytes] == _payload_head(_RESPONSE_PAYLOAD, len(view) - head_bytes):
-            return Reply(bytes(view[head_bytes:]))
+            return DecodedResponse(bytes(view[head_bytes:]))
     try:
         found = Response.FromString(bytes(view))
     except DecodeError as error:
         raise MalformedMessage(str(error)) from error
-    return Reply(found.payload, found.status.code, found.status.message.decode("utf-8", "replace"))
+    return DecodedResponse(found.payload, found.status.code, found.status.message.decode("utf-8", "replace"))
 
 
 def _payload_head(tag: int, payload_bytes: int) -> bytes:

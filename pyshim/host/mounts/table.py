@@ -11,7 +11,7 @@ _TABLE = "/proc/thread-self/mountinfo"
 """A thread may be in a mount namespace of its own."""
 
 
-class Mount(NamedTuple):
+class MountRow(NamedTuple):
     """A row of the table."""
 
     root: str
@@ -22,18 +22,20 @@ class Mount(NamedTuple):
     """Of the file system, not of this mount of it."""
 
 
-def mounts(table: str = _TABLE) -> Iterator[Mount]:
+def mounts(table: str = _TABLE) -> Iterator[MountRow]:
     """All of a mount namespace, in mounting order. Raises OSError. Source: proc(5), /proc/pid/mountinfo."""
     with open(table, "rb") as lines:
         for line in lines:
             ours, _, theirs = line.partition(b" - ")
             _, _, _, root, point, *_ = ours.split(b" ")
             kind, *_, options = theirs.split()
-            yield Mount(_unescaped(root), _unescaped(point), os.fsdecode(kind), tuple(os.fsdecode(options).split(",")))
+            yield MountRow(
+                _unescaped(root), _unescaped(point), os.fsdecode(kind), tuple(os.fsdecode(options).split(","))
+            )
 
 
 def mounted_below(path: str) -> tuple[str, ...]:
-    """Mount points at or below `path` in this mount namespace, the one to unmount first in front.
+    """MountRow points at or below `path` in this mount namespace, the one to unmount first in front.
 
     A path that is covered several times is listed as often.
     """

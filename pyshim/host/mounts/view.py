@@ -50,7 +50,7 @@ class ViewPath(msgspec.Struct, frozen=True, kw_only=True):
     """The host may lack it."""
 
 
-class _Place(msgspec.Struct, frozen=True, kw_only=True):
+class _ViewCopy(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     copy: OwnedFd
     is_directory: bool
@@ -109,9 +109,9 @@ def enter_view(namespace: OwnedFd) -> None:
     syscalls.setns(namespace.fileno(), syscalls.CLONE_NEWNS)
 
 
-def _found(kept: Iterable[ViewPath], copies: ExitStack) -> tuple[list[_Place], list[tuple[str, str]]]:
+def _found(kept: Iterable[ViewPath], copies: ExitStack) -> tuple[list[_ViewCopy], list[tuple[str, str]]]:
     """Copies of the view's paths, parents first, and the links to them."""
-    places: list[_Place] = []
+    places: list[_ViewCopy] = []
     links: list[tuple[str, str]] = []
     roots: set[str] = set()
     done: set[str] = set()
@@ -121,7 +121,7 @@ def _found(kept: Iterable[ViewPath], copies: ExitStack) -> tuple[list[_Place], l
             continue
         if not _is_below(real, roots) and real not in done:
             copy = copies.enter_context(_copy(each, real))
-            places.append(_Place(path=real, copy=copy, is_directory=os.path.isdir(real), is_shared=each.is_shared))
+            places.append(_ViewCopy(path=real, copy=copy, is_directory=os.path.isdir(real), is_shared=each.is_shared))
             done.add(real)
             if each.is_recursive and os.path.isdir(real):
                 roots.add(real)
@@ -150,7 +150,7 @@ def _copy(kept: ViewPath, real: str) -> OwnedFd:
     return copy
 
 
-def _put(place: _Place, root: str) -> None:
+def _put(place: _ViewCopy, root: str) -> None:
     target = root + place.path
     if not os.path.lexists(target):
         os.makedirs(target if place.is_directory else os.path.dirname(target), exist_ok=True)

@@ -16,7 +16,7 @@ from pyshim.model.observation import Health
 from pyshim.monitor.answers import ShimAnswers
 from pyshim.monitor.processes import process_families
 from pyshim.monitor.shim_metrics import durations_family
-from pyshim.monitor.socket import Request
+from pyshim.monitor.socket import HttpRequest
 from tests.unit.monitor.monitored import FakePod, got
 
 ITEMS = {
@@ -137,7 +137,7 @@ async def test_the_agent_is_asked_where_its_last_answer_is_not_new() -> None:
     answers = ShimAnswers(pod, calls=Durations(), agent_calls=calls)
 
     async def health() -> Health:
-        reply = await answers.answer(Request(method="GET", target="/health", body=b""))
+        reply = await answers.answer(HttpRequest(method="GET", target="/health", body=b""))
         return msgspec.json.decode(reply.body, type=Health)
 
     pod.guest = DeadlineExceeded("check agent: no reply within 1 s")
@@ -167,7 +167,7 @@ async def test_a_stopped_helper_is_a_metric(sleeper: "subprocess.Popen[bytes]") 
     try:
         await asyncio.to_thread(os.waitid, os.P_PID, sleeper.pid, os.WSTOPPED)
         reply = await ShimAnswers(pod, calls=Durations(), agent_calls=AgentCalls(time.monotonic)).answer(
-            Request(method="GET", target="/metrics", body=b"")
+            HttpRequest(method="GET", target="/metrics", body=b"")
         )
     finally:
         sleeper.send_signal(signal.SIGCONT)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from pyshim.model.errors import FailedPrecondition
-from pyshim.monitor.socket import MonitorSocket, Reply, Request
+from pyshim.monitor.socket import HttpReply, HttpRequest, MonitorSocket
 from pyshim.node.cli.direct_volume import add, ask
 from pyshim.node.cli.monitor_client import exchange
 from tests.unit.monitor.monitored import FakePod, said, served
@@ -210,8 +210,8 @@ def _connects(path: Path, group: int) -> bool:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
 async def test_the_group_of_the_directory_reaches_the_metrics_socket_and_no_other() -> None:
-    async def answer(_: Request) -> Reply:
-        return Reply(HTTPStatus.OK)
+    async def answer(_: HttpRequest) -> HttpReply:
+        return HttpReply(HTTPStatus.OK)
 
     with tempfile.TemporaryDirectory() as directory:
         root, metrics = Path(directory), Path(directory, "metrics")

@@ -224,7 +224,7 @@ class Reports:
         self._ours, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._ours.setblocking(False)
         self._theirs.setblocking(False)
-        settings = child.Settings(traces_url(url), TRACE_ID, {})
+        settings = child.ExportSettings(traces_url(url), TRACE_ID, {})
         self._task = asyncio.ensure_future(child._send(self._theirs, settings))
 
     async def give(self, spans: Iterable[tuple[int, Span]]) -> None:

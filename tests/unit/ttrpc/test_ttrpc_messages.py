@@ -6,8 +6,8 @@ import pytest
 
 from pyshim.ttrpc.envelope_pb2 import Response, Status
 from pyshim.ttrpc.messages import (
+    DecodedResponse,
     MalformedMessage,
-    Reply,
     decode_request,
     decode_response,
     encode_error,
@@ -46,7 +46,7 @@ def test_payloads_of_any_size_are_as_the_library_writes_them(size: int) -> None:
     payload = bytes(size)
 
     assert b"".join(encode_response(payload)) == Response(payload=payload).SerializeToString()
-    assert decode_response(b"".join(encode_response(payload))) == Reply(payload)
+    assert decode_response(b"".join(encode_response(payload))) == DecodedResponse(payload)
     assert decode_request(b"".join(encode_request("s", "m", payload))).payload == payload
 
 
@@ -56,7 +56,7 @@ def test_a_response_of_status_and_payload_has_both() -> None:
     assert (
         decode_response(whole)
         == decode_response(b"\x12\x01p" + b"".join(encode_error(3, "bad")))
-        == Reply(b"p", 3, "bad")
+        == DecodedResponse(b"p", 3, "bad")
     )
 
 
@@ -84,7 +84,7 @@ def test_unknown_fields_are_skipped() -> None:
 
 
 def test_a_status_text_that_is_not_utf8_keeps_its_code() -> None:
-    assert decode_response(bytes.fromhex("0a05 0805 1201ff")) == Reply(b"", 5, "\ufffd")
+    assert decode_response(bytes.fromhex("0a05 0805 1201ff")) == DecodedResponse(b"", 5, "\ufffd")
 
 
 def test_status_text_with_an_undecodable_path_is_escaped() -> None:

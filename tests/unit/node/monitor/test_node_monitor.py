@@ -20,7 +20,7 @@ import pytest
 from pyshim.model.durations import AgentCalls, Durations
 from pyshim.model.errors import FailedPrecondition
 from pyshim.monitor.answers import ShimAnswers
-from pyshim.monitor.socket import MonitorSocket, Reply, Request
+from pyshim.monitor.socket import HttpReply, HttpRequest, MonitorSocket
 from pyshim.node.monitor import scrape
 from pyshim.node.monitor.names import NO_NAME, Names
 from pyshim.node.monitor.server import NodeMonitor
@@ -237,9 +237,9 @@ async def test_a_monitor_that_sees_the_metrics_directory_only_gets_all_and_can_c
 async def test_a_shim_without_names_is_scraped_without_and_asked_for_them_once(tmp_path: Path) -> None:
     asked = []
 
-    async def answer(request: Request) -> Reply:
+    async def answer(request: HttpRequest) -> HttpReply:
         asked.append(request.target)
-        return Reply(HTTPStatus.NOT_FOUND)
+        return HttpReply(HTTPStatus.NOT_FOUND)
 
     socket_of_kata = MonitorSocket(str(tmp_path / "m.sock"), answer)
     await socket_of_kata.open()
