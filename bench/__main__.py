@@ -113,7 +113,7 @@ def _beside(arguments: argparse.Namespace, runtimes: dict[str, Runtime]) -> int:
 
 
 def _measure(ground: Ground, size: rounds.Size, only_files: bool) -> tuple[rounds.Samples, dict[str, str]]:
-    """All samples, and in words what is measured once: how often an idle shim is woken."""
+    """All samples, and as text the one measurement that is made once: how often an idle shim wakes."""
     started = time.monotonic()
 
     def progress(text: str) -> None:

@@ -1,4 +1,4 @@
-"""The reference for every start of a VM: the same QEMU command and kernel, with nothing to do but reach user space."""
+"""The reference for every start of a VM: the same QEMU command and kernel, which only reach user space."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _belongs_to(value: str, ids: Sequence[str]) -> bool:
 
 
 def write_initrd(path: Path) -> None:
-    """All there is in it is a BusyBox script that writes one line to the console and stays."""
+    """It only has a BusyBox script that writes one line to the console and waits."""
     with tempfile.TemporaryDirectory() as name:
         (Path(name) / "bin").mkdir()
         shutil.copy("/bin/busybox", Path(name) / "bin/busybox")

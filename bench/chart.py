@@ -10,7 +10,7 @@ from bench.report import Row
 
 
 def write_svg(path: Path, found: list[Row], caption: str) -> None:
-    """Equal rows and caption make an equal file."""
+    """Equal rows and captions give equal files."""
     mpl.use("svg")
     mpl.rcParams["svg.hashsalt"] = "pyshim"
     mpl.rcParams["svg.fonttype"] = "none"

@@ -31,7 +31,7 @@ _CONTAINER_SEES = tuple(path for path in ("/usr", "/lib", "/lib64") if Path(path
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """A directory that jobs run on: in the VM with the disk driver `vm`, on the host when that is empty."""
+    """A directory for jobs: in the VM with the disk driver `vm`, or on the host if that is empty."""
 
     name: str
     title: str

@@ -1,4 +1,4 @@
-"""The base of every measurement: a containerd of its own, our programs, a guest that is not rebuilt meanwhile."""
+"""The base of every measurement: a separate containerd, our programs, and a copy of the guest."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GROUND = Path("/run/pyshim-bench")
 
 @contextmanager
 def containerd_up(programs: Sequence[Path] = ()) -> Iterator[Ground]:
-    """A containerd that is up, for as long as measurements last; it finds `programs` that are other shims.
+    """A running containerd for the time of the measurements, which finds the other shims `programs`.
 
     Raises AssertionError when they left something on the host.
     """
@@ -57,7 +57,7 @@ def containerd_up(programs: Sequence[Path] = ()) -> Iterator[Ground]:
 
 
 def _own_guest() -> Path:
-    """A configuration that names copies of the built guest: a build in the meantime changes nothing here."""
+    """A configuration with copies of the built guest, so that a build meanwhile changes nothing."""
     shipped = tomllib.loads(shim_config.SHIPPED.read_text())["hypervisor"]["qemu"]
     copies = {
         key: shutil.copy(shim_config.SHIPPED.parent / shipped[key], GROUND) for key in ("kernel", "initrd", "image")

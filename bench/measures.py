@@ -94,7 +94,7 @@ def start_s(ground: Ground, runtime: Runtime) -> float:
 
 @contextmanager
 def container(ground: Ground, runtime: Runtime, *more: str) -> Iterator[str]:
-    """A container that sleeps, in a VM of its own where the runtime has one; `more` are options of `ctr run`."""
+    """A container that sleeps, in its own VM if the runtime has VMs; `more` are options of `ctr run`."""
     name = f"bench{next(_numbers)}"
     try:
         ground.ctr("run", "--detach", *ground.options(runtime), *more, images.IMAGE, name, "sleep", "100000")
@@ -144,7 +144,7 @@ def first_output_s(ground: Ground, runtime: Runtime) -> float:
 
 
 def write_disk_root(directory: Path) -> None:
-    """In `directory` there is an ext4 with the files of the image, as a container's root."""
+    """`directory` has an ext4 with the files of the image, as a container's root."""
     root = images.unpack_rootfs(directory / "root")
     command: list[str | Path] = ["mkfs.ext4", "-q", "-F", "-d", root, directory / _DISK_ROOT, "32M"]
     subprocess.run(command, check=True, capture_output=True)
@@ -189,7 +189,7 @@ def exec_out(ground: Ground, name: str, *command: str) -> str:
 
 
 def client_s(ground: Ground) -> float:
-    """The least that any `ctr` call takes: one that asks containerd for its version."""
+    """The floor of every `ctr` call: one that asks containerd for its version."""
     return ground.ctr("version").took_s
 
 
@@ -217,7 +217,7 @@ def stdout_mb_per_s(ground: Ground, runtime: Runtime, size_mib: int, prefix: str
 
 
 def _when_at_least(file: Path, size: int, process: subprocess.Popen[bytes]) -> tuple[float, int]:
-    """When the file was first seen with `size` bytes or more, and how many it had."""
+    """The time at which the file first had `size` bytes or more, and its size then."""
     deadline = time.monotonic() + _LIMIT_S
     while True:
         ended = process.poll() is not None

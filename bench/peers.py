@@ -34,7 +34,7 @@ from integration.framework.waiting import eventually
 
 _SYSLOG = Path("/dev/log")
 _IDLE_S = 0.3
-"""A daemon that used no CPU time for so long has nothing left to do."""
+"""Seconds without CPU time after which a daemon counts as idle."""
 _MANY = 10
 _EXECS = 5
 _OURS = ("forked", "executed")
@@ -72,7 +72,7 @@ Samples = dict[str, list[float]]
 
 
 def runtime_of(program: Path) -> Runtime:
-    """The name containerd finds `program` under. Raises ValueError unless it is `containerd-shim-NAME-VERSION`."""
+    """The name by which containerd finds `program`. Raises ValueError unless it is `containerd-shim-NAME-VERSION`."""
     words = program.name.split("-")
     if len(words) != 4 or words[:2] != ["containerd", "shim"] or not all(words):
         raise ValueError(f"use {str(program)!r} as a shim: its name is not containerd-shim-NAME-VERSION")
@@ -214,7 +214,7 @@ def _pod(ground: Ground, runtime: Runtime, name: str, samples: Samples) -> Itera
 
 
 def _patiently(call: Callable[[], None]) -> None:
-    """The call has been answered well. Kata's Delete fails as `not ready or stopped` right after Wait."""
+    """The call has succeeded. Right after Wait, Kata's Delete fails with `not ready or stopped`."""
     for _ in range(50):
         try:
             call()
@@ -261,7 +261,7 @@ def _stub(ground: Ground) -> Iterator[Path]:
 
 @contextmanager
 def _syslog() -> Iterator[None]:
-    """Something listens on /dev/log, without which Kata's Go shim does not start."""
+    """/dev/log has a listener, without which Kata's Go shim does not start."""
     if _SYSLOG.exists():
         yield
         return

@@ -80,7 +80,7 @@ FILE_QUESTIONS = tuple(
 
 
 def rows(samples: Samples) -> list[Row]:
-    """A row for each question; those about files and the shim itself only when that was measured."""
+    """A row for each question; rows about files and the shim itself only if they were measured."""
     groups = (QUESTIONS, FILE_QUESTIONS)
     asked = [question for group in groups if group[0].series in samples.by_round for question in group]
     return [_row(question, samples.by_round) for question in asked]

@@ -14,7 +14,7 @@ from bench.measures import PYKATA, RUNC, Ground
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """How much of everything one run does."""
+    """The number of rounds and samples of a run."""
 
     rounds: int
     starts: int

@@ -64,13 +64,13 @@ def create_s(ground: Ground) -> float:
 
 
 def together_s(ground: Ground, count: int) -> float:
-    """Create and Start of `count` sandboxes, each of its own shim, all asked for at the same moment: until the last."""
+    """Seconds for Create and Start of `count` sandboxes, each with its own shim, all called at the same moment."""
     with ExitStack() as end:
         shims = [end.enter_context(started_shim(ground)) for _ in range(count)]
         for shim in shims:
             warm(shim)
 
-        # Each shim's client has a loop of its own.
+        # Each shim's client has its own loop.
         with ThreadPoolExecutor(count) as pool:
             started = time.monotonic()
             list(pool.map(lambda shim: shim.together(lambda: create_and_start(shim, ground.config)), shims))
