@@ -5,7 +5,7 @@ Theory of operation:
     NEW --create: CreateVM--> CREATED --start: StartVM--> RUNNING --stop: StopVM--> ENDED
 
 The protocol has no call that reports the end of a VM. The sandbox watches the agent instead, which it reaches through
-the service (`tells_end` is false); `wait` returns once the VM was stopped.
+the service (`reports_end` is false); `wait` returns once the VM was stopped.
 
 The VM costs money where it runs, so it is in the ledger before CreateVM is sent, and stays there until StopVM was
 answered. A service whose CreateVM or StartVM is cut off may forget the VM. So these calls go on when their caller gives
@@ -109,7 +109,7 @@ class RemoteVm:
             cpu_hotplug=False,
             memory_hotplug=False,
             pause=False,
-            tells_end=False,
+            reports_end=False,
         )
 
     @property

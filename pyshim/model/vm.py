@@ -380,7 +380,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     pause: bool
     pci_hotplug: bool = False
     """Takes VFIO and emulated PCI devices while it runs."""
-    tells_end: bool = True
+    reports_end: bool = True
     """`wait` answers when the VM ends by itself, not only when it was stopped."""
 
 

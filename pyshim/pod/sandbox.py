@@ -428,7 +428,7 @@ class Sandbox:
         ends = [("vm", self._vm_end), ("agent", agent.gone)]
         if self._virtiofsd is not None:
             ends.append(("virtiofsd", self._virtiofsd_end))
-        if not self.hypervisor.capabilities().tells_end:
+        if not self.hypervisor.capabilities().reports_end:
             ends.append(("health", partial(self.health.unanswered, agent)))
         for name, end in ends:
             self._watchers.append(self._tasks.supervise(f"watch/{name}/{sandbox_id}", self._watch_end(name, end)))

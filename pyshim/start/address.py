@@ -117,7 +117,7 @@ def unlink(path: str) -> None:
 
 
 def _open_directory(path: str) -> int:
-    """A descriptor of the directory, which is made where it is missing."""
+    """A descriptor of the directory, which is made if it is missing."""
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
     try:
         return os.open(path, flags)

@@ -68,7 +68,7 @@ def start(
     path = address.socket_path(params.socket_dir or socket_dir, call.address, call.namespace, group)
     listener = address.claim(path)
     if listener is None:
-        _tell(bundle, path, params, stdout_fd)
+        _publish_address(bundle, path, params, stdout_fd)
         return
     try:
         daemon = _make_daemon(
@@ -81,7 +81,7 @@ def start(
             zygote_dir=zygote_dir,
         )
         try:
-            _tell(bundle, path, params, stdout_fd)
+            _publish_address(bundle, path, params, stdout_fd)
         except BaseException:
             daemon.end()
             raise
@@ -191,7 +191,7 @@ def _config_file(params: StartParams, bundle: str) -> str:
     return path
 
 
-def _tell(bundle: str, path: str, params: StartParams, stdout_fd: int) -> None:
+def _publish_address(bundle: str, path: str, params: StartParams, stdout_fd: int) -> None:
     """The address is in the bundle (read by containerd up to 1.7 after its restart), then on stdout."""
     socket_address = f"unix://{path}"
     file = _write_address(bundle, socket_address)

@@ -56,7 +56,7 @@ class LoadedCode:
 
 
 def _identity(path: str) -> tuple[int, int]:
-    """Device and inode; zeros where the file is missing."""
+    """Device and inode; zeros if the file is missing."""
     try:
         found = os.stat(path)
     except OSError:

@@ -24,7 +24,7 @@ class _MemoryMap(ctypes.Structure):
 
 
 def set_command_line(words: list[str]) -> None:
-    """`/proc/self/cmdline` holds `words`, as if they had been executed. Raises OSError where the kernel refuses.
+    """`/proc/self/cmdline` holds `words`, as if they had been executed. Raises OSError if the kernel refuses.
 
     Source: prctl(2), PR_SET_MM_MAP; the other parts of the map are in /proc/PID/stat, proc(5).
     """

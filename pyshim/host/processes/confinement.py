@@ -73,7 +73,7 @@ def has_filter() -> bool:
 
 
 def deny_calls() -> bool:
-    """All threads of this process and their children get EPERM for DENIED_CALLS; False where libseccomp is missing.
+    """All threads of this process and their children get EPERM for DENIED_CALLS; False if libseccomp is missing.
 
     They gain no rights by an exec from now on either. Raises OSError.
     """

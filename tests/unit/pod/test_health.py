@@ -20,7 +20,7 @@ MANY_S = 20 * (EVERY_S + TIMEOUT_S)
 
 class SilentVm(FakeVm):
     def capabilities(self) -> Capabilities:
-        return replace(super().capabilities(), tells_end=False)
+        return replace(super().capabilities(), reports_end=False)
 
 
 class SilentStack(Stack):
