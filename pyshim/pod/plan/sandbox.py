@@ -67,7 +67,6 @@ above 30 s on a crowded one."""
 KVM_BOOT_S = 10.0
 """A `dial_timeout` below this is meant for KVM: the files of Kata's Rust runtime say 3 s."""
 _NO_DEVICES = PodDevices()
-_NETWORK_MODELS = ("tcfilter", "macvtap", "none")
 _MAX_BRIDGES = 5
 EMULATED_CPU = "qemu64,+ssse3,+sse4.1,+sse4.2,+popcnt,-mtrr"
 """The least that runs x86-64-v2 programs: `max` boots measurably slower under emulation (docs/GUEST.md).
@@ -273,16 +272,9 @@ def _vm(
 def accelerator(config: Config, host: HostFacts) -> Accelerator:
     """`auto` is kvm where it was proved usable, else tcg. Raises FailedPrecondition when kvm is demanded in vain."""
     wanted = config.hypervisor.accelerator
-    match wanted:
-        case "auto":
-            return Accelerator.KVM if host.kvm_usable else Accelerator.TCG
-        case "kvm" if host.kvm_usable:
-            return Accelerator.KVM
-        case "kvm":
-            raise FailedPrecondition(f"start vm: accelerator \"kvm\" in '{config.source}': {host.kvm_reason}")
-        case "tcg":
-            return Accelerator.TCG
-    raise InvalidArgument(f"read accelerator in '{config.source}': {wanted!r} is not one of auto, kvm, tcg")
+    if wanted == "kvm" and not host.kvm_usable:
+        raise FailedPrecondition(f"start vm: accelerator \"kvm\" in '{config.source}': {host.kvm_reason}")
+    return Accelerator.KVM if host.kvm_usable and wanted != "tcg" else Accelerator.TCG
 
 
 def agent_channel(config: Config, host: HostFacts, vm_dir: str) -> AgentChannel:
@@ -309,18 +301,13 @@ def _check(config: Config) -> None:
             raise InvalidArgument(f"read {key} in {config.origin(key)}: {value!r} is not an absolute path")
     if not hypervisor.image and not hypervisor.initrd:
         raise InvalidArgument(f"read '{config.source}': neither image nor initrd is set: the guest has no root")
-    if hypervisor.shared_fs not in ("virtio-fs", "none"):
-        raise FailedPrecondition(
-            f"read shared_fs in {config.origin('shared_fs')}: {hypervisor.shared_fs!r} is not supported,"
-            ' only "virtio-fs" and "none"'
-        )
-    model = config.runtime.internetworking_model
-    if model not in _NETWORK_MODELS:
-        supported = ", ".join(_NETWORK_MODELS)
-        raise FailedPrecondition(
-            f"read internetworking_model in {config.origin('internetworking_model')}: {model!r} is not supported,"
-            f" only {supported}"
-        )
+    for key, value, supported in (
+        ("shared_fs", hypervisor.shared_fs, ("virtio-fs", "none")),
+        ("internetworking_model", config.runtime.internetworking_model, ("tcfilter", "macvtap", "none")),
+    ):
+        if value not in supported:
+            problem = f"{value!r} is not supported, only {', '.join(supported)}"
+            raise FailedPrecondition(f"read {key} in {config.origin(key)}: {problem}")
 
 
 def _initdata(config: Config) -> Initdata | None:
