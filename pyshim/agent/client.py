@@ -171,10 +171,10 @@ class AgentClient:
 
     async def set_policy(self, policy: str) -> None:
         request = pb.SetPolicyRequest(policy=policy)
-        await self._do("set policy in guest", "SetPolicy", request, timeout_s=self._set_up_timeout_s)
+        await self._call("set policy in guest", "SetPolicy", request, timeout_s=self._set_up_timeout_s)
 
     async def create_sandbox(self, sandbox: GuestSandbox) -> None:
-        await self._do(
+        await self._call(
             f"create sandbox '{sandbox.sandbox_id}' in guest",
             "CreateSandbox",
             translate.create_sandbox(sandbox),
@@ -182,7 +182,7 @@ class AgentClient:
         )
 
     async def destroy_sandbox(self) -> None:
-        await self._do("destroy sandbox in guest", "DestroySandbox", pb.DestroySandboxRequest())
+        await self._call("destroy sandbox in guest", "DestroySandbox", pb.DestroySandboxRequest())
 
     async def guest_details(self) -> AgentDetails:
         request = pb.GuestDetailsRequest(mem_block_size=True, mem_hotplug_probe=True)
@@ -191,23 +191,23 @@ class AgentClient:
 
     async def online_cpu_memory(self, cpus: int, *, cpu_only: bool) -> None:
         request = pb.OnlineCPUMemRequest(wait=False, nb_cpus=cpus, cpu_only=cpu_only)
-        await self._do("bring cpus and memory online in guest", "OnlineCPUMem", request)
+        await self._call("bring cpus and memory online in guest", "OnlineCPUMem", request)
 
     async def reseed_random(self, seed: bytes) -> None:
-        await self._do("reseed random numbers of guest", "ReseedRandomDev", pb.ReseedRandomDevRequest(data=seed))
+        await self._call("reseed random numbers of guest", "ReseedRandomDev", pb.ReseedRandomDevRequest(data=seed))
 
     async def set_time(self, time_ns: int) -> None:
         request = pb.SetGuestDateTimeRequest(Sec=time_ns // 10**9, Usec=time_ns % 10**9 // 1000)
-        await self._do("set clock of guest", "SetGuestDateTime", request)
+        await self._call("set clock of guest", "SetGuestDateTime", request)
 
     async def add_swap(self, pci_path: str) -> None:
         slots = [int(slot, 16) for slot in pci_path.split("/")]
-        await self._do(f"add swap '{pci_path}' in guest", "AddSwap", pb.AddSwapRequest(PCIPath=slots))
+        await self._call(f"add swap '{pci_path}' in guest", "AddSwap", pb.AddSwapRequest(PCIPath=slots))
 
     async def update_ephemeral_mounts(self, storages: tuple[Storage, ...]) -> None:
         request = pb.UpdateEphemeralMountsRequest(storages=[translate.storage(each) for each in storages])
         points = ", ".join(f"'{each.mount_point}'" for each in storages)
-        await self._do(f"resize {points} in guest", "UpdateEphemeralMounts", request)
+        await self._call(f"resize {points} in guest", "UpdateEphemeralMounts", request)
 
     async def volume_stats(self, guest_path: str) -> VolumeStats:
         request = pb.VolumeStatsRequest(volume_guest_path=guest_path)
@@ -218,7 +218,7 @@ class AgentClient:
 
     async def resize_volume(self, guest_path: str, size_bytes: int) -> None:
         request = pb.ResizeVolumeRequest(volume_guest_path=guest_path, size=size_bytes)
-        await self._do(f"resize volume '{guest_path}'", "ResizeVolume", request)
+        await self._call(f"resize volume '{guest_path}'", "ResizeVolume", request)
 
     async def metrics(self) -> str:
         reply = await self._ask(
@@ -239,7 +239,7 @@ class AgentClient:
         return reply.data
 
     async def set_iptables(self, data: bytes, *, ipv6: bool) -> None:
-        await self._do("set iptables in guest", "SetIPTables", pb.SetIPTablesRequest(is_ipv6=ipv6, data=data))
+        await self._call("set iptables in guest", "SetIPTables", pb.SetIPTablesRequest(is_ipv6=ipv6, data=data))
 
     async def next_oom_event(self) -> str:
         reply = await self._ask(
@@ -251,20 +251,20 @@ class AgentClient:
 
     async def update_interface(self, interface: NetworkInterface) -> None:
         request = pb.UpdateInterfaceRequest(interface=translate.interface(interface))
-        await self._do(f"set up interface '{interface.name}' in guest", "UpdateInterface", request)
+        await self._call(f"set up interface '{interface.name}' in guest", "UpdateInterface", request)
 
     async def update_routes(self, routes: tuple[NetworkRoute, ...]) -> None:
         request = pb.UpdateRoutesRequest(routes=pb.Routes(Routes=[translate.route(route) for route in routes]))
-        await self._do("set routes in guest", "UpdateRoutes", request)
+        await self._call("set routes in guest", "UpdateRoutes", request)
 
     async def add_neighbours(self, neighbours: tuple[NetworkNeighbour, ...]) -> None:
         rows = pb.ARPNeighbors(ARPNeighbors=[translate.neighbour(neighbour) for neighbour in neighbours])
-        await self._do("add neighbours in guest", "AddARPNeighbors", pb.AddARPNeighborsRequest(neighbors=rows))
+        await self._call("add neighbours in guest", "AddARPNeighbors", pb.AddARPNeighborsRequest(neighbors=rows))
 
     # ---- containers
 
     async def create_container(self, container: GuestContainer, timeout_s: float) -> None:
-        await self._do(
+        await self._call(
             f"create container '{container.container_id}' in guest",
             "CreateContainer",
             translate.create_container(container),
@@ -272,15 +272,15 @@ class AgentClient:
         )
 
     async def copy_file(self, piece: CopiedPiece) -> None:
-        await self._do(f"copy '{piece.path}' into guest", "CopyFile", translate.copy_file(piece))
+        await self._call(f"copy '{piece.path}' into guest", "CopyFile", translate.copy_file(piece))
 
     async def start_container(self, container_id: str) -> None:
         request = pb.StartContainerRequest(container_id=container_id)
-        await self._do(f"start container '{container_id}' in guest", "StartContainer", request)
+        await self._call(f"start container '{container_id}' in guest", "StartContainer", request)
 
     async def remove_container(self, container_id: str, timeout_s: int) -> None:
         request = pb.RemoveContainerRequest(container_id=container_id, timeout=timeout_s)
-        await self._do(
+        await self._call(
             f"remove container '{container_id}' from guest",
             "RemoveContainer",
             request,
@@ -291,7 +291,7 @@ class AgentClient:
         request = pb.UpdateContainerRequest(
             container_id=container_id, resources=translate.linux_resources(resources, container_id)
         )
-        await self._do(f"update container '{container_id}' in guest", "UpdateContainer", request)
+        await self._call(f"update container '{container_id}' in guest", "UpdateContainer", request)
 
     async def stats_container(self, container_id: str) -> ContainerStats:
         request = pb.StatsContainerRequest(container_id=container_id)
@@ -306,11 +306,11 @@ class AgentClient:
 
     async def pause_container(self, container_id: str) -> None:
         request = pb.PauseContainerRequest(container_id=container_id)
-        await self._do(f"pause container '{container_id}' in guest", "PauseContainer", request)
+        await self._call(f"pause container '{container_id}' in guest", "PauseContainer", request)
 
     async def resume_container(self, container_id: str) -> None:
         request = pb.ResumeContainerRequest(container_id=container_id)
-        await self._do(f"resume container '{container_id}' in guest", "ResumeContainer", request)
+        await self._call(f"resume container '{container_id}' in guest", "ResumeContainer", request)
 
     # ---- processes
 
@@ -318,11 +318,11 @@ class AgentClient:
         request = pb.ExecProcessRequest(
             container_id=container_id, exec_id=exec_id, process=translate.process(process, exec_id)
         )
-        await self._do(f"run exec '{exec_id}' in container '{container_id}'", "ExecProcess", request)
+        await self._call(f"run exec '{exec_id}' in container '{container_id}'", "ExecProcess", request)
 
     async def signal_process(self, container_id: str, exec_id: str, signal: int) -> None:
         request = pb.SignalProcessRequest(container_id=container_id, exec_id=exec_id, signal=signal)
-        await self._do(f"signal process '{container_id}/{exec_id}' in guest", "SignalProcess", request)
+        await self._call(f"signal process '{container_id}/{exec_id}' in guest", "SignalProcess", request)
 
     async def wait_process(self, container_id: str, exec_id: str, within_s: float | None = None) -> int:
         request = pb.WaitProcessRequest(container_id=container_id, exec_id=exec_id)
@@ -338,7 +338,7 @@ class AgentClient:
 
     async def resize_terminal(self, container_id: str, exec_id: str, rows: int, columns: int) -> None:
         request = pb.TtyWinResizeRequest(container_id=container_id, exec_id=exec_id, row=rows, column=columns)
-        await self._do(f"resize terminal of '{container_id}/{exec_id}'", "TtyWinResize", request)
+        await self._call(f"resize terminal of '{container_id}/{exec_id}'", "TtyWinResize", request)
 
     # ---- streams: no deadline, a quiet process may say nothing for days
 
@@ -360,7 +360,7 @@ class AgentClient:
         action = f"{method} of '{container_id}/{exec_id}'"
         try:
             limit_bytes = max(max_bytes + ENVELOPE_BYTES, MAX_REPLY_BYTES)
-            payload = await self._exchange(action, method, request, None, max_bytes=limit_bytes)
+            payload = await self._call(action, method, request, timeout_s=None, max_bytes=limit_bytes)
         except Internal as exc:
             if isinstance(exc.__cause__, TtrpcError) and guest_text(exc.__cause__.message) in END_OF_STREAM:
                 return b""
@@ -387,16 +387,13 @@ class AgentClient:
     async def end_output(self, container_id: str, exec_id: str) -> None:
         request = pb.ReadStreamRequest(container_id=container_id, exec_id=exec_id, len=0)
         for method in ("ReadStdout", "ReadStderr"):
-            await self._do(f"end {method} of '{container_id}/{exec_id}'", method, request)
+            await self._call(f"end {method} of '{container_id}/{exec_id}'", method, request)
 
     async def close_stdin(self, container_id: str, exec_id: str) -> None:
         request = pb.CloseStdinRequest(container_id=container_id, exec_id=exec_id)
-        await self._do(f"close stdin of '{container_id}/{exec_id}'", "CloseStdin", request)
+        await self._call(f"close stdin of '{container_id}/{exec_id}'", "CloseStdin", request)
 
     # ---- every call
-
-    async def _do(self, action: str, method: str, request: Message, *, timeout_s: float | None = CONFIGURED_S) -> None:
-        await self._exchange(action, method, request, timeout_s)
 
     async def _ask(
         self,
@@ -410,21 +407,21 @@ class AgentClient:
         max_bytes: int = MAX_REPLY_BYTES,
         service: str = AGENT_SERVICE,
     ) -> M:
-        payload = await self._exchange(
-            action, method, request, timeout_s, late_s=late_s, max_bytes=max_bytes, service=service
+        payload = await self._call(
+            action, method, request, timeout_s=timeout_s, late_s=late_s, max_bytes=max_bytes, service=service
         )
         try:
             return reply_type.FromString(payload)
         except DecodeError as exc:
             raise Internal(f"{action}: the agent's reply is not a {reply_type.DESCRIPTOR.full_name}") from exc
 
-    async def _exchange(
+    async def _call(
         self,
         action: str,
         method: str,
         request: Message,
-        timeout_s: float | None,
         *,
+        timeout_s: float | None = CONFIGURED_S,
         late_s: float = 0.0,
         max_bytes: int = MAX_REPLY_BYTES,
         service: str = AGENT_SERVICE,
