@@ -196,7 +196,7 @@ def _pod(ground: Ground, runtime: Runtime, name: str, samples: Samples) -> Itera
     bundle = ground.directory / name
     with direct_shim(runtime, ground.binaries, name, bundle, _spec(name, name, "sandbox")) as shim:
         began_s, cpu_began_s = time.monotonic(), _children_cpu_s()
-        shim.start()
+        shim.start(options(ground.config))
         samples["start_wall"].append(time.monotonic() - began_s)
         samples["start_cpu"].append(_children_cpu_s() - cpu_began_s)
         # A forked daemon gets its own command line after `start` has ended.

@@ -28,7 +28,7 @@ def started_shim(ground: Ground) -> Iterator[DirectShim]:
     name = f"stub{next(_numbers)}"
     bundle = ground.directory / name
     with direct_shim(PYKATA, ground.binaries, name, bundle, config=sleeping(name)) as shim:
-        shim.start()
+        shim.start(options(ground.config))
         yield shim
     wait_until_gone(shim)
 

@@ -80,7 +80,7 @@ def pod(ground: Ground) -> Iterator[Pod]:
     bundle = ground.directory / name
     with direct_shim(PYKATA, ground.binaries, name, bundle, spec_of(name, name, "sandbox")) as shim:
         shim.environment.update(_ZYGOTE_WITHIN)
-        shim.start()
+        shim.start(options(ground.config))
         warm(shim)
         (daemon,) = PYKATA.shims(name)
         one = Pod(ground, shim, daemon.pid)

@@ -15,7 +15,9 @@ TYPE_CHECKING = False  # `typing` itself would cost `start` more than it needs i
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from pyshim.config.examined import Examined
     from pyshim.serve import Faults
+    from pyshim.zygote.request import Request
 
 
 def main(words: list[str] | None = None, *, launcher: str = "", faults: "Callable[[], Faults] | None" = None) -> int:
@@ -53,12 +55,15 @@ def main(words: list[str] | None = None, *, launcher: str = "", faults: "Callabl
         return 1
 
 
-def _serve(call: Invocation, *, made_by: str, faults: "Faults | None" = None) -> int:
+def _serve(
+    call: Invocation, *, made_by: str, faults: "Faults | None" = None, examined: "Examined | None" = None
+) -> int:
     import gc
 
     gc.disable()  # the imports make next to no garbage, and collections would take 5 % of their CPU
+    from pyshim.config.sources import named_file
     from pyshim.model.ids import HostPath
-    from pyshim.model.task import Identity, RuntimeOptions
+    from pyshim.model.task import Identity
     from pyshim.serve import serve
     from pyshim.start.daemonize import LISTENING_FD
 
@@ -70,13 +75,18 @@ def _serve(call: Invocation, *, made_by: str, faults: "Faults | None" = None) ->
         containerd_ttrpc_address=call.ttrpc_address,
         bundle=HostPath(call.bundle),
         debug=call.debug,
-        options=RuntimeOptions(config_path=call.config, config_body=b"") if call.config else None,
+        options=named_file(call.config),
     )
-    return serve(LISTENING_FD, identity, made_by=made_by, reason=call.executed_because, faults=faults)
+    return serve(
+        LISTENING_FD, identity, made_by=made_by, reason=call.executed_because, faults=faults, examined=examined
+    )
 
 
 def _zygote(call: Invocation) -> int:
     """The exit code of the zygote; in each process that it forks, that of the daemon which this has become."""
+    from pyshim.config.examined import Examined
+    from pyshim.config.sources import named_file
+    from pyshim.model.errors import ShimError
     from pyshim.start import zygote as link
     from pyshim.start.start import ZYGOTE_DIR
     from pyshim.zygote.server import run
@@ -88,11 +98,19 @@ def _zygote(call: Invocation) -> int:
         idle_s = -1.0
     if not idle_s >= 0:  # true for "nan", too
         raise BootstrapError(f"parse flag '-idle': {call.idle!r} is not a number of seconds")
+    examined = Examined()
+
+    def read_configuration(request: "Request") -> None:
+        try:
+            examined.of(named_file(parse(request.words).config), request.environment)
+        except (OSError, ShimError, BootstrapError):
+            return  # the daemon meets it again, and says so
+
     try:
-        words = run(directory=directory, idle_s=idle_s)
+        words = run(directory=directory, idle_s=idle_s, prepare=read_configuration)
     except OSError as error:
         raise os_failure("run zygote", directory, error) from error
-    return 0 if words is None else _serve(parse(words), made_by="fork")
+    return 0 if words is None else _serve(parse(words), made_by="fork", examined=examined)
 
 
 def operator_main(words: list[str] | None = None) -> int:

@@ -26,6 +26,7 @@ from pyshim.cleanup.release import release
 from pyshim.concurrency.deadlines import CHANGE_S, within_s
 from pyshim.concurrency.tasks import TaskOwner
 from pyshim.concurrency.threads import thread_to_the_end
+from pyshim.config.examined import Examined
 from pyshim.config.load import load_config
 from pyshim.debug import dump_on_signal, objects, stacks
 from pyshim.host.os_errors import os_errors
@@ -98,17 +99,25 @@ class Faults(Protocol):
 
 
 def serve(
-    listening_fd: int, identity: Identity, *, made_by: str, reason: str = "", faults: Faults | None = None
+    listening_fd: int,
+    identity: Identity,
+    *,
+    made_by: str,
+    reason: str = "",
+    faults: Faults | None = None,
+    examined: Examined | None = None,
 ) -> int:
     """The exit code, once every task is gone and containerd has its events: 0.
 
-    The log gets `made_by`, "fork" or "exec", and the `reason` why `start` executed this process.
+    The log gets `made_by`, "fork" or "exec", and the `reason` why `start` executed this process. A zygote has
+    `examined` configurations before.
     """
     shim_log.set_up(debug=identity.debug, fields={"sandbox": identity.sandbox_id, "namespace": identity.namespace})
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     listener = socket.socket(fileno=listening_fd)
     os.set_inheritable(listening_fd, False)
-    asyncio.run(_Daemon(identity, made_by=made_by, reason=reason, faults=faults).run(listener))
+    daemon = _Daemon(identity, made_by=made_by, reason=reason, faults=faults, examined=examined)
+    asyncio.run(daemon.run(listener))
     return 0
 
 
@@ -130,9 +139,18 @@ def _booted(config: Config) -> tuple[str, ...]:
 
 
 class _Daemon:
-    def __init__(self, identity: Identity, *, made_by: str, reason: str = "", faults: Faults | None = None) -> None:
+    def __init__(
+        self,
+        identity: Identity,
+        *,
+        made_by: str,
+        reason: str = "",
+        faults: Faults | None = None,
+        examined: Examined | None = None,
+    ) -> None:
         self._identity = identity
         self._faults = faults
+        self._examined = examined
         self._origin = {"made_by": made_by} | ({"reason": reason} if reason else {})
         self._children = Children()
         self._facts: HostFacts | None = None
@@ -257,7 +275,7 @@ class _Daemon:
 
         @within_s(CHANGE_S, "load configuration")
         async def config(options: RuntimeOptions | None, annotations: Mapping[str, str]) -> Config:
-            loaded = await asyncio.to_thread(load_config, options, annotations, dict(os.environ))
+            loaded = await asyncio.to_thread(load_config, options, annotations, dict(os.environ), self._examined)
             _warn_of_writers("others can change what this pod is made from", _booted(loaded))
             if loaded.runtime.enable_debug:
                 shim_log.set_debug()

@@ -70,8 +70,9 @@ class DirectShim:
             argv, cwd=self.bundle, env=environment, input=input, capture_output=True, timeout=within_s, check=False
         )
 
-    def start(self) -> str:
-        done = self.invoke("start")
+    def start(self, options: Message | None = None) -> str:
+        """The shim's address; containerd gives `start` the same options as Create."""
+        done = self.invoke("start", input=options.SerializeToString() if options is not None else b"")
         if done.returncode != 0:
             raise StartFailed((done.stdout + done.stderr).decode(errors="replace"))
         self.address = done.stdout.decode().strip()

@@ -7,9 +7,10 @@ from typing import Any
 
 from pyshim.config.annotations import HYPERVISOR_NAME, with_annotations
 from pyshim.config.effective import Effective, Finding, Level, Setting, examine
+from pyshim.config.examined import Examined
 from pyshim.config.hashes import verify_assets
 from pyshim.config.keys import Table, Verdict
-from pyshim.config.sources import Source, read_source
+from pyshim.config.sources import Source
 from pyshim.config.values import toml_value
 from pyshim.model.config import AgentConfig, Config, FactoryConfig, HypervisorConfig, RuntimeConfig
 from pyshim.model.errors import FailedPrecondition, InvalidArgument
@@ -21,13 +22,18 @@ SUPPORTED_HYPERVISORS = frozenset({"qemu", "remote"})
 
 
 def load_config(
-    options: RuntimeOptions | None, annotations: Mapping[str, str], environment: Mapping[str, str]
+    options: RuntimeOptions | None,
+    annotations: Mapping[str, str],
+    environment: Mapping[str, str],
+    examined: Examined | None = None,
 ) -> Config:
-    """The effective configuration of a new sandbox. Raises ShimError naming file and key, or annotation."""
-    source = read_source(options, environment)
-    effective = for_pod(source, annotations)
+    """The effective configuration of a new sandbox; its files may have been `examined` before.
+
+    Raises ShimError naming file and key, or annotation.
+    """
+    effective = _for_pod((examined or Examined()).of(options, environment), annotations, os.path.exists)
     for warning in warnings(effective):
-        log.warning("configuration", extra={"file": source.path, "problem": warning})
+        log.warning("configuration", extra={"file": effective.source.path, "problem": warning})
     config = typed(effective)
     refuse_unsupported(effective)
     verify_assets(effective, annotations)
@@ -38,8 +44,13 @@ def for_pod(
     source: Source, annotations: Mapping[str, str], *, exists: Callable[[str], bool] = os.path.exists
 ) -> Effective:
     """Every key of `source` as a pod with `annotations` has it; `exists` answers for the files of the pod's node."""
-    _check_choice(source, annotations.get(HYPERVISOR_NAME, ""))
-    effective = examine(source, annotations.get(HYPERVISOR_NAME, ""))
+    return _for_pod(examine(source), annotations, exists)
+
+
+def _for_pod(examined: Effective, annotations: Mapping[str, str], exists: Callable[[str], bool]) -> Effective:
+    chosen = annotations.get(HYPERVISOR_NAME, "")
+    _check_choice(examined.source, chosen)
+    effective = examine(examined.source, chosen) if chosen else examined
     raise_first_error(effective)
     return with_annotations(effective, annotations, exists=exists)
 

@@ -69,14 +69,30 @@ def read_source(
 
     Raises InvalidArgument or FailedPrecondition naming the file.
     """
-    if options is not None and not options.config_path and options.config_body:
+    files = source_files(options, environment, default_paths)
+    if not files:
+        assert options is not None, "without options a file is found"
         where = "the runtime option config_body"
         return _merged(where, "/", [(where, options.config_body)])
-    path = _find(options, environment, default_paths or (*DEFAULT_PATHS, SHIPPED_PATH))
-    resolved = os.path.realpath(path)
-    directory = os.path.dirname(resolved)
-    files = [resolved, *_drop_ins(os.path.join(directory, "config.d")), *on_top]
-    return _merged(resolved, directory, [(file, _read(file)) for file in files])
+    return read_files((*files, *on_top))
+
+
+def read_files(files: tuple[str, ...]) -> Source:
+    """The configuration of the first file, as the others change it, in their order. Raises as `read_source`."""
+    return _merged(files[0], os.path.dirname(files[0]), [(file, _read(file)) for file in files])
+
+
+def source_files(
+    options: RuntimeOptions | None, environment: Mapping[str, str], default_paths: tuple[str, ...] | None = None
+) -> tuple[str, ...]:
+    """The main file, links resolved, and its drop-ins; none for a configuration that is a text of the options.
+
+    Raises InvalidArgument or FailedPrecondition naming the file.
+    """
+    if options is not None and not options.config_path and options.config_body:
+        return ()
+    path = os.path.realpath(_find(options, environment, default_paths or (*DEFAULT_PATHS, SHIPPED_PATH)))
+    return (path, *_drop_ins(os.path.join(os.path.dirname(path), "config.d")))
 
 
 def _merged(path: str, directory: str, layers: list[tuple[str, bytes]]) -> Source:

@@ -16,12 +16,17 @@ log = logging.getLogger(__name__)
 MAX_ANSWERS = 64
 _MAX_ANSWER_CHARS = 1024
 _SETTLED_NS = 2_000_000_000
-"""A file changed less than this ago may change again within one tick of its clock, so its answer is not stored."""
+"""A file changed less than this ago may change again within one tick of its clock: what was read of it is not kept."""
 
 
 def file_identity(status: os.stat_result) -> str:
     parts = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
     return "-".join(map(str, parts))
+
+
+def is_settled(status: os.stat_result, now_ns: int) -> bool:
+    """A later change of the file gives it another identity."""
+    return now_ns - max(status.st_mtime_ns, status.st_ctime_ns) > _SETTLED_NS
 
 
 class FileAnswers:
@@ -42,7 +47,7 @@ class FileAnswers:
 
     def store(self, status: os.stat_result, answer: str) -> None:
         """The next process finds the answer, unless it cannot be stored."""
-        if self._clock_ns() - max(status.st_mtime_ns, status.st_ctime_ns) <= _SETTLED_NS:
+        if not is_settled(status, self._clock_ns()):
             return
         try:
             os.makedirs(self._directory, mode=0o700, exist_ok=True)

@@ -177,10 +177,10 @@ def _serve_arguments(
 
 
 def _config_file(params: StartParams, bundle: str) -> str:
-    """The configuration of a sandbox without a spec: no later call of containerd's brings it. Else empty."""
-    if os.path.exists(f"{bundle}/config.json"):
-        return ""
-    if params.config_path or not params.config_body:
+    """The configuration's file; empty without one. A sandbox without a spec gets the text of the options as a file:
+    no later call of containerd's brings it.
+    """
+    if params.config_path or not params.config_body or os.path.exists(f"{bundle}/config.json"):
         return params.config_path
     path = f"{bundle}/configuration.toml"
     try:

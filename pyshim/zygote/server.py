@@ -6,6 +6,7 @@ import importlib
 import os
 import signal
 import socket
+from collections.abc import Callable
 from contextlib import suppress
 from typing import NoReturn
 
@@ -18,17 +19,24 @@ from pyshim.start.daemonize import raise_oom_score
 from pyshim.start.errors import BootstrapError
 from pyshim.zygote.code import LoadedCode
 from pyshim.zygote.fork import ZYGOTES_SIGNALS, become_daemon_of, refuse, say
-from pyshim.zygote.request import receive
+from pyshim.zygote.request import Request, receive
 
 SHIM_MODULES = ("pyshim.serve", "concurrent.futures.thread")
 """Modules that a shim uses; asyncio imports the second one when it first needs a thread."""
 _BACKLOG = 128
 
 
-def run(*, directory: str, idle_s: float, modules: tuple[str, ...] = SHIM_MODULES) -> list[str] | None:
+def run(
+    *,
+    directory: str,
+    idle_s: float,
+    modules: tuple[str, ...] = SHIM_MODULES,
+    prepare: Callable[[Request], None] = lambda request: None,
+) -> list[str] | None:
     """None in the zygote when it has ended: idle for `idle_s` (0: never), by a signal, or because its code changed.
 
-    In every process that it forks this returns as well, with the words of the daemon which that process now is. Where
+    In every process that it forks this returns as well, with the words of the daemon which that process now is. What
+    `prepare` makes before the fork is in the child, too. Where
     another zygote serves the same address, this one waits until that ends, or ends at once if it would not stay itself.
     Raises OSError, BootstrapError when it cannot serve.
     """
@@ -56,7 +64,7 @@ def run(*, directory: str, idle_s: float, modules: tuple[str, ...] = SHIM_MODULE
     with suppress(OSError):  # a kernel built without it
         _offer_for_merging()
     raise_oom_score()
-    server = _Server(path, idle_s)
+    server = _Server(path, idle_s, prepare)
     fresh_signals()
     for number in (*ZYGOTES_SIGNALS, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN if number == signal.SIGCHLD else _end)  # the kernel reaps
@@ -81,8 +89,9 @@ def _end(number: int, frame: object) -> NoReturn:
 class _Server:
     """Listens at `path`. Raises OSError, or BootstrapError when its code changed while it was imported."""
 
-    def __init__(self, path: str, idle_s: float) -> None:
+    def __init__(self, path: str, idle_s: float, prepare: Callable[[Request], None]) -> None:
         self._path = path
+        self._prepare = prepare
         self._world = world_of("self")
         self._cgroups = ProcessCgroups()
         self._code = LoadedCode()
@@ -115,6 +124,8 @@ class _Server:
                     request.close()
                     refuse(connection, "the code on disk has changed")
                     return None
+                self._prepare(request)
+                gc.freeze()
                 try:
                     child = os.fork()
                 except OSError as error:

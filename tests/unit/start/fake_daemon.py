@@ -55,6 +55,7 @@ report = json.dumps(
         "log_blocks": os.get_blocking(2),
         "no_site": bool(sys.flags.no_site and sys.flags.isolated),
         "environment": dict(os.environ),
+        "prepared": len(globals().get("prepared", ())),
     }
 )
 os.write(2, b"daemon speaks\n")

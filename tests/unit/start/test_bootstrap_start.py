@@ -335,6 +335,7 @@ def test_options_without_end_are_refused(bench: StartBench) -> None:
     assert result.stderr.startswith(b"read runtime options 'stdin': more than ")
 
 
+@pytest.mark.parametrize("has_spec", [False, True], ids=["without a spec", "with a spec"])
 @pytest.mark.parametrize(
     ("options", "config"),
     [
@@ -343,12 +344,15 @@ def test_options_without_end_are_refused(bench: StartBench) -> None:
         pytest.param({}, "", id="none"),
     ],
 )
-def test_a_sandbox_without_a_spec_has_the_configuration_of_its_runtime_handler(
-    bench: StartBench, options: dict[str, Any], config: str
+def test_a_sandbox_has_the_configuration_of_its_runtime_handler(
+    bench: StartBench, options: dict[str, Any], config: str, has_spec: bool
 ) -> None:
-    """No later call of containerd's Sandbox API brings it."""
+    """Without a spec, no later call of containerd's Sandbox API brings it. With one, a text comes with Create."""
     bundle = bench.bundle("c1")
-    (bundle / "config.json").unlink()
+    if not has_spec:
+        (bundle / "config.json").unlink()
+    elif "config_body" in options:
+        config = ""
     message = AnyMessage(
         type_url="runtimeoptions.v1.Options", value=runtimeoptions_pb2.Options(**options).SerializeToString()
     )
@@ -360,7 +364,7 @@ def test_a_sandbox_without_a_spec_has_the_configuration_of_its_runtime_handler(
     given = [words[number + 1] for number, word in enumerate(words) if word == "-config"]
     assert [path.removeprefix(f"{bundle}/") for path in given] == ([config] if config else [])
     written = bundle / "configuration.toml"
-    assert (written.read_bytes() if written.exists() else None) == options.get("config_body")
+    assert (written.read_bytes() if written.exists() else None) == (options.get("config_body") if config else None)
 
 
 def test_oom_score_stops_at_the_highest(bench: StartBench) -> None:

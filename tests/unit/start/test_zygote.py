@@ -16,7 +16,7 @@ from start_bench import REPOSITORY, StartBench, children_of, is_forked, report
 
 from pyshim.start import zygote as link
 
-NOT_COMPARED = {"pid", "session", "parent", "random", "frozen", "fds", "heap", "reason"}
+NOT_COMPARED = {"pid", "session", "parent", "random", "frozen", "fds", "heap", "reason", "prepared"}
 
 
 def expected_of_a_heap() -> list[str]:
@@ -76,6 +76,12 @@ def executed_socket(bench: StartBench) -> str:
 
 def kind(target: str) -> str:
     return target.partition(":")[0]
+
+
+def test_a_fork_has_what_was_prepared_for_it_and_for_those_before(bare_bench: StartBench) -> None:
+    bare_bench.with_zygote()
+
+    assert [report(bare_bench, name)["prepared"] for name in ("c1", "c2")] == [1, 2]
 
 
 def test_two_forks_do_not_share_their_random_numbers(bare_bench: StartBench) -> None:

@@ -12,8 +12,14 @@ sys.path.append(_repository)
 
 from pyshim.zygote import server  # noqa: E402
 
-_words = server.run(directory=_directory, idle_s=float(_idle_s), modules=tuple(filter(None, _modules.split(","))))
+_prepared: list[int] = []
+_words = server.run(
+    directory=_directory,
+    idle_s=float(_idle_s),
+    modules=tuple(filter(None, _modules.split(","))),
+    prepare=lambda request: _prepared.append(request.pid),
+)
 if _words is not None:
     import runpy
 
-    runpy.run_path(sys.argv[0], run_name="__main__")
+    runpy.run_path(sys.argv[0], run_name="__main__", init_globals={"prepared": _prepared})

@@ -1,0 +1,121 @@
+"""A configuration is read again when, and only when, something that decides about it has changed."""
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pyshim.config import effective
+from pyshim.config.examined import Examined
+from pyshim.config.keys import Table
+from pyshim.model.errors import FailedPrecondition, InvalidArgument
+from pyshim.model.task import RuntimeOptions
+
+from .documents import options, write
+
+LATER_NS = 10_000_000_000
+
+
+def later() -> Examined:
+    """For whom every file is old enough to be known by its identity."""
+    return Examined(clock_ns=lambda: time.time_ns() + LATER_NS)
+
+
+def kernel(found: effective.Effective) -> str:
+    return str(found.of(Table.HYPERVISOR, "kernel").value)
+
+
+def named(path: str) -> str:
+    return f'[hypervisor.qemu]\nkernel = "{path}"\n'
+
+
+def test_a_configuration_that_has_not_changed_is_not_read_again(tmp_path: Path) -> None:
+    path, examined = write(tmp_path / "c.toml", named("/a")), later()
+
+    assert examined.of(options(path), {}) is examined.of(options(path), {})
+
+
+def test_the_link_may_change_that_leads_to_the_file(tmp_path: Path) -> None:
+    link, examined = tmp_path / "c.toml", later()
+    link.symlink_to(write(tmp_path / "a" / "c.toml", named("/a")))
+    before = kernel(examined.of(options(link), {}))
+    link.unlink()
+    link.symlink_to(write(tmp_path / "b" / "c.toml", named("/b")))
+
+    assert (before, kernel(examined.of(options(link), {}))) == ("/a", "/b")
+
+
+def _drop_in(directory: Path) -> Path:
+    return directory / "config.d" / "10.toml"
+
+
+@pytest.mark.parametrize(
+    ("prepare", "change"),
+    [
+        (lambda home: None, lambda home: write(home / "c.toml", named("/b"))),
+        (lambda home: None, lambda home: write(_drop_in(home), named("/b"))),
+        (lambda home: write(_drop_in(home), named("/c")), lambda home: write(_drop_in(home), named("/b"))),
+        (
+            lambda home: write(home / "c.toml", named("/b")) and write(_drop_in(home), named("/c")),
+            lambda home: _drop_in(home).unlink(),
+        ),
+        (lambda home: None, lambda home: os.replace(write(home / "new", named("/b")), home / "c.toml")),
+    ],
+    ids=["file written", "drop-in comes", "drop-in written", "drop-in goes", "file replaced"],
+)
+def test_a_change_of_its_files_is_seen(
+    tmp_path: Path, prepare: Callable[[Path], object], change: Callable[[Path], object]
+) -> None:
+    path, examined = write(tmp_path / "c.toml", named("/a")), later()
+    prepare(tmp_path)
+    before = kernel(examined.of(options(path), {}))
+    change(tmp_path)
+
+    assert before != "/b"
+    assert kernel(examined.of(options(path), {})) == "/b"
+
+
+def test_a_program_that_is_installed_later_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    places = (str(tmp_path / "local" / "qemu"), str(tmp_path / "qemu"))
+    monkeypatch.setitem(effective.KNOWN_PLACES, "path", places)  # type: ignore[arg-type]  # a dict
+    path, examined = write(tmp_path / "c.toml", "[hypervisor.qemu]\n"), later()
+    before = examined.of(options(path), {}).of(Table.HYPERVISOR, "path").value
+    write(tmp_path / "qemu", "").chmod(0o755)
+
+    assert before == places[0]
+    assert examined.of(options(path), {}).of(Table.HYPERVISOR, "path").value == places[1]
+
+
+def test_a_file_of_this_moment_may_change_without_another_identity_and_is_not_kept(tmp_path: Path) -> None:
+    path, examined = write(tmp_path / "c.toml", named("/a")), Examined()
+
+    assert examined.of(options(path), {}) is not examined.of(options(path), {})
+
+
+def test_what_cannot_be_read_is_said_each_time_until_it_can(tmp_path: Path) -> None:
+    path, examined = tmp_path / "c.toml", later()
+
+    for _ in range(2):
+        with pytest.raises(FailedPrecondition, match=r"c\.toml': No such file"):
+            examined.of(options(path), {})
+    write(path, "[")
+    with pytest.raises(InvalidArgument, match=r"c\.toml"):
+        examined.of(options(path), {})
+    assert kernel(examined.of(options(write(path, named("/a"))), {})) == "/a"
+
+
+def test_a_text_of_the_options_is_read_each_time() -> None:
+    examined = later()
+    texts = [RuntimeOptions(config_path="", config_body=named(path).encode()) for path in ("/a", "/b")]
+
+    assert [kernel(examined.of(text, {})) for text in texts] == ["/a", "/b"]
+
+
+def test_clients_that_name_ever_new_files_do_not_fill_the_memory(tmp_path: Path) -> None:
+    examined = later()
+    paths = [write(tmp_path / f"{number}.toml", named(f"/{number}")) for number in range(40)]
+
+    assert [kernel(examined.of(options(path), {})) for path in paths] == [f"/{number}" for number in range(40)]
+    assert len(examined._kept) < 20
