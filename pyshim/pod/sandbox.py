@@ -159,28 +159,43 @@ class Sandbox:
         """
         _log_sizing(self.plan)
         try:
-            self._agent = await self._start(monitor, hooks)
+            await self._start(monitor, hooks)
         except BaseException:
+            self._agent = None
             await self._undo.run()
             await self._undo_last.run()
             raise
+        assert self._agent is not None, "_run has reached it"
         self._watch(self._agent)
 
-    async def _start(self, monitor: MonitorRpc, hooks: ContainerHooks) -> Agent:
+    async def _start(self, monitor: MonitorRpc, hooks: ContainerHooks) -> None:
         await self._run_hooks(hooks)  # outside the sandbox's cgroups: what a hook leaves behind is not of the sandbox
         template = await self._template()  # outside as well: the process that makes one is not the sandbox's
         self._undo_last.push(self.cgroups.leave)
         # The kernel takes 10 to 20 ms to move a process. Programs that serve the guest start after the move. The share
         # has none, and those that connect the network end with the step.
-        entered = step("enter cgroups", self.cgroups.enter())
-        await together(entered, make_share(self._services), self.network.connect())
+        if self.plan.config.is_remote:  # no process of this host serves the guest
+            await together(self._enter_cgroups(), self._run(self._connect, template, monitor))
+        else:
+            await self._run(lambda: together(self._enter_cgroups(), self._connect()), template, monitor)
+
+    async def _run(self, prepare: Callable[[], Awaitable[None]], template: str, monitor: MonitorRpc) -> None:
+        """The agent has the sandbox, in a VM that was begun after `prepare`."""
+        await prepare()
         await self._start_virtiofsd()
         if not await self._continue_from(template):
             await self._boot()
         await self._open_monitor(monitor)  # the guest boots meanwhile
         agent = await self._or_lost(self._reach_guest())
         self.network.serve(agent)
-        return agent
+        self._agent = agent
+
+    @traced("enter cgroups")
+    async def _enter_cgroups(self) -> None:
+        await self.cgroups.enter()
+
+    async def _connect(self) -> None:
+        await together(make_share(self._services), self.network.connect())
 
     async def _run_hooks(self, hooks: ContainerHooks) -> None:
         path = self.plan.netns_path

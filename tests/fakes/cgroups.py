@@ -30,8 +30,9 @@ class FakeCgroups:
         self.classes: list[tuple[str, tuple[int, ...]]] = []
         """(resctrl group, processes) of every move."""
         self.pins: dict[int, tuple[int, ...]] = {}
-        self.may_leave = asyncio.Event()
-        """Cleared, `leave` does not return: the kernel takes its time."""
+        self.may_join, self.may_leave = asyncio.Event(), asyncio.Event()
+        """Cleared, `join` or `leave` does not return: the kernel takes its time."""
+        self.may_join.set()
         self.may_leave.set()
 
     def roots(self, group: Group) -> tuple[str, ...]:
@@ -52,6 +53,7 @@ class FakeCgroups:
 
     async def join(self, group: Group, pids: Iterable[int]) -> None:
         self._hit("join_cgroup")
+        await self.may_join.wait()
         for pid in pids:
             for members in self.there.values():
                 members.discard(pid)

@@ -194,10 +194,11 @@ class SandboxCgroups:
     async def place(self, vmm_pid: int, virtiofsd_pid: int) -> None:
         """All processes that serve the guest are bound by `allow_nodes`; the vCPU threads are where they belong.
 
-        The guest has not run yet, so none of its requests is served outside the device list.
+        The guest has not run yet, so none of its requests is served outside the device list. A remote VM has no process
+        on this host, and pid 0.
         """
         self._pids.update({Member.VMM: vmm_pid, Member.VIRTIOFSD: virtiofsd_pid})
-        if not self._plan.groups:
+        if not self._plan.groups or not vmm_pid:
             return
         await self._list_devices(lambda role: role is self._plan.members[Member.VMM])
         programs: tuple[int, ...] = (vmm_pid, virtiofsd_pid, *self._hypervisor.helper_pids)

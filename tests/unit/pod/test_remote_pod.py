@@ -11,7 +11,7 @@ import pytest
 from hypervisors.remote.vm import RemoteVm
 from pyshim.cleanup.lost_vms import lost_vms
 from pyshim.cleanup.release import release, release_all
-from pyshim.model.errors import ShimError, Unimplemented
+from pyshim.model.errors import NotFound, ShimError, Unimplemented
 from pyshim.model.ids import ContainerId
 from pyshim.model.ledger import LedgerEntry, ResourceKind
 from pyshim.model.task import Status
@@ -130,6 +130,26 @@ async def test_a_pod_lives_and_ends_on_a_vm_elsewhere(stack: RemoteStack) -> Non
     request: Any = stack.service.called("CreateVM").request
     assert request.networkNamespacePath == "/proc/self/ns/net"
     assert request.annotations["io.kubernetes.cri.sandbox-uid"] == "1-2-3"
+
+
+@pytest.mark.parametrize("gives_up", [False, True], ids=["and runs", "and is given up"])
+async def test_the_vm_is_made_while_the_kernel_moves_the_shim(stack: RemoteStack, gives_up: bool) -> None:
+    stack.host.cgroup_tree.may_join.clear()
+    creation = asyncio.ensure_future(stack.create("c1", ["/pause"], annotations=POD, linux=NETWORK))
+    await until(lambda: stack.service.methods()[-1:] == ["StartVM"])
+
+    assert not creation.done()
+    if gives_up:
+        with pytest.raises(NotFound):
+            await stack.pod.delete(ContainerId("c1"), None)
+        with pytest.raises(ShimError):
+            await creation
+        assert stack.service.methods()[-1] == "StopVM"
+    else:
+        stack.host.cgroup_tree.may_join.set()
+        await creation
+        (group,) = (path for path, members in stack.host.cgroup_tree.there.items() if members)
+        assert stack.host.cgroup_tree.there[group] == {os.getpid()}
 
 
 async def test_the_loss_of_the_agent_ends_every_task_with_255_and_the_vm(stack: RemoteStack) -> None:

@@ -10,7 +10,8 @@ runs the pod's work, the vCPUs, and the second the rest:
 - v2 keeps all threads of a process in one domain, so the whole VMM is in the pod's cgroup, its memory with it, and the
   vCPU threads in a threaded cgroup below that; shim and virtiofsd are in the overhead cgroup.
 
-Programs that serve the guest are bound by a device list, in a cgroup without the shim.
+Programs that serve the guest are bound by a device list, in a cgroup without the shim. A remote VM has no such program
+on this host: there is the shim alone.
 
 A systemd path (`slice:prefix:name`) is the scope `prefix-name.scope`, asked of systemd only with
 `sandbox_cgroup_only`: a scope lives as long as a process is in it.
@@ -55,13 +56,20 @@ def cgroup_plan(*, sandbox_id: SandboxId, cgroups_path: str, config: Config, hos
         groups.append(Group(role=Role.OVERHEAD, path=f"{OVERHEAD_PARENT}/{sandbox_id}"))
         if not v2:
             notes.append("cgroup v1 charges memory to whole processes: guest RAM counts in the overhead cgroup")
-    holder = groups[-1].path
+    rest, holder = groups[-1].role, groups[-1].path
+    if config.is_remote:
+        return CgroupPlan(
+            mode=host.cgroup_mode,
+            groups=tuple(groups),
+            members=dict.fromkeys(Member, rest),
+            scope=scope,
+            notes=tuple(notes),
+        )
     if v2:
         groups.append(Group(role=Role.DEVICES, path=f"{holder}/vmm", threaded=True))
         groups.append(Group(role=Role.VCPUS, path=f"{path}/vcpus", threaded=True))
     else:
         groups.append(Group(role=Role.DEVICES, path=f"{holder}/vmm", controllers=("devices",)))
-    rest = Role.SANDBOX if only else Role.OVERHEAD
     members = {
         Member.SHIM: rest,
         Member.VIRTIOFSD: rest,

@@ -54,6 +54,25 @@ def _plan(host: HostFacts, path: str = "/kubepods/pod1/c1", **runtime: Any) -> C
     return cgroup_plan(sandbox_id=SandboxId("s1"), cgroups_path=path, config=_config(**runtime), host=host)
 
 
+@pytest.mark.parametrize("mode", [CgroupMode.V1, CgroupMode.V2])
+@pytest.mark.parametrize(
+    ("only", "paths"),
+    [(True, ["/kubepods/pod1/c1"]), (False, ["/kubepods/pod1/c1", "/kata_overhead/s1"])],
+    ids=["sandbox_cgroup_only", "apart"],
+)
+def test_of_a_remote_vm_there_is_the_shim_alone(mode: CgroupMode, only: bool, paths: list[str]) -> None:
+    tables = {"hypervisor": {"remote": {}}, "agent": {}, "runtime": {"sandbox_cgroup_only": only}}
+    config = build_config(Source(path="/etc/test.toml", directory="/etc", document=tables))
+
+    plan = cgroup_plan(
+        sandbox_id=SandboxId("s1"), cgroups_path="/kubepods/pod1/c1", config=config, host=host(cgroup_mode=mode)
+    )
+
+    assert [group.path for group in plan.groups] == paths
+    assert {plan.path(role) for role in plan.members.values()} == {paths[-1]}
+    assert plan.listed == ()
+
+
 @pytest.mark.parametrize(
     ("given", "path", "unit"),
     [
