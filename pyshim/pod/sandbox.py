@@ -2,9 +2,9 @@
 
 `start` carries out the plan; every step pushes its undo, which `stop` and `leave` run, or `start` itself when it fails.
 `stop` undoes what others wait for: VM, mounts, network. `leave` undoes the rest, the cgroups: the kernel takes 10 to 20
-ms to let a process out of one, and Delete is answered before. After `start`, watchers wait for an unwanted end: the
-VMM's exit, virtiofsd's, the agent connection's, and, of a remote VM, the agent's silence. Whichever comes first
-gives the reason, and `sandbox_lost` is called once.
+ms to let a process out of one, and Delete is answered before. After `start`, a watcher waits for an unwanted end: that
+of the VMM, of virtiofsd, of the agent's connection, or, with a remote VM, the agent's silence. The first one ends the
+sandbox; the VM's own reason is preferred, if it comes soon.
 """
 
 import asyncio
@@ -414,22 +414,31 @@ class Sandbox:
                 await asyncio.wait([lost], timeout=LOST_REASON_WAIT_S)
             if lost.done():
                 cause = wanted.exception() if wanted.done() else None
-                raise Unavailable(f"start vm '{self.plan.sandbox_id}': {lost.result()}") from cause
+                raise Unavailable(f"start vm '{self.plan.sandbox_id}': {lost.result()[1]}") from cause
             return wanted.result()
         finally:
             await cancel_all(wanted, lost)
 
-    async def _first_loss(self) -> str:
-        ends = [asyncio.ensure_future(self._vm_end())]
+    async def _first_loss(self, agent: Agent | None = None) -> tuple[str, str]:
+        """The part of the sandbox that has ended first, and the reason; with an `agent`, its silence and end count too.
+
+        The VM's own reason is preferred if it comes soon: other ends mostly follow from a dead VM.
+        """
+        waits: dict[str, Callable[[], Awaitable[str]]] = {"vm": self._vm_end}
         if self._virtiofsd is not None:
-            ends.append(asyncio.ensure_future(self._virtiofsd_end()))
+            waits["virtiofsd"] = self._virtiofsd_end
+        if agent is not None:
+            waits["agent"] = partial(_connection_end, agent)
+            if not self.hypervisor.capabilities().reports_end:
+                waits["health"] = partial(self.health.unanswered, agent)
+        ends = {name: asyncio.ensure_future(wait()) for name, wait in waits.items()}
         try:
-            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            if not ends[0].done():  # virtiofsd ends with its VM and is mostly noticed first: the VM's reason explains
-                await asyncio.wait(ends[:1], timeout=LOST_REASON_WAIT_S)
-            return next(end for end in ends if end.done()).result()
+            await asyncio.wait(ends.values(), return_when=asyncio.FIRST_COMPLETED)
+            if not ends["vm"].done():
+                await asyncio.wait([ends["vm"]], timeout=LOST_REASON_WAIT_S)
+            return next((name, end.result()) for name, end in ends.items() if end.done())
         finally:
-            await cancel_all(*ends)
+            await cancel_all(*ends.values())
 
     async def _vm_end(self) -> str:
         return await self.cgroups.explain(await self.hypervisor.wait())
@@ -439,21 +448,11 @@ class Sandbox:
         return await self.cgroups.explain_virtiofsd(await self._virtiofsd.wait())
 
     def _watch(self, agent: Agent) -> None:
-        sandbox_id = self.plan.sandbox_id
-        ends = [("vm", self._vm_end), ("agent", agent.gone)]
-        if self._virtiofsd is not None:
-            ends.append(("virtiofsd", self._virtiofsd_end))
-        if not self.hypervisor.capabilities().reports_end:
-            ends.append(("health", partial(self.health.unanswered, agent)))
-        for name, end in ends:
-            self._watchers.append(self._tasks.supervise(f"watch/{name}/{sandbox_id}", self._watch_end(name, end)))
-        self._watchers.append(self._tasks.supervise(f"watch/oom/{sandbox_id}", self._watch_oom(agent)))
+        for name, work in (("end", self._watch_end(agent)), ("oom", self._watch_oom(agent))):
+            self._watchers.append(self._tasks.supervise(f"watch/{name}/{self.plan.sandbox_id}", work))
 
-    async def _watch_end(self, name: str, end: Callable[[], Awaitable[str]]) -> None:
-        reason = await end()
-        if name != "vm":
-            reason = await self._better_reason(name, reason)
-        self._lose(name, reason)
+    async def _watch_end(self, agent: Agent) -> None:
+        self._lose(*await self._first_loss(agent))
 
     def give_up(self, reason: str) -> None:
         """The sandbox is lost, as if its VM had ended: its guest does not answer any more. Idempotent."""
@@ -466,14 +465,6 @@ class Sandbox:
         self._lost.set_result(None)
         log.error("sandbox lost", extra={"sandbox": self.plan.sandbox_id, "watcher": watcher, "error": reason})
         self._listener.sandbox_lost(reason)
-
-    async def _better_reason(self, name: str, reason: str) -> str:
-        """The VMM's own reason, if it comes soon: a lost connection mostly follows from a dead VM."""
-        try:
-            async with asyncio.timeout(LOST_REASON_WAIT_S):
-                return await self._vm_end()
-        except TimeoutError:
-            return f"the agent's connection ended: {reason}" if name == "agent" else reason
 
     async def _watch_oom(self, agent: Agent) -> None:
         while True:
@@ -492,6 +483,10 @@ class Sandbox:
                 await agent.destroy_sandbox()
         except (ShimError, TimeoutError) as exc:
             log.debug("destroy sandbox", extra={"sandbox": self.plan.sandbox_id, "error": str(exc)})
+
+
+async def _connection_end(agent: Agent) -> str:
+    return f"the agent's connection ended: {await agent.gone()}"
 
 
 def monitor_path(sandbox_id: str) -> str:
