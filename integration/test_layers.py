@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +22,7 @@ from pyshim.model.units import MIB
 from pyshim.ttrpc import RemoteError
 
 from .conftest import GROUND, PROJECT, own_name
-from .framework import erofs, images, oci, releases, shim_config
+from .framework import erofs, images, oci, releases, shim_config, verity
 from .framework.containerd import Containerd
 from .framework.direct import DirectShim, direct_shim
 from .framework.runtime import Runtime
@@ -32,6 +33,8 @@ _needs_snapshotter = pytest.mark.skipif(
     not releases.chosen().leaves_mounts_to_shims,
     reason=f"containerd {releases.chosen().generation} leaves no layers to a shim (CONTAINERD=2.3)",
 )
+_FILE_BYTES = 200 * verity.BLOCK_BYTES
+"""More than one block of hashes covers."""
 _FILL = "dd if=/dev/zero of=/full bs=64k 2>&1 | grep -c 'No space left'; rm /full"
 
 
@@ -161,9 +164,17 @@ def _out_of_order(layers: list[Path], scratch: Path) -> list[types_pb2.Mount]:
     return [overlay, *below]
 
 
-def _verity(layers: list[Path], scratch: Path) -> list[types_pb2.Mount]:
+def _no_root_hash(layers: list[Path], scratch: Path) -> list[types_pb2.Mount]:
     mounts = erofs.active_mounts(layers, scratch)
-    mounts[0].options.append(f"X-containerd.dmverity={layers[0]}.dmverity")
+    mounts[0].options.append(f"X-containerd.dmverity={layers[-1]}.dmverity")
+    return mounts
+
+
+def _no_hashes(layers: list[Path], scratch: Path) -> list[types_pb2.Mount]:
+    mounts = _no_root_hash(layers, scratch)
+    data = layers[-1].read_bytes()
+    verity.append_hashes(layers[-1])
+    layers[-1].write_bytes(data)
     return mounts
 
 
@@ -175,7 +186,8 @@ _BAD = {
     "upper not made": (_not_made, r"mkfs/ext4.*rwlayer\.img"),
     "template of no mount": (_unresolved, r"overlay 0 7"),
     "overlay first": (_out_of_order, "overlay"),
-    "dm-verity": (_verity, "X-containerd.dmverity"),
+    "no root hash": (_no_root_hash, r"layer\.erofs\.dmverity.*no such file"),
+    "no hashes": (_no_hashes, r"/snapshots/2/layer\.erofs.*no dm-verity hashes"),
 }
 
 
@@ -195,6 +207,39 @@ def test_layers_that_make_no_root_are_named(
         shim.start()
         with pytest.raises(RemoteError, match=said):
             _create(shim, mounts, stubs.config(scratch))
+
+
+def test_a_layer_with_a_root_hash_is_verified_block_by_block(run: Run, scratch: Path) -> None:
+    mounts, layer = _verified(scratch)
+    data = layer.read_bytes()
+    layer.write_bytes(data.replace(b"d" * verity.BLOCK_BYTES, b"D" * verity.BLOCK_BYTES))
+    script = "wc -c < /kept; cat /damaged 2>&1 >/dev/null | grep -o 'Input/output error'"
+
+    lines = run(mounts, script, shim_config.variant(scratch, shared_fs="none"))
+
+    assert lines == [str(_FILE_BYTES), "Input/output error"]
+
+
+def test_a_wrong_root_hash_is_an_error_of_create(
+    runtime: Runtime, containerd: Containerd, name: str, scratch: Path
+) -> None:
+    mounts, layer = _verified(scratch)
+    described = layer.with_name("layer.erofs.dmverity")
+    described.write_text(json.dumps({**json.loads(described.read_text()), "roothash": "00" * 32}))
+
+    with _shim(runtime, name, scratch / "bundle", "true") as shim:
+        shim.start()
+        with pytest.raises(RemoteError, match=r"EIO.*root hash"):
+            _create(shim, mounts, shim_config.variant(scratch, shared_fs="none"))
+
+
+def _verified(scratch: Path) -> tuple[list[types_pb2.Mount], Path]:
+    """The mounts of an image whose top layer has hashes and two files, and that layer's file."""
+    files = {"kept": b"k" * _FILE_BYTES, "damaged": b"d" * _FILE_BYTES}
+    layers = erofs.layer_files(scratch / "snapshots", [images.base_layer(), images.layer(files, mode=0o644)])
+    mounts = erofs.active_mounts(layers, scratch)
+    mounts[0].options.append(f"X-containerd.dmverity={verity.append_hashes(layers[1])}")
+    return mounts, layers[1]
 
 
 @_needs_snapshotter

@@ -21,7 +21,7 @@ from pyshim.resources.devices.live import log_found
 from pyshim.resources.devices.plan.devices import sandbox_question
 from pyshim.resources.devices.plan.instances import MAX_BYTES, InstanceTable, read_instances
 from pyshim.resources.sizing.plan.capacity import capacity_question
-from pyshim.resources.volumes.live import check_layers, volume_facts
+from pyshim.resources.volumes.live import look_at_layers, volume_facts
 
 log = logging.getLogger(__name__)
 
@@ -107,12 +107,11 @@ async def _dns(host: Host, spec: OciSpec) -> tuple[str, ...]:
 
 
 async def plan_container(host: Host, request: CreateTask, spec: OciSpec, sandbox: SandboxPlan) -> ContainerPlan:
-    """The plan of a container of `sandbox`. Raises what `check_layers` and `container_plan` raise."""
-    await check_layers(host, request.rootfs)
+    """The plan of a container of `sandbox`. Raises what `look_at_layers` and `container_plan` raise."""
     return container_plan(
         container_id=request.container_id,
         bundle=request.bundle,
-        rootfs=request.rootfs,
+        rootfs=await look_at_layers(host, request.rootfs),
         spec=spec,
         config=sandbox.config,
         share=sandbox.share,

@@ -15,11 +15,13 @@ from protos.agent.agent_pb2 import Storage
 
 from guest.agent import mounts
 from guest.agent.children import Children
-from guest.agent.errors import Internal, InvalidArgument, os_cause
+from guest.agent.errors import AgentError, Internal, InvalidArgument, os_cause
 from guest.agent.files import read_text, write_text
 from guest.agent.pull.images import Images
+from guest.agent.storage import verity
 from guest.agent.storage.block import find_block_device, make_filesystem
 from guest.agent.storage.crypt import encrypted
+from guest.agent.storage.device_mapper import map_device, unmap_device
 from guest.agent.storage.hotplug import Hotplug
 from guest.agent.storage.ownership import set_group
 from guest.agent.storage.watch import Watches
@@ -45,6 +47,8 @@ DRIVERS = tuple(
 @dataclass(slots=True)
 class _Mounted:
     driver: str
+    verified: str = ""
+    """The device that checks what is mounted."""
     users: list[str] = field(default_factory=list)
 
 
@@ -75,8 +79,8 @@ class StorageTable:
         target = os.path.normpath(storage.mount_point)
         known = self._mounted.get(target)
         if known is None:
-            await self._set_up(storage, target, user)
-            known = self._mounted[target] = _Mounted(storage.driver)
+            verified = await self._set_up(storage, target, user)
+            known = self._mounted[target] = _Mounted(storage.driver, verified)
             if storage.shared:
                 known.users.append(SANDBOX)
         if user not in known.users:
@@ -98,6 +102,8 @@ class StorageTable:
             if entry.driver == "watchable-bind":
                 self._watches.stop(target)
             mounts.unmount(target)
+            if entry.verified:
+                unmap_device(entry.verified)
             if entry.driver != "local" and os.path.isdir(target):
                 os.rmdir(target)
         except (Internal, OSError) as error:
@@ -105,8 +111,9 @@ class StorageTable:
 
     # -- drivers ---------------------------------------------------------------------------------------------------
 
-    async def _set_up(self, storage: Storage, target: str, user: str) -> None:
-        driver = storage.driver
+    async def _set_up(self, storage: Storage, target: str, user: str) -> str:
+        """The storage is in place; the name of the device that checks it, empty without one."""
+        driver, verified = storage.driver, ""
         if driver == "local":
             os.makedirs(target, exist_ok=True)
             set_directory_options(target, storage.options)
@@ -125,9 +132,10 @@ class StorageTable:
                 storage.source, target, storage.fstype or ("bind" if driver == "bind" else ""), storage.options
             )
         else:
-            await self._block(storage, target)
+            verified = await self._block(storage, target)
         if storage.HasField("fs_group"):
             set_group(target, storage.fs_group, read_only="ro" in storage.options)
+        return verified
 
     def _ephemeral(self, storage: Storage, target: str) -> None:
         if storage.fstype == "hugetlbfs":
@@ -153,7 +161,7 @@ class StorageTable:
                 os.makedirs(word[len(_CREATE_DIRECTORY) :], exist_ok=True)
         mount_storage(storage.source or "overlay", target, "overlay", options)
 
-    async def _block(self, storage: Storage, target: str) -> None:
+    async def _block(self, storage: Storage, target: str) -> str:
         keys = [word for word in storage.driver_options if word.startswith(_ENCRYPTION_KEY)]
         if keys and keys != [_ENCRYPTION_KEY + "ephemeral"]:
             raise InvalidArgument(f"storage {target!r}: this agent encrypts with its own passing keys only, not {keys}")
@@ -162,9 +170,20 @@ class StorageTable:
             node = await encrypted(self._children, node)
         if keys or _CREATE_FILESYSTEM in storage.driver_options:
             await make_filesystem(self._children, node, storage.fstype)
-        options = [word for word in storage.options if not word.startswith(_FS_GID)]
-        mount_storage(node, target, storage.fstype, options)
+        checks = [word for word in storage.options if word.startswith(verity.PREFIX)]
+        verified = f"verity-{os.path.basename(node)}" if checks else ""
+        if verified:
+            node = await map_device(self._children, verified, verity.verity_target(checks, node), verity.MODULES)
+        options = [word for word in storage.options if not word.startswith((_FS_GID, verity.PREFIX))]
+        try:
+            mount_storage(node, target, storage.fstype, options)
+        except AgentError as error:
+            if not verified:
+                raise
+            unmap_device(verified)
+            raise Internal(f"{error} (dm-verity passes no block that does not belong to the root hash)") from error
         set_directory_options(target, [word for word in storage.options if word.startswith(_FS_GID)])
+        return verified
 
 
 def check(storage: Storage) -> None:

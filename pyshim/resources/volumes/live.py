@@ -19,11 +19,17 @@ from pyshim.model.task import RootfsMount
 from pyshim.model.trace import traced
 from pyshim.model.volumes import SourceFacts
 from pyshim.resources.services import SandboxServices
-from pyshim.resources.volumes.plan.root_disks import (
+from pyshim.resources.volumes.plan.layers import (
+    MAX_VERITY_BYTES,
     SUPERBLOCK_BYTES,
     SUPERBLOCK_OFFSET_BYTES,
+    VERITY_OPTION,
+    VERITY_SUPERBLOCK_BYTES,
     check_layer,
     is_layer,
+    layer_verity,
+    verity_file,
+    verity_options,
 )
 from pyshim.resources.volumes.plan.volumes import vhost_user_store, volume_sources
 
@@ -80,9 +86,22 @@ async def make_mounts(plan: ContainerPlan, *, host: Host, ledger: Ledger, undo: 
         await host.mount(mount)
 
 
-async def check_layers(host: Host, rootfs: tuple[RootfsMount, ...]) -> None:
-    """Raises ShimError naming a layer of the root file system that is missing, truncated or no EROFS file system."""
-    for mount in rootfs:
-        if is_layer(mount):
-            superblock = await host.read_piece(mount.source, "", SUPERBLOCK_OFFSET_BYTES, SUPERBLOCK_BYTES)
-            check_layer(mount.source, superblock, await host.disk_bytes(mount.source))
+async def look_at_layers(host: Host, rootfs: tuple[RootfsMount, ...]) -> tuple[RootfsMount, ...]:
+    """`rootfs`, with options that the agent understands for the layers that it is to verify.
+
+    Raises ShimError naming a layer that is missing, truncated or no EROFS file system, or has no hashes.
+    """
+    return tuple([await _looked_at(host, mount) if is_layer(mount) else mount for mount in rootfs])
+
+
+async def _looked_at(host: Host, mount: RootfsMount) -> RootfsMount:
+    path = mount.source
+    superblock = await host.read_piece(path, "", SUPERBLOCK_OFFSET_BYTES, SUPERBLOCK_BYTES)
+    check_layer(path, superblock, await host.disk_bytes(path))
+    file = verity_file(mount)
+    if file is None:
+        return mount
+    verity = layer_verity(file, await host.read_bytes(file, MAX_VERITY_BYTES))
+    hashes = await host.read_piece(path, "", verity.hash_offset_bytes, VERITY_SUPERBLOCK_BYTES)
+    others = tuple(word for word in mount.options if not word.startswith(VERITY_OPTION))
+    return replace(mount, options=(*others, *verity_options(path, verity, hashes)))

@@ -4,6 +4,7 @@ import asyncio
 import struct
 
 import pytest
+from msgspec.structs import replace
 
 from pyshim.model.errors import FailedPrecondition, NotFound, ShimError
 from pyshim.model.ids import ContainerId
@@ -99,6 +100,20 @@ async def test_a_bad_layer_is_named_and_nothing_of_its_container_is_left(
 
     assert plugged(stack) == []
     assert list(stack.agent.containers) == []
+
+
+async def test_a_layer_with_a_root_hash_is_verified_by_the_guest(stack: Stack) -> None:
+    await pod(stack)
+    asked = request(stack, "app", BASE)
+    hashes = b"verity\0\0" + bytes(4) + b"\1\0\0\0" + bytes(16) + b"sha256".ljust(32, b"\0")
+    stack.host.files[BASE] += hashes.ljust(512, b"\0")
+    stack.host.files[f"{BASE}.dmverity"] = b'{"roothash": "ab12", "hashoffset": 4096}'
+    layer = replace(asked.rootfs[0], options=("ro", "loop", f"X-containerd.dmverity={BASE}.dmverity"))
+
+    await stack.pod.create(replace(asked, rootfs=(layer, *asked.rootfs[1:])))
+
+    options = list(stack.agent.containers["app"].storages[0].options)
+    assert options[:3] == ["ro", "X-kata.dmverity-enabled=true", "X-kata.dmverity.roothash=ab12"]
 
 
 async def test_layers_that_were_plugged_leave_with_a_create_that_fails(stack: Stack) -> None:

@@ -11,17 +11,15 @@ from collections.abc import Sequence
 import msgspec
 
 from pyshim.model.config import Config
-from pyshim.model.errors import FailedPrecondition, InvalidArgument, Unimplemented
+from pyshim.model.errors import InvalidArgument, Unimplemented
 from pyshim.model.guest import Storage
 from pyshim.model.ids import ContainerId, GuestPath
 from pyshim.model.plans import DiskUse
 from pyshim.model.task import RootfsMount
 from pyshim.resources.volumes.plan.disk_volumes import DISK_TYPES, NEW_ENCRYPTED, disk_id, disk_storage
 from pyshim.resources.volumes.plan.disks import digest, disk
+from pyshim.resources.volumes.plan.layers import VERITY_OPTION, is_layer
 
-SUPERBLOCK_OFFSET_BYTES = 1024
-SUPERBLOCK_BYTES = 128
-_EROFS_MAGIC = 0xE0F5E1E2
 _GUEST_DIR = "/run/kata-containers"
 _UPPER_IN_MEMORY = "io.katacontainers.fs-opt.overlay-rw"
 """With it the agent makes the overlay's upper and work directories, in the guest's memory."""
@@ -30,7 +28,8 @@ _MAKE_DIRECTORY = "X-containerd.mkdir.path="
 _INCOMPLETE = ("format/", "mkdir/", "mkfs/")
 """How the types begin of mounts that somebody must complete before they can be made."""
 _OVERLAYS = ("overlay", "format/overlay", "format/mkdir/overlay")
-_REFUSED_OPTIONS = ("device=", "uidmap=", "gidmap=", "X-containerd.dmverity")
+_REFUSED_OPTIONS = ("device=", "uidmap=", "gidmap=", VERITY_OPTION)
+"""dm-verity by its file: `look_at_layers` has put what the file says in its place."""
 _TEMPLATE = re.compile(r"\{\{ *(?:mount (?P<only>\d{1,4})|overlay (?P<first>\d{1,4}) (?P<last>\d{1,4})) *\}\}")
 _MOUNT_OPTIONS_BYTES = 4095
 """The most that mount(2) takes."""
@@ -50,7 +49,7 @@ def root_disks(rootfs: Sequence[RootfsMount], config: Config, container_id: Cont
 
     EROFS files are disks whatever `disable_block_device_use` says: containerd leaves them to a shim that plugs them.
 
-    Raises InvalidArgument, FailedPrecondition or Unimplemented naming the mount.
+    Raises InvalidArgument or Unimplemented naming the mount.
     """
     what = f"mount root file system of '{container_id}'"
     incomplete = [mount for mount in rootfs if mount.type.startswith(_INCOMPLETE)]
@@ -68,25 +67,6 @@ def root_disks(rootfs: Sequence[RootfsMount], config: Config, container_id: Cont
         disks=tuple(_layer_or_upper(mount, config, what) for mount in below),
         storages=(_overlay(overlay, below, container_id, what),),
     )
-
-
-def is_layer(mount: RootfsMount) -> bool:
-    """True for an EROFS file; a block device is mounted without `loop`."""
-    return mount.type == "erofs" and "loop" in mount.options
-
-
-def check_layer(path: str, superblock: bytes, size_bytes: int) -> None:
-    """Raises FailedPrecondition if the file is no EROFS file system or lacks its end.
-
-    `superblock` is what the file has at SUPERBLOCK_OFFSET_BYTES. Without the check the guest mounts a truncated layer,
-    and a container finds out when it reads a file. Source: struct erofs_super_block (magic at byte 0, log2 of the
-    block size at 12, number of blocks at 36).
-    """
-    if len(superblock) < SUPERBLOCK_BYTES or int.from_bytes(superblock[:4], "little") != _EROFS_MAGIC:
-        raise FailedPrecondition(f"plug layer '{path}': not an EROFS file system")
-    full_bytes = int.from_bytes(superblock[36:40], "little") << superblock[12]
-    if size_bytes < full_bytes:
-        raise FailedPrecondition(f"plug layer '{path}': truncated, {size_bytes} of {full_bytes} bytes")
 
 
 def _one_disk(rootfs: Sequence[RootfsMount], config: Config, container_id: ContainerId, what: str) -> GuestRoot | None:

@@ -8,7 +8,8 @@ from pyshim.model.errors import FailedPrecondition, InvalidArgument, ShimError, 
 from pyshim.model.ids import ContainerId
 from pyshim.model.task import RootfsMount
 from pyshim.resources.volumes.plan.disks import digest
-from pyshim.resources.volumes.plan.root_disks import GuestRoot, check_layer, root_disks
+from pyshim.resources.volumes.plan.layers import LayerVerity, check_layer, layer_verity, verity_options
+from pyshim.resources.volumes.plan.root_disks import GuestRoot, root_disks
 from tests.fakes.inputs import config, configured
 
 S = "/var/lib/containerd/io.containerd.snapshotter.v1.erofs/snapshots"
@@ -200,3 +201,38 @@ def test_a_layer_that_lacks_a_part_is_named(head: bytes, size_bytes: int, proble
         return
     with pytest.raises(FailedPrecondition, match=f"plug layer '/l.erofs': {problem}"):
         check_layer("/l.erofs", head, size_bytes)
+
+
+def verity_superblock(salt: bytes = b"\1\2") -> bytes:
+    head = struct.pack("<8sII16s32sIIQH6x", b"verity\0\0", 1, 1, bytes(16), b"sha256", 4096, 4096, 3, len(salt))
+    return head + salt.ljust(256, b"\0") + bytes(512 - len(head) - 256)
+
+
+def test_a_layer_is_verified_by_what_stands_beside_it_and_behind_its_data() -> None:
+    verity = layer_verity("/l.dmverity", b'{"roothash": "ab12", "hashoffset": 12288, "more": 1}')
+
+    assert verity_options("/l", verity, verity_superblock()) == (
+        "X-kata.dmverity-enabled=true",
+        "X-kata.dmverity.roothash=ab12",
+        "X-kata.dmverity.hashoffset=12288",
+        "X-kata.dmverity.no-superblock=false",
+        "X-kata.dmverity.salt=0102",
+        "X-kata.dmverity.blocksize=4096",
+        "X-kata.dmverity.hashsize=4096",
+        "X-kata.dmverity.algorithm=sha256",
+        "X-kata.dmverity.hashtype=1",
+    )
+
+
+@pytest.mark.parametrize("hashes", [b"", verity_superblock()[:400], bytes(512)])
+def test_a_layer_without_its_hashes_is_named(hashes: bytes) -> None:
+    verity = LayerVerity(root_hash="ab", hash_offset_bytes=4096)
+
+    with pytest.raises(FailedPrecondition, match="plug layer '/l': no dm-verity hashes at byte 4096"):
+        verity_options("/l", verity, hashes)
+
+
+@pytest.mark.parametrize("document", [b"", b"[]", b'{"roothash": 1, "hashoffset": 1}', b'{"roothash": "a"}', b"\xff"])
+def test_a_file_without_a_root_hash_is_named(document: bytes) -> None:
+    with pytest.raises(InvalidArgument, match=r"read root hash '/l\.dmverity': "):
+        layer_verity("/l.dmverity", document)
