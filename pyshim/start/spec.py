@@ -47,6 +47,15 @@ def group_id(bundle: str, container_id: str) -> str:
     return checked_id(container_id, "flag -id")
 
 
+def require(bundle: str) -> None:
+    """Raises BootstrapError unless the bundle has a spec."""
+    path = f"{bundle}/config.json"
+    try:
+        os.stat(path)
+    except OSError as error:
+        raise os_failure("read spec", path, error) from error
+
+
 def checked_id(text: str, what: str) -> str:
     """`text` when it is an identifier by containerd's rule, and so one safe path component; else BootstrapError.
 

@@ -63,6 +63,10 @@ def start(
     _check(call)
     said = _read_all(stdin_fd)
     bundle = os.path.abspath(call.bundle or ".")
+    if not call.address:
+        # CRI-O knows no sandbox without a spec. For an infra container that it has dropped it gives no bundle to the
+        # default runtime, and executes it in a directory of its own, which is to stay as it is.
+        spec.require(bundle)
     group = spec.group_id(bundle, call.id)
     params = dialect.params_of(said, call)
     path = address.socket_path(params.socket_dir or socket_dir, call.address, call.namespace, group)

@@ -81,6 +81,22 @@ def test_a_caller_without_addresses_is_served(bench: StartBench) -> None:
     assert (argv[argv.index("-address") + 1], argv[argv.index("-ttrpc-address") + 1]) == ("", "")
 
 
+def test_a_caller_without_addresses_has_to_give_a_spec_and_its_directory_stays_as_it_is(bench: StartBench) -> None:
+    """CRI-O executes its default runtime in its own directory for an infra container that it has dropped."""
+    bundle = bench.bundle("c1")
+    (bundle / "config.json").unlink()
+    words = bench.words("c1")
+    words[words.index("-address") + 1] = ""
+
+    process = bench.popen(bundle, words, env={"TTRPC_ADDRESS": ""})
+    answer, error = process.communicate(timeout=30)
+
+    assert (process.returncode, answer) == (1, b"")
+    assert error == f"read spec '{bundle}/config.json': ENOENT (no such file or directory)\n".encode()
+    assert [path.name for path in bundle.iterdir()] == ["log"]
+    assert bench.daemons() == []
+
+
 def test_daemon_inherits_no_fd_of_its_maker(bench: StartBench) -> None:
     bundle = bench.bundle("c1")
     read_end, write_end = os.pipe()
