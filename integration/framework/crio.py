@@ -41,8 +41,6 @@ DIFFERENCES = {
     "test_a_pods_end_is_what_kubernetes_users_expect[no-program]": _AT_CREATE,
     "test_a_byte_is_counted_once_in_the_network_figures_of_a_pod[pykata-False]": "with CRI-O the kubelet counts the "
     "processes of a pod in a VM as well",
-    "test_a_byte_is_counted_once_in_the_network_figures_of_a_pod[runc-True]": "the pod with runc does not "
-    "reach the test's server on CRI-O, for a reason not yet found",
     "test_an_unknown_sysctl_is_refused_by_its_name": "CRI-O sets sysctls in its pinned namespaces itself: pinns",
     "test_capabilities_are_added_and_dropped": "CRI-O's ALL is what its build knows, not what it has itself",
     "test_a_capability_the_guest_does_not_know_gives_nothing": "CRI-O refuses a capability that it does not know",
@@ -96,7 +94,7 @@ listen = "{socket}"
 stream_address = "127.0.0.1"
 stream_port = "0"
 [crio.runtime]
-default_runtime = "pykata"
+default_runtime = "runc"
 conmon = "/usr/bin/conmon"
 conmon_cgroup = "pod"
 cgroup_manager = "cgroupfs"

@@ -41,11 +41,18 @@ def leaves_nothing(kube: Cluster, request: pytest.FixtureRequest) -> Iterator[No
     before, failed = HostState.look(ignored), request.session.testsfailed
     yield
     if request.session.testsfailed != failed:
-        directory = evidence.directory_for(clusters.PROJECT / ".build" / "integration" / "kubelet", request.node.nodeid)
-        directory.mkdir(parents=True, exist_ok=True)
-        for log in GROUND.glob("*.log"):
-            shutil.copy(log, directory)
-        shutil.copy(kube.cri.daemon.directories.log, directory)
-    kube.remove_ended_sandboxes()
-    assert kube.cri.sandboxes() == []
-    assert_nothing_left(before, ignored)
+        _keep_logs(kube, request.node.nodeid)
+    try:
+        kube.remove_ended_sandboxes()
+        assert kube.cri.sandboxes() == []
+        assert_nothing_left(before, ignored)
+    except AssertionError:
+        _keep_logs(kube, request.node.nodeid)
+        raise
+
+
+def _keep_logs(kube: Cluster, test: str) -> None:
+    directory = evidence.directory_for(clusters.PROJECT / ".build" / "integration" / "kubelet", test)
+    directory.mkdir(parents=True, exist_ok=True)
+    for log in (*GROUND.glob("*.log"), kube.cri.daemon.directories.log):
+        shutil.copy(log, directory)
