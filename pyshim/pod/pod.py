@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from pyshim.concurrency.tasks import TaskOwner, joined, to_the_end
-from pyshim.model.caller import PodName, pod_of
+from pyshim.model.caller import Caller, PodName, pod_of
 from pyshim.model.errors import (
     AgentGone,
     AlreadyExists,
@@ -410,11 +410,18 @@ class Pod:
         """The process's exit. Of a container under creation, the creation first: NotFound when it fails.
 
         nerdctl's log program is started by a Create, and waits for the container before it copies anything.
+
+        For CRI-O the sandbox's container has ended when nothing of the sandbox is left but its state: StopPodSandbox
+        waits for no more than that, and after it the kubelet kills what is in the pod's cgroup, where the shim is.
         """
         creation = self._creating.get(container_id)
         if creation is not None and exec_id is None:
             await asyncio.wait([creation.task])
-        return await self._find(container_id).process(exec_id).wait()
+        container = self._find(container_id)
+        exit_status = await container.process(exec_id).wait()
+        if exec_id is None and container_id == self._owner and container.caller is Caller.CRI_O:
+            await self._end_sandbox(container.init.agent_gone)
+        return exit_status
 
     async def stats(self, container_id: ContainerId) -> ContainerStats:
         return await self._find(container_id).stats()

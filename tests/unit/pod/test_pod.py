@@ -392,3 +392,18 @@ async def test_a_sandbox_that_names_another_one_does_not_join_it(stack: Stack) -
     # Labels are the client's own.
     await stack.run("app", ["sleep"], annotations={**container, "io.kubernetes.container.name": "app"})
     assert "app" in stack.agent.containers
+
+
+async def test_crio_sees_the_end_of_a_sandbox_when_nothing_of_it_is_left(stack: Stack) -> None:
+    """Its StopPodSandbox waits for that exit alone; then the kubelet kills what is in the pod's cgroup, as the shim."""
+    crio = {"io.kubernetes.cri-o.SandboxID": "c1", "io.kubernetes.cri-o.ContainerType": "sandbox"}
+    container = await stack.run("c1", ["sleep"], annotations=crio)
+    waiting = asyncio.ensure_future(stack.pod.wait(container, None))
+
+    await stack.pod.kill(container, None, 9, False)
+    assert (await waiting).status == 137
+
+    assert not stack.hypervisors[0].is_running
+    assert [entry for records in stack.records for entry in records.ledger.entries] == []
+    assert (await stack.pod.delete(container, None))[1].status == 137
+    assert stack.left() == {}
