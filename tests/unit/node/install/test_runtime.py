@@ -179,3 +179,15 @@ def test_imports_that_are_no_list_are_no_cause_of_a_missing_handler(tmp_path: Pa
 
     with pytest.raises(FailedPrecondition, match=r"it has no runtime pykata$"):
         runtime.require_handlers({}, frozenset(), frozenset({"pykata"}), str(config))
+
+
+def test_of_two_installations_at_once_the_second_is_refused(tmp_path: Path) -> None:
+    with (
+        runtime.lock(str(tmp_path)),
+        pytest.raises(FailedPrecondition, match="change the installation: another 'pyshim' does so now"),
+        runtime.lock(str(tmp_path)),
+    ):
+        pass
+
+    with runtime.lock(str(tmp_path)):
+        pass
