@@ -67,6 +67,7 @@ _REGISTRIES = ".config/containers/registries.conf"
 # Without the C libraries of signatures, btrfs and seccomp.
 _TAGS = "containers_image_openpgp exclude_graphdriver_btrfs"
 # runc's processes are the first that the OOM killer takes: a lower score takes a capability that this machine may lack.
+# It may lack the controller of huge pages as well, for which the kubelet gives limits of 0.
 _RUNC = """\
 #!/bin/sh
 for word; do
@@ -75,7 +76,7 @@ for word; do
     --process) spec=$word ;;
     *) spec= ;;
     esac
-    [ -z "$spec" ] || sed -i 's/"oomScoreAdj": *-*[0-9]*/"oomScoreAdj":1000/' "$spec"
+    [ -z "$spec" ] || sed -i 's/"oomScoreAdj": *-*[0-9]*/"oomScoreAdj":1000/; s/"hugepageLimits/"ignored/' "$spec"
     before=$word
 done
 exec runc "$@"
@@ -205,6 +206,8 @@ class Crio(Daemon):
         (where.root / "crio.conf").write_text(text)
         (where.root / "runc").write_text(_RUNC)
         (where.root / "runc").chmod(0o755)
+        # runc makes it with its first container, and keeps it.
+        (where.state / "runc").mkdir(parents=True, exist_ok=True)
         drop_ins = where.root / "crio.conf.d"
         drop_ins.mkdir(exist_ok=True)
         (drop_ins / "99-pyshim.conf").write_text(crio_text(self._handlers, str(self._shim)))

@@ -45,8 +45,8 @@ _FURNITURE = frozenset(
 )
 _CONSOLE = "console.log"
 _KEPT = re.compile("/run/pyshim/(zygote-[0-9a-f]+\\.lock|virtiofsd/[0-9-]+)")
-# Made and removed by the client; a `ctr` that detaches or is killed leaves them behind, whatever the shim does.
-_CLIENTS_FIFOS = "/run/containerd/fifo"
+# Whatever the shim does: a `ctr` that detaches or is killed leaves its FIFOs, conmon a link for each of its containers.
+_OF_OTHERS = ("/run/containerd/fifo", "/run/crio/attach")
 # The parents of `/<namespace>/<id>` and `/kata_overhead/<id>`: made by the first container, shared by all later ones.
 _FURNITURE_CGROUPS = frozenset({"default", "k8s.io", "kata_overhead", "vc"})
 _LISTENING = 0x10000
@@ -182,7 +182,7 @@ def _files(ignored: tuple[str, ...]) -> Iterator[str]:
     mount_points = {line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()}
     for top in _OWNED:
         for directory, names, files in os.walk(top):
-            if directory == _CLIENTS_FIFOS or (ignored and directory.startswith(ignored)):
+            if directory in _OF_OTHERS or (ignored and directory.startswith(ignored)):
                 names.clear()
                 continue
             # A pod's mounted tree shows in the mounts; what lies inside it is not a file of the host.
