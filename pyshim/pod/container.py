@@ -25,10 +25,11 @@ from pyshim.model.seams import ContainerAgent, ProcessStreams
 from pyshim.model.stats import ContainerStats
 from pyshim.model.task import CreateTask, ExecTask, ExitStatus, ProcessInfo, Status, Stdio
 from pyshim.model.trace import span
+from pyshim.pod.environment import Environment
 from pyshim.pod.hooks import ContainerHooks
 from pyshim.pod.plan.guest_spec import guest_process, guest_resources
 from pyshim.pod.process import EXIT_KILLED, EXIT_SANDBOX_LOST, SIGKILL, Process
-from pyshim.pod.services import ContainerServices, PodListener
+from pyshim.pod.sandbox import PodListener, Sandbox
 from pyshim.resources.sizing.memory_volumes import resize_memory_volumes
 from pyshim.resources.volumes.live import make_mounts
 
@@ -50,22 +51,26 @@ class Container:
         plan: ContainerPlan,
         spec: OciSpec,
         resources: Mapping[str, Any],
-        pid: int,
+        agent: ContainerAgent,
         hooks: ContainerHooks,
-        services: ContainerServices,
+        sandbox: Sandbox,
+        environment: Environment,
+        namespace: str,
         listener: PodListener,
     ) -> None:
-        """`resources` are those of the spec that count for the size of the VM."""
+        """`resources` are those of the spec that count for the size of the VM; `namespace` is containerd's."""
         self.id = request.container_id
         self.request = request
-        self.pid = pid
+        self.pid = sandbox.pid
         self.hooks = hooks
         self._plan = plan
         self._spec = spec
         self._resources = resources
-        self._services = services
-        self._agent = services.agent
-        self._publisher = services.publisher
+        self._agent = agent
+        self._sandbox = sandbox
+        self._env = environment
+        self._namespace = namespace
+        self._tasks = sandbox.services.tasks
         self._listener = listener
         self._init: Process | None = None
         self._execs: dict[ExecId, Process] = {}
@@ -123,30 +128,29 @@ class Container:
         except BaseException:
             await self._undo.run()
             raise
-        self._services.tasks.supervise(f"wait/{self.id}", self._watch_init())
+        self._tasks.supervise(f"wait/{self.id}", self._watch_init())
 
     async def _make(self, timeout_s: float) -> Process:
-        services = self._services
-        await make_mounts(self._plan, host=services.host, ledger=services.ledger, undo=self._undo)
+        sandbox, attachments = self._sandbox, self._sandbox.attachments
+        await make_mounts(self._plan, host=self._env.host, ledger=sandbox.services.ledger, undo=self._undo)
         with span("open streams"):
             streams = await self._open_streams(self.request.stdio, self.id)
         self._undo.push(streams.close)
-        self._undo.push(services.devices.detach, self.id)
-        guest = await services.devices.attach(await services.attachments.attach_all(self._plan, self._undo), self._spec)
-        self._undo.push(services.resizer.leave, self.id)
-        await services.resizer.join(self.id, self._resources)
-        self._undo.push(services.swap.leave, self.id)
-        await services.swap.join(self.id, self._resources)
-        await services.attachments.copies.attach_all(self._plan, self._agent, self._undo)
-        self._undo.push(
-            remove_from_guest, self._agent, self.id
-        )  # before the call: the guest may carry out what we gave up
+        self._undo.push(sandbox.devices.detach, self.id)
+        guest = await sandbox.devices.attach(await attachments.attach_all(self._plan, self._undo), self._spec)
+        self._undo.push(sandbox.resizer.leave, self.id)
+        await sandbox.resizer.join(self.id, self._resources)
+        self._undo.push(sandbox.swap.leave, self.id)
+        await sandbox.swap.join(self.id, self._resources)
+        await attachments.copies.attach_all(self._plan, self._agent, self._undo)
+        # Before the call: the guest may carry out a call that we gave up.
+        self._undo.push(remove_from_guest, self._agent, self.id)
         with span("create container in guest"):
             await self._agent.create_container(guest, timeout_s)
         return self._new_process(None, self.request.stdio, streams)
 
     async def _open_streams(self, stdio: Stdio, process_id: str) -> ProcessStreams:
-        return await self._services.host.open_streams(stdio, namespace=self._services.namespace, process_id=process_id)
+        return await self._env.host.open_streams(stdio, namespace=self._namespace, process_id=process_id)
 
     def _new_process(self, exec_id: ExecId | None, stdio: Stdio, streams: ProcessStreams | None) -> Process:
         return Process(
@@ -155,7 +159,9 @@ class Container:
             pid=self.pid,
             stdio=stdio,
             streams=streams,
-            services=self._services,
+            agent=self._agent,
+            tasks=self._tasks,
+            clock_ns=self._env.clock_ns,
         )
 
     async def start(self, exec_id: ExecId | None) -> int:
@@ -182,7 +188,7 @@ class Container:
             raise
         process.become(Status.RUNNING)
         process.start_streams()
-        self._publisher.publish(TaskStarted(container_id=self.id, pid=process.pid))
+        self._env.publisher.publish(TaskStarted(container_id=self.id, pid=process.pid))
 
     async def _start_exec(self, process: Process, exec_id: ExecId) -> None:
         try:
@@ -197,8 +203,8 @@ class Container:
             raise
         process.become(Status.RUNNING)
         process.start_streams()
-        self._publisher.publish(ExecStarted(container_id=self.id, exec_id=exec_id, pid=process.pid))
-        self._services.tasks.supervise(f"wait/{process.label}", self._watch_exec(process))
+        self._env.publisher.publish(ExecStarted(container_id=self.id, exec_id=exec_id, pid=process.pid))
+        self._tasks.supervise(f"wait/{process.label}", self._watch_exec(process))
 
     def _require_running(self, action: str) -> None:
         if self.init.status is not Status.RUNNING:
@@ -224,7 +230,7 @@ class Container:
             raise AlreadyExists(f"add exec '{exec_id}': container '{self.id}' already has it")
         self._exec_specs[exec_id] = guest_process(request.process, terminal=request.stdio.terminal)
         self._execs[exec_id] = self._new_process(exec_id, request.stdio, None)
-        self._publisher.publish(ExecAdded(container_id=self.id, exec_id=exec_id))
+        self._env.publisher.publish(ExecAdded(container_id=self.id, exec_id=exec_id))
 
     async def delete_exec(self, exec_id: ExecId) -> ExitStatus:
         process = self.process(exec_id)
@@ -281,7 +287,7 @@ class Container:
                     self.init.become(Status.RUNNING)
                 raise
             self.init.become(Status.PAUSED)  # refused when the sandbox was lost meanwhile
-            self._publisher.publish(TaskPaused(container_id=self.id))
+            self._env.publisher.publish(TaskPaused(container_id=self.id))
         self._listener.changed()
 
     async def resume(self) -> None:
@@ -289,17 +295,17 @@ class Container:
             self.init.require(Status.PAUSED, verb="resume")
             await self._agent.resume_container(self.id)
             self.init.become(Status.RUNNING)
-            self._publisher.publish(TaskResumed(container_id=self.id))
+            self._env.publisher.publish(TaskResumed(container_id=self.id))
         self._listener.changed()
 
     async def update(self, resources: Mapping[str, Any]) -> None:
         self.init.require(Status.CREATED, Status.RUNNING, Status.PAUSED, verb="update")
 
         async def apply(after: Mapping[str, Any]) -> None:
-            await self._agent.update_container(self.id, guest_resources(after, self._services.nodes))
+            await self._agent.update_container(self.id, guest_resources(after, self._sandbox.plan.vm.numa))
 
-        await self._services.resizer.update(self.id, resources, apply)
-        await resize_memory_volumes(self._plan.memory_volumes, host=self._services.host, agent=self._agent)
+        await self._sandbox.resizer.update(self.id, resources, apply)
+        await resize_memory_volumes(self._plan.memory_volumes, host=self._env.host, agent=self._agent)
 
     async def stats(self) -> ContainerStats:
         """Its use of resources. After its end too, while the guest has it: containerd then looks for OOM kills."""
@@ -325,7 +331,7 @@ class Container:
         status = await process.watch_exit()
         async with process.lock:  # a start in flight publishes its event first
             await self._wait_for_execs()
-            await self._services.resizer.leave(self.id)
+            await self._sandbox.resizer.leave(self.id)
             self._end(process, status)
         self._listener.init_exited(self.id, agent_gone=self.init.agent_gone)
 
@@ -351,7 +357,7 @@ class Container:
         exit_status = process.latch_exit(status)
         if exit_status is None or ended_before_start:
             return
-        self._publisher.publish(
+        self._env.publisher.publish(
             TaskExited(container_id=self.id, process_id=process.guest_id, pid=process.pid, exit=exit_status)
         )
         if process.exec_id is None:

@@ -11,18 +11,15 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from pyshim.concurrency.tasks import TaskOwner
 from pyshim.concurrency.undo import Undo
 from pyshim.model.copies import CopiedPiece
 from pyshim.model.errors import FailedPrecondition, ShimError
 from pyshim.model.guest import GuestContainer, Storage
-from pyshim.model.ledger import Ledger
 from pyshim.model.plans import ContainerPlan
-from pyshim.model.seams import ContainerAgent, Host
 from pyshim.model.stats import NO_STATS, ContainerStats
 from pyshim.pod.container import remove_from_guest
 from pyshim.pod.process import EXIT_KILLED, EXIT_SANDBOX_LOST
-from pyshim.resources.volumes.attachments import Attachments
+from pyshim.pod.sandbox import Sandbox
 from pyshim.resources.volumes.live import make_mounts
 
 log = logging.getLogger(__name__)
@@ -34,23 +31,12 @@ _ENDS = {2: 0, 9: EXIT_KILLED, 15: 0}
 class PauseAgent:
     """Answers for the sandbox container as the guest's agent would; `plan` includes its image."""
 
-    def __init__(
-        self,
-        *,
-        plan: ContainerPlan,
-        agent: ContainerAgent,
-        host: Host,
-        ledger: Ledger,
-        attachments: Attachments,
-        tasks: TaskOwner,
-    ) -> None:
+    def __init__(self, plan: ContainerPlan, sandbox: Sandbox) -> None:
         self._plan = plan
         self._id = plan.container_id
-        self._agent = agent
-        self._host = host
-        self._ledger = ledger
-        self._attachments = attachments
-        self._tasks = tasks
+        self._agent = sandbox.agent
+        self._attachments = sandbox.attachments
+        self._services = sandbox.services
         self._entering = asyncio.Lock()
         self._in_guest = False
         self._undo = Undo(f"sandbox container '{self._id}'")
@@ -68,10 +54,10 @@ class PauseAgent:
                 raise
             self._in_guest = True
         log.info("sandbox container made for a shared pid namespace", extra={"container": self._id})
-        self._tasks.supervise(f"wait/pause/{self._id}", self._watch())
+        self._services.tasks.supervise(f"wait/pause/{self._id}", self._watch())
 
     async def _make(self, timeout_s: float) -> None:
-        await make_mounts(self._plan, host=self._host, ledger=self._ledger, undo=self._undo)
+        await make_mounts(self._plan, host=self._services.host, ledger=self._services.ledger, undo=self._undo)
         guest = await self._attachments.attach_all(self._plan, self._undo)
         await self._attachments.copies.attach_all(self._plan, self._agent, self._undo)
         self._undo.push(remove_from_guest, self._agent, self._id)

@@ -43,7 +43,6 @@ from pyshim.pod.plan.pid_namespace import container_to_join, with_namespace_of
 from pyshim.pod.plan.pod_spec import with_files
 from pyshim.pod.process import EXIT_KILLED, EXIT_SANDBOX_LOST
 from pyshim.pod.sandbox import Sandbox
-from pyshim.pod.services import ContainerServices
 from pyshim.pod.snapshot import SavedState, sandbox_snapshot
 from pyshim.resources.network.plan.relay import process_holder
 from pyshim.resources.network.relay import run_relay
@@ -266,46 +265,26 @@ class Pod:
         self, request: CreateTask, spec: OciSpec, sandbox: Sandbox, hooks: ContainerHooks
     ) -> Container:
         assert self._saved is not None, "a sandbox has its records"
-        ledger = self._saved.records.ledger
         pauses = request.container_id == self._owner and sandbox.plan.kind is ContainerKind.POD_SANDBOX
         plan = await plan_container(self._env.host, request, spec, sandbox.plan)
         agent: ContainerAgent = sandbox.agent
         resources = with_swap((spec.raw.get("linux") or {}).get("resources") or {}, spec.annotations)
         if pauses:
-            agent = self._pause = PauseAgent(
-                plan=plan,
-                agent=agent,
-                host=self._env.host,
-                ledger=ledger,
-                attachments=sandbox.attachments,
-                tasks=self._tasks,
-            )
+            agent = self._pause = PauseAgent(plan, sandbox)
             plan, resources = without_image(plan), {}
         elif plan.guest.shared_pid_namespace:
             target = await self._share_pid_namespace(request.container_id, sandbox)
             plan = plan if target is None else replace(plan, guest=with_namespace_of(plan.guest, target))
-        services = ContainerServices(
-            namespace=self._identity.namespace,
-            agent=agent,
-            host=self._env.host,
-            ledger=ledger,
-            attachments=sandbox.attachments,
-            devices=sandbox.devices,
-            resizer=sandbox.resizer,
-            swap=sandbox.swap,
-            nodes=sandbox.plan.vm.numa,
-            publisher=self._env.publisher,
-            tasks=self._tasks,
-            clock_ns=self._env.clock_ns,
-        )
         container = Container(
             request=request,
             plan=plan,
             spec=spec,
             resources=resources,
-            pid=sandbox.pid,
+            agent=agent,
             hooks=hooks,
-            services=services,
+            sandbox=sandbox,
+            environment=self._env,
+            namespace=self._identity.namespace,
             listener=self,
         )
         if agent is not self._pause:

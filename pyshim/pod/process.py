@@ -28,12 +28,11 @@ from functools import partial
 
 from pyshim.concurrency.deadlines import within
 from pyshim.concurrency.stdio import Progress, pump_input, pump_output
-from pyshim.concurrency.tasks import cancel_all
+from pyshim.concurrency.tasks import TaskOwner, cancel_all
 from pyshim.model.errors import AgentGone, DeadlineExceeded, FailedPrecondition, NotFound, ShimError
 from pyshim.model.ids import ExecId
-from pyshim.model.seams import InputStream, ProcessStreams
+from pyshim.model.seams import ContainerAgent, InputStream, ProcessStreams
 from pyshim.model.task import CreateTask, ExitStatus, ProcessState, Status, Stdio, can_become
-from pyshim.pod.services import ContainerServices
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +71,9 @@ class Process:
         pid: int,
         stdio: Stdio,
         streams: ProcessStreams | None,
-        services: ContainerServices,
+        agent: ContainerAgent,
+        tasks: TaskOwner,
+        clock_ns: Callable[[], int],
     ) -> None:
         self.container_id = container.container_id
         self.exec_id = exec_id
@@ -86,9 +87,9 @@ class Process:
         self._bundle = container.bundle
         self._streams = streams
         self._input_closed = False
-        self._agent = services.agent
-        self._tasks = services.tasks
-        self._clock_ns = services.clock_ns
+        self._agent = agent
+        self._tasks = tasks
+        self._clock_ns = clock_ns
         self._exited = asyncio.Event()
         self._changed = asyncio.Event()
         """Set when the streams start and when a signal may have ended the process; cleared by the exit's watcher."""

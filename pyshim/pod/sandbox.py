@@ -13,7 +13,7 @@ import os
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import nullcontext, suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from msgspec.structs import replace
 
@@ -32,7 +32,6 @@ from pyshim.pod.environment import Environment
 from pyshim.pod.health import HealthChecks
 from pyshim.pod.hooks import ContainerHooks
 from pyshim.pod.plan.hooks import named_netns
-from pyshim.pod.services import PodListener
 from pyshim.resources.cgroups.live import SandboxCgroups
 from pyshim.resources.devices.live import container_devices
 from pyshim.resources.devices.vm_devices import VmDevices
@@ -59,6 +58,18 @@ SEED_BYTES = 512
 """Of the host's random numbers for each guest that continues, as many as Kata gives."""
 OOM_PAUSE_S = 0.1
 """Seconds between two reports to containerd: a guest may report as many OOM kills as it likes."""
+
+
+class PodListener(Protocol):
+    """The pod, as its sandbox and containers call it after a change; never raises."""
+
+    def changed(self) -> None: ...
+    def init_started(self) -> None: ...
+    def init_exited(self, container_id: ContainerId, *, agent_gone: bool) -> None: ...
+    def sandbox_lost(self, reason: str) -> None:
+        """Called once, unless the sandbox was asked to stop."""
+
+    def container_met_oom(self, container_id: str) -> None: ...
 
 
 class Sandbox:
@@ -111,7 +122,7 @@ class Sandbox:
         self.devices = container_devices(services, find=environment.find_devices)
         self.network = SandboxNetwork(services, environment.network_connector)
         self.health = HealthChecks()
-        self._services = services
+        self.services = services
         self._serve_monitor = environment.serve_monitor
         self._agent: Agent | None = None
         self._woken: Agent | None = None
@@ -195,7 +206,7 @@ class Sandbox:
         await self.cgroups.enter()
 
     async def _connect(self) -> None:
-        await together(make_share(self._services), self.network.connect())
+        await together(make_share(self.services), self.network.connect())
 
     async def _run_hooks(self, hooks: ContainerHooks) -> None:
         path = self.plan.netns_path
@@ -204,7 +215,7 @@ class Sandbox:
             return
         async with self._host.netns_member(None if self.plan.new_netns else path) as pid:
             if self.plan.new_netns:
-                self._services.hold(LedgerEntry(kind=ResourceKind.NETNS, key=path))
+                self.services.hold(LedgerEntry(kind=ResourceKind.NETNS, key=path))
                 await self._host.mount(named_netns(path, pid))
             await hooks.before_create(pid)
 
@@ -212,7 +223,7 @@ class Sandbox:
         """The monitor sockets answer. A pod runs without them, too: a failure is logged."""
         paths = (monitor_path(self.plan.sandbox_id), f"{METRICS_DIRECTORY}/{self.plan.sandbox_id}")
         for path in paths:
-            self._services.hold(LedgerEntry(kind=ResourceKind.SOCKET, key=path))
+            self.services.hold(LedgerEntry(kind=ResourceKind.SOCKET, key=path))
         try:
             close = await self._serve_monitor(*paths, monitor, debug=self.plan.config.runtime.enable_pprof)
         except ShimError as exc:
@@ -266,7 +277,7 @@ class Sandbox:
         if self.plan.share.virtiofsd is None:
             return
         with span("start virtiofsd"):
-            self._virtiofsd = await self._host.start_virtiofsd(self.plan.share.virtiofsd, self._services.ledger)
+            self._virtiofsd = await self._host.start_virtiofsd(self.plan.share.virtiofsd, self.services.ledger)
         self._undo.push(self._virtiofsd.stop)
 
     async def _continue_from(self, template: str) -> bool:
