@@ -21,6 +21,8 @@ from pyshim.resources.volumes.plan.disks import digest, disk
 from pyshim.resources.volumes.plan.layers import VERITY_OPTION, is_layer
 
 _GUEST_DIR = "/run/kata-containers"
+_LAYERS_DIR = "/run/layers"
+"""In the guest. Short, so that as many layers as an image of Docker's may have (127) fit the options of one mount."""
 _UPPER_IN_MEMORY = "io.katacontainers.fs-opt.overlay-rw"
 """With it the agent makes the overlay's upper and work directories, in the guest's memory."""
 _CREATE_DIRECTORY = "io.katacontainers.volume.overlayfs.create_directory="
@@ -176,7 +178,7 @@ def _check_options(mount: RootfsMount, what: str) -> None:
 
 def _point(mount: RootfsMount) -> str:
     """The same for all containers of the pod, so that the guest mounts a layer once."""
-    return f"{_GUEST_DIR}/layers/{digest(mount.source)}"
+    return f"{_LAYERS_DIR}/{digest(mount.source)}"
 
 
 def _root(container_id: ContainerId) -> GuestPath:

@@ -32,7 +32,7 @@ def overlay(*options: str, type_: str = "format/mkdir/overlay") -> RootfsMount:
 
 
 def point(mount: RootfsMount) -> str:
-    return f"/run/kata-containers/layers/{digest(mount.source)}"
+    return f"/run/layers/{digest(mount.source)}"
 
 
 def planned(*rootfs: RootfsMount, name: str = "c1", mode: str = "shared-fs", **hypervisor: object) -> GuestRoot:
@@ -109,7 +109,7 @@ def test_equal_layers_of_two_containers_are_one_disk_and_one_mount() -> None:
 
 @pytest.mark.parametrize(
     ("count", "fits"),
-    [(40, True), (86, True), (200, False)],
+    [(40, True), (127, True), (200, False)],
 )
 def test_as_many_layers_are_possible_as_fit_the_options_of_one_mount(count: int, fits: bool) -> None:
     layers = [layer(number) for number in range(count)]
