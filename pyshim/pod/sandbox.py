@@ -1,10 +1,10 @@
 """One VM and all in it, from the first host directory to nothing left.
 
 `start` carries out the plan; every step pushes its undo, which `stop` and `leave` run, or `start` itself when it fails.
-`stop` undoes what others wait for: VM, mounts, network. `leave` undoes the rest, the cgroups: the kernel takes 10 to 20
-ms to let a process out of one, and Delete is answered before. After `start`, a watcher waits for an unwanted end: that
-of the VMM, of virtiofsd, of the agent's connection, or, with a remote VM, the agent's silence. The first one ends the
-sandbox; the VM's own reason is preferred, if it comes soon.
+`stop` undoes what others wait for: VM, mounts, network. `leave` undoes the rest, monitor and cgroups: the kernel takes
+10 to 20 ms to let a process out of one, and Delete is answered before. After `start`, a watcher waits for an unwanted
+end: that of the VMM, of virtiofsd, of the agent's connection, or, with a remote VM, the agent's silence. The first one
+ends the sandbox; the VM's own reason is preferred, if it comes soon.
 """
 
 import asyncio
@@ -89,7 +89,7 @@ class Sandbox:
         self._tasks = tasks
         self._listener = listener
         self._undo = Undo(f"sandbox '{plan.sandbox_id}'")
-        self._undo_last = Undo(f"cgroups of sandbox '{plan.sandbox_id}'")
+        self._undo_last = Undo(f"monitor and cgroups of sandbox '{plan.sandbox_id}'")
         self.hypervisor = environment.hypervisor_factory(records.ledger, plan.config.hypervisor_name)
         self.cgroups = SandboxCgroups(
             plan=plan,
@@ -222,14 +222,14 @@ class Sandbox:
     async def _open_monitor(self, monitor: MonitorRpc) -> None:
         """The monitor sockets answer. A pod runs without them, too: a failure is logged."""
         paths = (monitor_path(self.plan.sandbox_id), f"{METRICS_DIRECTORY}/{self.plan.sandbox_id}")
-        for path in paths:
-            self.services.hold(LedgerEntry(kind=ResourceKind.SOCKET, key=path))
+        entries = [LedgerEntry(kind=ResourceKind.SOCKET, key=path) for path in paths]
+        self._undo_last.acquire(self.services.ledger, *entries)
         try:
             close = await self._serve_monitor(*paths, monitor, debug=self.plan.config.runtime.enable_pprof)
         except ShimError as exc:
             log.warning("no monitor socket", extra={"sandbox": self.plan.sandbox_id, "error": str(exc)})
         else:
-            self._undo.push(close)
+            self._undo_last.push(close)
 
     def has_container(self, container_id: ContainerId) -> None:
         """The pod has this container now."""
@@ -264,7 +264,10 @@ class Sandbox:
             self.is_stopped = True
 
     async def leave(self) -> None:
-        """After `stop`: the shim is out of the sandbox's cgroups, and they are gone. Idempotent, callers share it."""
+        """After `stop`: the monitor is closed, and the shim is out of the sandbox's cgroups, which are gone.
+
+        Idempotent, callers share it.
+        """
         await to_the_end(self._leave())
 
     async def _leave(self) -> None:

@@ -115,8 +115,12 @@ class FakeMonitor:
         self.path = path
         self.pod = pod
         self.is_open = True
+        self.may_close = asyncio.Event()
+        """Cleared, `close` does not return."""
+        self.may_close.set()
 
     async def close(self) -> None:
+        await self.may_close.wait()
         self.is_open = False
 
 

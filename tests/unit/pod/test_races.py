@@ -61,6 +61,22 @@ async def test_delete_is_answered_while_the_kernel_takes_the_shim_out_of_its_cgr
     assert stack.left() == {}
 
 
+async def test_delete_is_answered_while_an_answer_of_the_monitor_is_still_under_way(stack: Stack) -> None:
+    container = await stack.run("c1", ["sleep"], PIPES)
+    (monitor,) = stack.host.monitors
+    monitor.may_close.clear()
+
+    await stack.pod.kill(container, None, 9, True)
+    await stack.pod.wait(container, None)
+    await stack.pod.delete(container, None)
+
+    held = {entry.kind for entry in stack.records[-1].ledger.entries}
+    assert held == {ResourceKind.SOCKET, ResourceKind.CGROUP}, "what a crash would leave is on record"
+    monitor.may_close.set()
+    assert await stack.pod.shutdown(False)
+    assert stack.left() == {}
+
+
 async def test_the_end_of_the_shim_while_a_vm_boots_leaves_nothing(stack: Stack) -> None:
     creating = await boot(stack)
 
