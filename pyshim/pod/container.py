@@ -18,7 +18,7 @@ from pyshim.concurrency.undo import Undo
 from pyshim.model.caller import Caller, caller_of
 from pyshim.model.errors import AgentGone, AlreadyExists, FailedPrecondition, NotFound, ShimError
 from pyshim.model.events import ExecAdded, ExecStarted, TaskExited, TaskPaused, TaskResumed, TaskStarted
-from pyshim.model.ids import ExecId, HostPath
+from pyshim.model.ids import ExecId
 from pyshim.model.oci import OciSpec
 from pyshim.model.plans import ContainerPlan
 from pyshim.model.seams import ContainerAgent, ProcessStreams
@@ -63,7 +63,7 @@ class Container:
         self.request = request
         self.pid = sandbox.pid
         self.hooks = hooks
-        self._plan = plan
+        self.plan = plan
         self._spec = spec
         self._resources = resources
         self._agent = agent
@@ -83,10 +83,6 @@ class Container:
         """A KILL of the init has to end the container in time (`killing.py`)."""
 
     @property
-    def plan(self) -> ContainerPlan:
-        return self._plan
-
-    @property
     def caller(self) -> Caller:
         return caller_of(self._spec.annotations)
 
@@ -94,11 +90,6 @@ class Container:
     def moved(self) -> Counter[str]:
         """Bytes by stream that have reached their reader, of all processes that the container has had."""
         return sum((each.moved for each in self._execs.values()), self._moved_before + self.init.moved)
-
-    @property
-    def rootfs(self) -> HostPath:
-        """The root file system's place on the host."""
-        return self._plan.rootfs
 
     @property
     def init(self) -> Process:
@@ -132,17 +123,17 @@ class Container:
 
     async def _make(self, timeout_s: float) -> Process:
         sandbox, attachments = self._sandbox, self._sandbox.attachments
-        await make_mounts(self._plan, host=self._env.host, ledger=sandbox.services.ledger, undo=self._undo)
+        await make_mounts(self.plan, host=self._env.host, ledger=sandbox.services.ledger, undo=self._undo)
         with span("open streams"):
             streams = await self._open_streams(self.request.stdio, self.id)
         self._undo.push(streams.close)
         self._undo.push(sandbox.devices.detach, self.id)
-        guest = await sandbox.devices.attach(await attachments.attach_all(self._plan, self._undo), self._spec)
+        guest = await sandbox.devices.attach(await attachments.attach_all(self.plan, self._undo), self._spec)
         self._undo.push(sandbox.resizer.leave, self.id)
         await sandbox.resizer.join(self.id, self._resources)
         self._undo.push(sandbox.swap.leave, self.id)
         await sandbox.swap.join(self.id, self._resources)
-        await attachments.copies.attach_all(self._plan, self._agent, self._undo)
+        await attachments.copies.attach_all(self.plan, self._agent, self._undo)
         # Before the call: the guest may carry out a call that we gave up.
         self._undo.push(remove_from_guest, self._agent, self.id)
         with span("create container in guest"):
@@ -305,7 +296,7 @@ class Container:
             await self._agent.update_container(self.id, guest_resources(after, self._sandbox.plan.vm.numa))
 
         await self._sandbox.resizer.update(self.id, resources, apply)
-        await resize_memory_volumes(self._plan.memory_volumes, host=self._env.host, agent=self._agent)
+        await resize_memory_volumes(self.plan.memory_volumes, host=self._env.host, agent=self._agent)
 
     async def stats(self) -> ContainerStats:
         """Its use of resources. After its end too, while the guest has it: containerd then looks for OOM kills."""

@@ -295,7 +295,7 @@ class Pod:
             raise Unavailable(f"create container '{request.container_id}': {await sandbox.loss(str(exc))}") from exc
         if self._first is None and agent is not self._pause:
             self._first = request.container_id
-        sandbox.has_container(request.container_id)
+        sandbox.network.has_container(request.container_id)
         self._saved.save_soon()
         return container
 

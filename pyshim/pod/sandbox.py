@@ -133,7 +133,11 @@ class Sandbox:
         self._stopping = False
         self._stop_lock = asyncio.Lock()
         self._leave_lock = asyncio.Lock()
-        self._pid = 0
+        self.pid = 0
+        """The VMM's pid, also after it has gone: containerd keeps using the number it was given.
+
+        A VM that is not on this host has none: then it is the shim's, as with Kata.
+        """
         self.origin = _booted(plan)
         """How the guest came to run, in words for a person: see `SandboxSnapshot`."""
         self.failure = ""
@@ -147,14 +151,6 @@ class Sandbox:
     def virtiofsd_pid(self) -> int:
         """virtiofsd's pid, also after it has gone; 0 before it runs."""
         return self._virtiofsd.pid if self._virtiofsd is not None else 0
-
-    @property
-    def pid(self) -> int:
-        """The VMM's pid, also after it has gone: containerd keeps using the number it was given.
-
-        A VM that is not on this host has none: then it is the shim's, as with Kata.
-        """
-        return self._pid
 
     @property
     def agent(self) -> Agent:
@@ -230,10 +226,6 @@ class Sandbox:
             log.warning("no monitor socket", extra={"sandbox": self.plan.sandbox_id, "error": str(exc)})
         else:
             self._undo_last.push(close)
-
-    def has_container(self, container_id: ContainerId) -> None:
-        """The pod has this container now."""
-        self.network.has_container(container_id)
 
     async def loss(self, otherwise: str) -> str:
         """The reason for the sandbox's loss, if it shows up soon; else `otherwise`."""
@@ -381,7 +373,7 @@ class Sandbox:
                 step("start vmm", self.hypervisor.create(vm)),
                 step("allow devices", self.cgroups.allow_nodes()),
             )
-        self._pid = self.hypervisor.pid or self.cgroups.own_pid
+        self.pid = self.hypervisor.pid or self.cgroups.own_pid
         await self.cgroups.place(self.hypervisor.pid, self.virtiofsd_pid)
         await self.hypervisor.start()
 

@@ -129,7 +129,7 @@ def _container(container: Container, sandbox: Sandbox) -> ContainerSnapshot:
         status=init.status,
         stdio=init.stdio,
         exit=init.exit,
-        rootfs=container.rootfs,
+        rootfs=container.plan.rootfs,
         annotations=kata_annotations(container.plan, container.request.bundle),
         resources=sandbox.resizer.asked(container.id),
         device_maps=kata_device_maps(container.plan),
