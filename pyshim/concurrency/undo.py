@@ -1,4 +1,4 @@
-"""Undo of a creation that failed, or of an object that has ended: steps in the reverse order of their making."""
+"""Undo of a failed creation or of an object that has ended: its steps, last first."""
 
 import asyncio
 import logging

@@ -89,7 +89,7 @@ def listener_is_stopped(path: str) -> bool:
 
 
 def netdev_family(pid: int, name: str) -> Family:
-    """The network interfaces that the process sees: of the pod's namespace, where the process is in it."""
+    """The network interfaces that the process sees: those of the pod's namespace, if it is in that."""
     samples: list[Sample] = []
     try:
         lines = _lines(f"/proc/{pid}/net/dev")

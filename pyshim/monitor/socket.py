@@ -34,7 +34,7 @@ class HttpReply(NamedTuple):
     body: bytes = b""
     content_type: str = "text/plain; charset=utf-8"
     allow: str = ""
-    """The methods that the path has, where the request's is not among them."""
+    """The methods of the path, if the request's is not among them."""
 
 
 Answer = Callable[[HttpRequest], Awaitable[HttpReply]]

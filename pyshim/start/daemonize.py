@@ -1,4 +1,4 @@
-"""Makes the daemon that serves the socket: of the descriptors of its maker it has these only.
+"""Makes the daemon that serves the socket. It has these file descriptors only:
 
     fd 0, 1   /dev/null
     fd 2      the bundle's `log` FIFO (or /dev/null)
@@ -73,8 +73,8 @@ def above_table(fd: int) -> int:
 def open_log(path: str) -> int:
     """The bundle's log, or /dev/null where it has none.
 
-    The FIFO is opened for reading too: so the open never waits for containerd, a write never meets EPIPE, and what we
-    say while containerd restarts waits in the pipe for the next one.
+    The FIFO is opened for reading, too. So the open never waits for containerd, a write never meets EPIPE, and lines
+    written while containerd restarts wait in the pipe.
     """
     try:
         return os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -141,7 +141,7 @@ def _execute(
 
 
 def _share_core_only_with_own() -> None:
-    """Hyperthreads of one core run only this shim's processes together; what we fork inherits it.
+    """Hyperthreads of one core run only this shim's processes together; children inherit it.
 
     containerd asks for it by its variable SCHED_CORE. Source: kernel
     Documentation/admin-guide/hw-vuln/core-scheduling.rst.

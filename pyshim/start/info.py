@@ -10,7 +10,7 @@ RUNTIME = "io.containerd.pykata.v2"
 BINARY = "containerd-shim-pykata-v2"
 _FEATURES_URL = "types.containerd.io/opencontainers/runtime-spec/1/features/Features"
 # The runtime-spec versions whose configurations are understood, and the words of bind mounts. containerd offers a pod
-# recursive read-only mounts where `rro` is listed. Idmapped mounts are not offered: containerd would turn them on.
+# recursive read-only mounts where `rro` is listed. Idmapped mounts are not listed: containerd would turn them on.
 _FEATURES_JSON = (
     '{"ociVersionMin":"1.0.0","ociVersionMax":"1.1.0","mountOptions":["bind","private","rbind","ro","rprivate","rro",'
     '"rshared","rslave","rw","shared","slave"]}'

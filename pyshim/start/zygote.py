@@ -28,7 +28,7 @@ GO = b"go\n"
 NO = b"no: "
 """The zygote refuses; the reason follows."""
 MAX_REQUEST_BYTES = 1 << 20
-"""Above what the kernel lets through in one message (net.core.wmem_default, mostly 208 KiB)."""
+"""More than the kernel lets through in one message (net.core.wmem_default, mostly 208 KiB)."""
 MAX_REPLY_BYTES = 1024
 
 
@@ -48,7 +48,7 @@ class Forked:
             self._connection.close()
 
     def end(self) -> None:
-        """It ends without having served."""
+        """It ends without serving."""
         self._connection.close()
 
 
@@ -162,7 +162,7 @@ def _require_ready(connection: socket.socket, deadline: float) -> None:
 
 
 def _patience_s(environment: dict[str, str]) -> float:
-    """The limit, or what PYSHIM_ZYGOTE_WITHIN_S says where that is a positive number."""
+    """PYSHIM_ZYGOTE_WITHIN_S if that is a positive number, else the usual limit."""
     try:
         within_s = float(environment.get("PYSHIM_ZYGOTE_WITHIN_S", ""))
     except ValueError:
@@ -186,7 +186,7 @@ def _is_coming(path: str) -> bool:
 
 
 def encode(program: list[str], words: list[str], shim_cgroup: str, log_path: str, environment: dict[str, str]) -> bytes:
-    """The request: strings with NUL between them (none of them can hold one)."""
+    """The request: strings with NUL between them, which no string contains."""
     strings = [str(len(program)), str(len(words)), shim_cgroup, log_path, *program, *words]
     strings += [f"{key}={value}" for key, value in environment.items()]
     return os.fsencode("\0".join(strings))

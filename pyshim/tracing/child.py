@@ -68,7 +68,7 @@ class SpanSender:
         self._reported_s = float("-inf")
 
     async def run(self) -> None:
-        """The shim has closed its end, and what it had sent before has been sent on or is lost."""
+        """The shim has closed its end, and the spans it had sent have been sent on or are lost."""
         self._loop.add_reader(self._socket, self._take)
         while True:
             await self._came.wait()

@@ -156,7 +156,7 @@ class SpanExporter:
             self._socket = None
 
     async def close(self) -> None:
-        """Child and queue are gone; the receiver had `flush_s` to take what was left. Idempotent."""
+        """Child and queue are gone; the receiver had `flush_s` to take the last spans. Idempotent."""
         self._is_closing = True
         try:
             async with asyncio.timeout(self._flush_s):

@@ -1,4 +1,4 @@
-"""Ids of traces and spans: made from what is recorded, so that the state and the receiver name a span alike.
+"""Ids of traces and spans: made from the records, so that the state and the receiver name a span alike.
 
 Source: W3C Trace Context, version 00: hexadecimal, 16 bytes for a trace and 8 for a span.
 """

@@ -52,7 +52,7 @@ class Client:
 
     @property
     def ignored_frames(self) -> int:
-        """Frames of the server that made no sense: unknown streams and types. More than none means a broken peer."""
+        """Frames of the server that made no sense: unknown streams and types. Any of them means a broken peer."""
         return self._core.ignored_frames - self._core.late_frames
 
     @property

@@ -95,7 +95,7 @@ class _Connection:
 
     @property
     def flood(self) -> RemoteProtocolError | None:
-        """The complaint about a peer that sends without end what has no meaning."""
+        """The complaint about a peer that floods us with frames without meaning."""
         return None
 
     def _events(self, frames: list[Frame]) -> list[Event]:

@@ -67,7 +67,7 @@ class Link:
         sock.setblocking(False)
         self._sock = sock
         self._queue: deque[Buffer] = deque()
-        self._queued_bytes = 0
+        self.queued_bytes = 0
         self._accepted_bytes = 0
         self._writing = False
         self._gathering = False
@@ -77,10 +77,6 @@ class Link:
     @property
     def is_closed(self) -> bool:
         return self.closed.done()
-
-    @property
-    def queued_bytes(self) -> int:
-        return self._queued_bytes
 
     @property
     def has_room(self) -> bool:
@@ -94,7 +90,7 @@ class Link:
 
     def write(self, frame: bytes) -> int:
         """Queue one whole frame, even when the queue is full. The result is a mark for `was_sent`."""
-        self._queued_bytes += len(frame)
+        self.queued_bytes += len(frame)
         self._accepted_bytes += len(frame)
         mark = self._accepted_bytes
         if self.is_closed or self._broken:
@@ -102,13 +98,13 @@ class Link:
         self._queue.append(frame)
         if not self._writing and not self._gathering:
             self._flush_queue()
-        if self._hold_when_full and self._queued_bytes > self._queue_bytes:
+        if self._hold_when_full and self.queued_bytes > self._queue_bytes:
             self._hold_reading()
         return mark
 
     def was_sent(self, mark: int) -> bool:
         """True when the peer may have received the whole frame of this mark."""
-        return mark <= self._accepted_bytes - self._queued_bytes
+        return mark <= self._accepted_bytes - self.queued_bytes
 
     async def flush(self) -> None:
         """Everything queued has been handed to the kernel, or the link is closed."""
@@ -131,7 +127,7 @@ class Link:
             return self._send_now(make)
 
     def close(self, error: Exception | None = None) -> None:
-        """The stream is closed at once; what is queued is dropped. Idempotent."""
+        """The stream is closed at once; queued frames are dropped. Idempotent."""
         if self.is_closed:
             return
         self.error = error
@@ -183,7 +179,7 @@ class Link:
         return self._sock.sendmsg(buffers)
 
     def _sent(self, count: int) -> None:
-        self._queued_bytes -= count
+        self.queued_bytes -= count
         while count:
             first = self._queue[0]
             if count < len(first):
@@ -191,7 +187,7 @@ class Link:
                 break
             count -= len(first)
             self._queue.popleft()
-        if self._queued_bytes <= self._queue_bytes:
+        if self.queued_bytes <= self._queue_bytes:
             self._wake_drained()
             self._release_reading()
 

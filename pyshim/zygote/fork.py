@@ -71,7 +71,7 @@ def say(text: str) -> None:
 
 
 def _become_like(request: Request, cgroups: ProcessCgroups) -> None:
-    """Take over from the caller what an exec would have inherited; only the steps that can fail.
+    """This process has what an exec by the caller would have inherited; only the steps that can fail.
 
     Raises OSError, CallerDiffers, BootstrapError.
     """

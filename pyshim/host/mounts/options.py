@@ -76,7 +76,7 @@ class MountOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def bind_attributes(self) -> int:
-        """The MOUNT_ATTR_ bits a bind mount gets on top of those its source has, none of which it ever loses."""
+        """The MOUNT_ATTR_ bits that a bind mount gets beside those of its source, all of which it keeps."""
         pairs = (
             (s.MS_RDONLY, s.MOUNT_ATTR_RDONLY),
             (s.MS_NOSUID, s.MOUNT_ATTR_NOSUID),

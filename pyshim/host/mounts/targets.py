@@ -41,7 +41,7 @@ def open_target(mount: HostMount) -> OwnedFd:
 
 
 def fd_path(fd: OwnedFd) -> str:
-    """A path that means exactly what `fd` has open, for system calls that take no fd."""
+    """A path of the file that `fd` has open, for system calls that take no fd."""
     return f"/proc/self/fd/{fd.fileno()}"
 
 

@@ -23,7 +23,7 @@ _NOT_DEFAULT = ("SigIgn", "SigCgt")
 
 
 class CallerDiffers(Exception):
-    """The caller is not of our kind in what `str(error)` names; a child of ours could not stand for its own."""
+    """The caller differs from us in what `str(error)` names, so a child of ours cannot replace one of its own."""
 
 
 class World(NamedTuple):
