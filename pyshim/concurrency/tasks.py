@@ -75,8 +75,10 @@ async def together(*work: Coroutine[Any, Any, Any]) -> None:
     finally:
         if under_way:
             await to_the_end(cancel_all(*under_way))
-    for task in tasks:
-        if not task.cancelled() and (error := task.exception()) is not None:
+    # All are asked: asyncio reports an error that nobody has asked for.
+    errors = [task.exception() for task in tasks if not task.cancelled()]
+    for error in errors:
+        if error is not None:
             raise error
     for task in tasks:
         task.result()

@@ -1,6 +1,7 @@
 """Owned tasks, work that must reach its end, and undoing in order."""
 
 import asyncio
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -66,6 +67,20 @@ async def test_when_work_done_together_fails_all_of_it_has_ended(by: str) -> Non
         await waiting
     assert left == ["gone"]
     assert asyncio.get_running_loop().time() - started < 10
+
+
+async def test_of_several_errors_of_such_work_one_is_the_callers_and_asyncio_reports_none() -> None:
+    async def fail(why: str) -> None:
+        raise FailedPrecondition(why)
+
+    reported: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: reported.append(context["message"]))
+
+    with pytest.raises(FailedPrecondition, match="one"):
+        await together(fail("one"), fail("two"))
+
+    gc.collect()
+    assert reported == []
 
 
 async def test_an_error_of_such_work_is_the_callers() -> None:
