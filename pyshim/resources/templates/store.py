@@ -111,7 +111,7 @@ class TemplateStore:
 
     def was_tried(self, key: str) -> bool:
         try:
-            return time.time() - os.stat(f"{self._root}/{key}{_TRIED}").st_mtime < _TRY_AGAIN_S
+            return abs(time.time() - os.stat(f"{self._root}/{key}{_TRIED}").st_mtime) < _TRY_AGAIN_S
         except FileNotFoundError:
             return False
 
