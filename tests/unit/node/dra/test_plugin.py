@@ -66,8 +66,7 @@ class Node:
         """The device names that containerd would find, none of its specs being wrong."""
         if not self.cdi.exists():
             return []
-        cache = Cache((str(self.cdi),), auto_refresh=False)
-        cache.refresh()
+        cache = Cache((str(self.cdi),))
         assert not cache.errors()
         return sorted(each.name for each in cache.devices())
 
