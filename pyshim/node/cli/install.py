@@ -121,6 +121,12 @@ _socket = click.option(
     help="shim: containerd 2.3 makes the pods by its Sandbox API, without a pause container.",
 )
 @click.option(
+    "--snapshotter",
+    default="",
+    metavar="NAME",
+    help="containerd's for the images of these handlers; erofs: layers are disks. Default: that of the CRI plugin.",
+)
+@click.option(
     "--restart",
     is_flag=True,
     help="Restart the container runtime and run a test pod; undo everything if that fails. When nothing changes and the"
@@ -141,6 +147,7 @@ def install(
     lock: str,
     words: tuple[str, ...],
     sandboxer: str,
+    snapshotter: str,
     restart: bool,
     no_pod: bool,
     keep_edited: bool,
@@ -154,7 +161,7 @@ def install(
     """
     _require_root(root, dry_run)
     disk = Disk(root)
-    handlers = tuple(replace(handler, sandboxer=sandboxer) for handler in handlers_of(words))
+    handlers = tuple(replace(handler, sandboxer=sandboxer, snapshotter=snapshotter) for handler in handlers_of(words))
     caller = runtime.container_runtime(socket, root=disk.root, kind=kind)
     config = disk.resolved(config or caller.config)
     sources = Sources(checkout=_CHECKOUT, guest=guest, lock=lock, wheel=wheel, wheels=wheels)

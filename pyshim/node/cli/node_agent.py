@@ -29,6 +29,7 @@ def command() -> None:
 )
 @click.option("--kind", default="", metavar="NAME", help="As of `pyshim install`; default: what the node has.")
 @click.option("--sandboxer", default="", metavar="NAME", help="As of `pyshim install`.")
+@click.option("--snapshotter", default="", metavar="NAME", help="As of `pyshim install`.")
 @click.option("--python", default="/usr/bin/python3", show_default=True, metavar="PATH", help="On the node.")
 @with_api
 def run(
@@ -42,6 +43,7 @@ def run(
     socket: str,
     kind: str,
     sandboxer: str,
+    snapshotter: str,
     python: str,
     server: str | None,
     token: str | None,
@@ -70,6 +72,7 @@ def run(
         kind=kind,
         socket=socket,
         sandboxer=sandboxer,
+        snapshotter=snapshotter,
         python=python,
     )
 

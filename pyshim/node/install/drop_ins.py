@@ -43,6 +43,8 @@ class Handler(msgspec.Struct, frozen=True, kw_only=True):
     """Its guests pull the images themselves."""
     sandboxer: str = "podsandbox"
     """`shim`: its pods are made by containerd's Sandbox API, without a pause container."""
+    snapshotter: str = ""
+    """containerd's for its images, if its guests do not pull them; empty for that of the CRI plugin."""
     drop_in: str | None = None
     """The text of a file in `config.d` beside `config_path`; None without one."""
 
@@ -192,6 +194,8 @@ def _table(handler: Handler, version: int, shim: str) -> str:
     # containerd 1.x has no sandboxers.
     has_key = version >= 3 or handler.sandboxer != SANDBOXERS[0]
     sandboxer = f'  sandboxer = "{handler.sandboxer}"\n' if has_key else ""
+    names_one = handler.snapshotter and not handler.guest_pulls
+    snapshotter = f'  snapshotter = "{handler.snapshotter}"\n' if names_one else ""
     return f"""\
 [{table}]
   runtime_type = "{RUNTIME}"
@@ -199,7 +203,7 @@ def _table(handler: Handler, version: int, shim: str) -> str:
   privileged_without_host_devices = true
   pod_annotations = ["io.katacontainers.*"]
   container_annotations = ["io.katacontainers.*"]
-{sandboxer}\
+{sandboxer}{snapshotter}\
   [{table}.options]
     ConfigPath = "{handler.config_path}"
 """

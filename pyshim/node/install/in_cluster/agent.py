@@ -70,6 +70,7 @@ class NodeAgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     socket: str
     """Of the container runtime, as `pyshim install` takes them; empty where it finds them itself."""
     sandboxer: str
+    snapshotter: str
     """As of `pyshim install`; empty for its default."""
     python: str
 
@@ -108,7 +109,9 @@ class NodeAgent:
         config = self._config
         former = report_of(await self._api.node(config.node))
         await self._publish(replace(former, state=State.INSTALLING, message=""))
-        given = _given(containerd_config=config.containerd_config, sandboxer=config.sandboxer)
+        given = _given(
+            containerd_config=config.containerd_config, sandboxer=config.sandboxer, snapshotter=config.snapshotter
+        )
         options = (*given, *self._of_runtime())
         try:
             printed = await install(

@@ -200,6 +200,18 @@ def test_pods_without_a_pause_container_are_the_sandboxers_choice(text: str) -> 
     assert {found[handler.name]["sandboxer"] for handler in handlers} == {"shim"}
 
 
+def test_a_snapshotter_is_that_of_the_handlers_whose_guests_do_not_pull() -> None:
+    handlers = tuple(replace(handler, snapshotter="erofs") for handler in HANDLERS)
+    containerd = Containerd(version=(2, 3), config_path="/etc/containerd/config.toml", config_text=IMPORTING)
+
+    made = containerd_writes(containerd, handlers, shim=SHIM)
+
+    found = runtimes_in(tomllib.loads(drop_in_of(made) or whole(None, made)))
+    named = {handler.name for handler in handlers if found[handler.name].get("snapshotter") == "erofs"}
+    assert named == {handler.name for handler in handlers if not handler.guest_pulls}
+    assert {"pykata"} <= named < {handler.name for handler in handlers}
+
+
 def test_a_containerd_before_the_sandbox_api_is_refused_for_it() -> None:
     handlers = tuple(replace(handler, sandboxer="shim") for handler in HANDLERS)
     containerd = Containerd(version=(2, 2), config_path="/etc/containerd/config.toml", config_text=None)

@@ -131,6 +131,7 @@ class Node:
             kind="k3s",
             socket="/run/containerd/containerd.sock",
             sandboxer="shim",
+            snapshotter="erofs",
             python="/usr/bin/python3",
         )
         return NodeAgent(config, api=api, host=NodeHost(enter=(str(self.script),), root=str(self.root)), pauses=pauses)
@@ -200,7 +201,7 @@ async def test_install_gets_the_payload_the_handlers_and_the_places(node: Node, 
     assert "--restart" in line
     assert "--handler pykata --handler pykata-debug" in line
     places = "--kind=k3s --socket=/run/containerd/containerd.sock"
-    assert f"--containerd-config=/etc/containerd/config.toml --sandboxer=shim {places}" in line
+    assert f"--containerd-config=/etc/containerd/config.toml --sandboxer=shim --snapshotter=erofs {places}" in line
     stage = line.split("--guest ")[1].split("/guest")[0]
     assert f"--wheel {stage}/pyshim-0.1.0-py3-none-any.whl --wheels {stage}/wheels" in line
 
