@@ -76,7 +76,7 @@ def _places(path: str) -> Iterator[tuple[str, os.stat_result]]:
 
 
 def _writer(found: os.stat_result) -> str:
-    """Who but root can write this; empty when root alone can."""
+    """The others beside root that can write this; empty if none can."""
     if found.st_uid not in (0, os.geteuid()):
         return f"its owner, user {found.st_uid}"
     if stat.S_ISLNK(found.st_mode):

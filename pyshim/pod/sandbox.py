@@ -139,7 +139,7 @@ class Sandbox:
         A VM that is not on this host has none: then it is the shim's, as with Kata.
         """
         self.origin = _booted(plan)
-        """How the guest came to run, in words for a person: see `SandboxSnapshot`."""
+        """The beginning of the guest, booted or cloned, as text for an operator: see `SandboxSnapshot`."""
         self.failure = ""
         self.is_stopped = False
         """`stop` has done its work."""

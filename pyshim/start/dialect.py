@@ -95,7 +95,7 @@ def _read_extension(extension: bytes, said: StartParams) -> None:
 
 
 def _read_options(any_fields: list[tuple[int, int | bytes]], said: StartParams) -> None:
-    """What `start` uses of an Any: `shim_cgroup` of runc's options, and the configuration of ours."""
+    """Reads from an Any what `start` uses: `shim_cgroup` of runc's options, and the configuration of ours."""
     name = _text(any_fields, 1).rpartition("/")[2]
     try:
         for number, value in any_fields:

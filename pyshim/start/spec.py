@@ -1,4 +1,4 @@
-"""Which group a bundle belongs to: the annotations of its OCI spec."""
+"""The group of a bundle, by the annotations of its OCI spec."""
 
 import os
 

@@ -39,7 +39,7 @@ _LOGGED_LINES = 500
 
 
 class ChildExit(msgspec.Struct, frozen=True):
-    """How a process ended: `code`, or the number of the signal that killed it."""
+    """The end of a process: its `code`, or the number of the signal that killed it."""
 
     code: int
     signal: int
@@ -79,11 +79,11 @@ class Child:
 
     @property
     def exit(self) -> ChildExit | None:
-        """How it ended; None while it runs."""
+        """Its exit; None while it runs."""
         return self._exit.result() if self._exit.done() else None
 
     async def wait(self) -> ChildExit:
-        """How it ended, once it has; every waiter gets the same answer, and cancelling one disturbs none."""
+        """Its exit, once it has ended. All waiters get the same answer; cancelling one does not disturb the others."""
         return await asyncio.shield(self._exit)
 
     def kill(self, signal_number: int = signal.SIGKILL) -> bool:
@@ -253,7 +253,7 @@ class Children:
     async def output(
         self, argv: Sequence[str], *, env: Mapping[str, str] = PROGRAM_ENV, timeout_s: float, max_bytes: int = 1 << 20
     ) -> tuple[ChildExit, bytes]:
-        """How the program ended and what it wrote to stdout (its first `max_bytes`); killed after `timeout_s`."""
+        """The program's exit and the first `max_bytes` of its stdout; it is killed after `timeout_s`."""
         read_fd, write_fd = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(read_fd, False)
         try:

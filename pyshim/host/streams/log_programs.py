@@ -19,7 +19,7 @@ from pyshim.model.errors import DeadlineExceeded, FailedPrecondition
 
 
 class LogProgramTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """How long a log program may take, in seconds; the last is containerd's."""
+    """Limits of a log program in seconds; the last is containerd's."""
 
     ready_s: float = 10.0
     end_of_input_s: float = 1.0
