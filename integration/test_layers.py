@@ -33,7 +33,6 @@ _needs_snapshotter = pytest.mark.skipif(
     not releases.chosen().leaves_mounts_to_shims,
     reason=f"containerd {releases.chosen().generation} leaves no layers to a shim (CONTAINERD=2.3)",
 )
-_KIND = "io.kubernetes.cri.container-type"
 _FILE_BYTES = 200 * verity.BLOCK_BYTES
 """More than one block of hashes covers."""
 _FILL = "dd if=/dev/zero of=/full bs=64k 2>&1 | grep -c 'No space left'; rm /full"
@@ -111,12 +110,21 @@ def test_a_view_of_layers_can_only_be_read(run: Run, scratch: Path) -> None:
     assert lines == [*erofs.seen(4), "Read-only file system"]
 
 
-def test_what_is_written_goes_to_the_snapshots_file_and_a_full_one_harms_nothing(run: Run, scratch: Path) -> None:
-    config = shim_config.variant(scratch, shared_fs="none")
-    files, upper = erofs.layer_files(scratch / "snapshots", erofs.image_layers(4)), scratch / "rwlayer.img"
-    with upper.open("wb") as file:
+@pytest.fixture
+def upper(scratch: Path) -> Path:
+    """The file for writes, as containerd makes it."""
+    made = scratch / "rwlayer.img"
+    with made.open("wb") as file:
         file.truncate(16 * MIB)
-    subprocess.run(["mkfs.ext4", "-q", upper], check=True, capture_output=True, timeout=60)
+    subprocess.run(["mkfs.ext4", "-q", made], check=True, capture_output=True, timeout=60)
+    return made
+
+
+def test_what_is_written_goes_to_the_snapshots_file_and_a_full_one_harms_nothing(
+    run: Run, scratch: Path, upper: Path
+) -> None:
+    config = shim_config.variant(scratch, shared_fs="none")
+    files = erofs.layer_files(scratch / "snapshots", erofs.image_layers(4))
     mounts = erofs.block_mounts(files, upper)
 
     first = run(mounts, f"{erofs.SEEN}; {_FILL}; echo kept > /file; cat /file", config)
@@ -125,6 +133,20 @@ def test_what_is_written_goes_to_the_snapshots_file_and_a_full_one_harms_nothing
     assert first == [*erofs.seen(4), "1", "kept"]
     assert second == ["kept"]
     subprocess.run(["e2fsck", "-f", "-n", upper], check=True, capture_output=True, timeout=60)
+
+
+def test_an_encrypted_file_shows_the_host_nothing_and_is_new_for_each_task(
+    run: Run, scratch: Path, upper: Path
+) -> None:
+    config = shim_config.variant(scratch, shared_fs="none")
+    config.write_text(config.read_text().replace("[runtime]\n", '[runtime]\nemptydir_mode = "block-encrypted"\n'))
+    mounts = erofs.block_mounts(erofs.layer_files(scratch / "snapshots", erofs.image_layers(4)), upper)
+    secret = "nobody outside may read this"
+    script = f"test ! -e /file && yes '{secret}' | head -c 1000000 > /file && sync && tail -n 1 /file | head -c 6"
+
+    assert run(mounts, script, config) == run(mounts, script, config) == ["nobody"]
+    assert secret.encode() not in upper.read_bytes()
+    assert upper.stat().st_blocks * 512 > 1_000_000, "it was written"
 
 
 def _truncated(layers: list[Path], scratch: Path) -> list[types_pb2.Mount]:
@@ -219,27 +241,6 @@ def test_a_layer_with_a_root_hash_is_verified_block_by_block(run: Run, scratch: 
     lines = run(mounts, script, shim_config.variant(scratch, shared_fs="none"))
 
     assert lines == [str(_FILE_BYTES), "Input/output error"]
-
-
-def test_a_verified_layer_is_free_for_the_next_container_of_the_pod(
-    runtime: Runtime, containerd: Containerd, name: str, scratch: Path
-) -> None:
-    """Its device in the guest is gone with the last container, or a new one of the same name could not be made."""
-    mounts, _ = _verified(scratch)
-    config = shim_config.variant(scratch, shared_fs="none")
-    kind = {"io.kubernetes.cri.sandbox-id": name}
-    pod = {**oci.spec("pause", name=name, rootfs="rootfs"), "annotations": {**kind, _KIND: "sandbox"}}
-    with direct_shim(runtime, PROJECT / "bin", name, scratch / "bundle", pod) as shim:
-        shim.start()
-        _create(shim, mounts, config)
-        shim.call("Start")
-        for app in ("one", "two"):
-            spec = oci.spec("sh", "-c", "test -s /kept", name=app, rootfs="rootfs")
-            bundle = oci.write({**spec, "annotations": {**kind, _KIND: "container"}}, scratch / app).parent
-            shim.call("Create", id=app, bundle=str(bundle), rootfs=mounts)
-            shim.call("Start", id=app)
-            assert shim.call("Wait", task_v2_pb2.WaitResponse, id=app).exit_status == 0
-            shim.call("Delete", id=app)
 
 
 def test_a_wrong_root_hash_is_an_error_of_create(
