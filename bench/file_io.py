@@ -1,14 +1,15 @@
 """`fio` on what a container can be given as storage, and on the host's file system below: the same jobs, in turn.
 
-Two VMs run at the same time, since a sandbox has one disk driver: one has the share, a virtio-blk disk and a tmpfs, the
-other a virtio-scsi disk. fio and its libraries are the host's, shared read-only. The files, and the images behind the
-disks, lie in one directory of the host. Jobs are synchronous with one request at a time: what is measured is mostly the
-way there.
+Two VMs run at the same time, since a sandbox has one disk driver: one has the share, two virtio-blk disks and a tmpfs,
+the other a virtio-scsi disk. fio and its libraries are the host's, shared read-only. The files, and the images behind
+the disks, lie in one directory of the host. Jobs are synchronous with one request at a time: what is measured is mostly
+the way there.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -19,6 +20,7 @@ from typing import Any
 
 from bench import measures
 from bench.measures import MIB, PYKATA, Ground
+from integration.framework import erofs, images
 
 FIO = Path("/usr/bin/fio")
 # The mode of fio, its block size, and True for a rate in operations (in MB otherwise).
@@ -39,6 +41,11 @@ class Place:
     directory: str
     direct: bool = True
     """O_DIRECT"""
+    read_only: bool = False
+
+    @property
+    def jobs(self) -> tuple[str, ...]:
+        return tuple(job for job in JOBS if not (self.read_only and job.endswith("write")))
 
 
 HOST = Place(name="host", title="host, O_DIRECT", vm="", directory="")
@@ -48,6 +55,7 @@ PLACES = (
     Place(name="share", title="virtio-fs", vm="virtio-blk", directory="/share"),
     Place(name="blk", title="virtio-blk", vm="virtio-blk", directory="/disk"),
     Place(name="scsi", title="virtio-scsi", vm="virtio-scsi", directory="/disk"),
+    Place(name="layer", title="EROFS on virtio-blk", vm="virtio-blk", directory="/layer", read_only=True),
     # A tmpfs has O_DIRECT since Linux 6.6.
     Place(name="memory", title="guest's tmpfs", vm="virtio-blk", directory="/memory", direct=False),
 )
@@ -64,9 +72,9 @@ def fio_argv(places: Sequence[Place], runtime_ms: int) -> list[str]:
     argv += ["--invalidate=0"]
     argv += ["--time_based", f"--runtime={runtime_ms}ms"]
     for place in places:
-        for job, (block, _) in JOBS.items():
+        for job in place.jobs:
             argv += [f"--name={place.name}-{job}", f"--filename={place.directory}/data-{place.name}"]
-            argv += [f"--direct={int(place.direct)}", f"--rw={job}", f"--bs={block}", "--stonewall"]
+            argv += [f"--direct={int(place.direct)}", f"--rw={job}", f"--bs={JOBS[job][0]}", "--stonewall"]
     return argv
 
 
@@ -78,7 +86,7 @@ def rates(report: str, places: Sequence[Place]) -> dict[str, dict[str, float]]:
     try:
         # fio puts its remarks before the object.
         found = {job["jobname"]: job for job in json.loads(report[report.index("{") :])["jobs"]}
-        return {place.name: {job: _rate(found[f"{place.name}-{job}"], job) for job in JOBS} for place in places}
+        return {place.name: {job: _rate(found[f"{place.name}-{job}"], job) for job in place.jobs} for place in places}
     except (KeyError, TypeError) as error:
         raise ValueError(f"read fio's report: no {error} in it") from error
     except ValueError as error:
@@ -130,7 +138,15 @@ def _container(ground: Ground, driver: str, directory: Path) -> Iterator[str]:
     config.write_text(ground.config.read_text().replace(section, f'{section}block_device_driver = "{driver}"\n', 1))
     mounts = [f"type=bind,src={path},dst={path},options=rbind:ro" for path in _CONTAINER_SEES]
     mounts += [f"type=bind,src={share},dst=/share,options=rbind:rw", f"type=ext4,src={image},dst=/disk,options=loop:rw"]
+    mounts.append(f"type=erofs,src={_layer(home)},dst=/layer,options=loop:ro")
     mounts.append(f"type=tmpfs,src=tmpfs,dst=/memory,options=size={_IMAGE_MIB}m")
     words = [word for mount in mounts for word in ("--mount", mount)]
     with measures.container(replace(ground, config=config), PYKATA, *words) as name:
         yield name
+
+
+def _layer(home: Path) -> Path:
+    """An EROFS file like that of an image's layer, with the file that the jobs read."""
+    content = images.layer({"data-layer": os.urandom(FILE_MIB * MIB)}, mode=0o644)
+    (layer,) = erofs.layer_files(home / "layers", [content])
+    return layer

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from bench.measures import Ground, write_disk_root
+from bench.measures import Ground, write_roots
 from integration.framework import direct, images, shim_config
 from integration.framework.containerd import Containerd
 from integration.framework.daemon import Directories
@@ -45,11 +45,19 @@ def containerd_up(programs: Sequence[Path] = ()) -> Iterator[Ground]:
         ours = (GROUND, direct.LOG.parent)
         config = _own_guest()
         warm = _warm(config, "warm")
-        warm_disk = _warm(config, "warm-disk", shared_fs="none")
-        write_disk_root(GROUND)
+        (GROUND / "unshared").mkdir()
+        unshared = shim_config.variant(GROUND / "unshared", config, shared_fs="none")
+        warm_unshared = _warm(config, "warm-unshared", shared_fs="none")
+        write_roots(GROUND)
         before = HostState.look(ours)
         yield Ground(
-            containerd=daemon, directory=GROUND, binaries=binaries, config=config, warm=warm, warm_disk=warm_disk
+            containerd=daemon,
+            directory=GROUND,
+            binaries=binaries,
+            config=config,
+            warm=warm,
+            unshared=unshared,
+            warm_unshared=warm_unshared,
         )
         assert_nothing_left(before, ours)
     finally:
@@ -71,6 +79,5 @@ def _warm(config: Path, name: str, **changes: object) -> Path:
     directory.mkdir()
     templates = GROUND / "templates"
     path = shim_config.variant(directory, config, enable_template=True, template_path=templates, **changes)
-    shim_config.use_disks(path)
     subprocess.run([PROJECT / "bin" / "pyshim", "factory", "init", "--config", path], check=True, capture_output=True)
     return path

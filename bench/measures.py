@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
-from integration.framework import images, oci
+from integration.framework import erofs, images, oci
 from integration.framework.containerd import Containerd
 from integration.framework.ctr import Ctr
 from integration.framework.direct import direct_shim, wait_until_gone
@@ -26,7 +27,7 @@ from pyshim.start.info import BINARY
 PYKATA = Runtime(name="io.containerd.pykata.v2")
 RUNC = Runtime(name="io.containerd.runc.v2")
 MIB = 1 << 20
-_DISK_ROOT = "root.img"
+_SHARED_ROOT, _LAYERS = "root", "layers"
 _POLL_S = 0.005
 _LIMIT_S = 300.0
 _CPU_CLOCK = 2
@@ -47,8 +48,9 @@ class Ground:
     config: Path
     warm: Path
     """The same with templates, and there is one (docs/WARM_PODS.md)."""
-    warm_disk: Path
-    """As `warm`, without a share; `write_disk_root` has made a root file system for its containers."""
+    unshared: Path
+    """As `config`, without a share."""
+    warm_unshared: Path
 
     @property
     def ctr(self) -> Ctr:
@@ -143,23 +145,32 @@ def first_output_s(ground: Ground, runtime: Runtime) -> float:
     return took_s
 
 
-def write_disk_root(directory: Path) -> None:
-    """`directory` has an ext4 with the files of the image, as a container's root."""
-    root = images.unpack_rootfs(directory / "root")
-    command: list[str | Path] = ["mkfs.ext4", "-q", "-F", "-d", root, directory / _DISK_ROOT, "32M"]
-    subprocess.run(command, check=True, capture_output=True)
+def write_roots(directory: Path) -> None:
+    """`directory` has the image's root file system, as a directory and as the EROFS files of its layers."""
+    images.unpack_rootfs(directory / _SHARED_ROOT)
+    erofs.layer_files(directory / _LAYERS, images.payload_layers())
 
 
-def disk_output_s(ground: Ground) -> float:
-    """From the shim's `start` to the first byte that a command printed in a cloned VM, whose root is a disk.
+class Alone(NamedTuple):
+    """A pod of one container, made by its shim without containerd."""
 
-    Without containerd, which before 1.7 has no snapshotter with disks.
+    output_s: float
+    """From the shim's `start` to the first byte that the container printed."""
+    pss_mib: float
+    """Of all its processes and the guest's memory, `settle_s` later."""
+
+
+def alone(ground: Ground, config: Path, *, on_disks: bool, settle_s: float) -> Alone:
+    """A pod whose image is an overlay, which the host mounts and shares, or the guest mounts of layers on disks.
+
+    Without containerd, which before 2.2 passes no layers on.
     """
-    name = f"disk{next(_numbers)}"
-    spec = oci.spec("echo", "up", name=name, rootfs="rootfs")
-    asked = runtimeoptions_pb2.Options(config_path=str(ground.warm_disk))
-    with direct_shim(PYKATA, ground.binaries, name, ground.directory / name, spec) as shim:
-        stdout = ground.directory / name / "stdout"
+    name = f"alone{next(_numbers)}"
+    home = ground.directory / name
+    spec = oci.spec("sh", "-c", "echo up; exec sleep 100000", name=name, rootfs="rootfs")
+    asked = runtimeoptions_pb2.Options(config_path=str(config))
+    with direct_shim(PYKATA, ground.binaries, name, home, spec) as shim:
+        stdout = home / "stdout"
         os.mkfifo(stdout)
         with open(os.open(stdout, os.O_RDWR), "rb", buffering=0) as out:
             started = time.monotonic()
@@ -167,15 +178,30 @@ def disk_output_s(ground: Ground) -> float:
             shim.call(
                 "Create",
                 bundle=str(shim.bundle),
-                rootfs=[types_pb2.Mount(type="ext4", source=str(ground.directory / _DISK_ROOT), options=["loop"])],
+                rootfs=_layers(ground) if on_disks else [_overlay(ground, home)],
                 options={"type_url": "runtimeoptions.v1.Options", "value": asked.SerializeToString()},
                 stdout=str(stdout),
             )
             shim.call("Start")
             out.read(1)
-            took_s = time.monotonic() - started
+            output_s = time.monotonic() - started
+        time.sleep(settle_s)
+        processes = (*PYKATA.shims(name), *PYKATA.vmms(name), *PYKATA.virtiofsds(name))
+        pss_mib = sum(memory_of(process.pid).pss_mib for process in processes)
     wait_until_gone(shim)
-    return took_s
+    return Alone(output_s=output_s, pss_mib=pss_mib)
+
+
+def _layers(ground: Ground) -> list[types_pb2.Mount]:
+    files = sorted((ground.directory / _LAYERS).glob("*/layer.erofs"))
+    return erofs.active_mounts(files, ground.directory / _LAYERS)
+
+
+def _overlay(ground: Ground, home: Path) -> types_pb2.Mount:
+    for name in ("upper", "work"):
+        (home / name).mkdir()
+    options = [f"lowerdir={ground.directory / _SHARED_ROOT}", f"upperdir={home}/upper", f"workdir={home}/work"]
+    return types_pb2.Mount(type="overlay", source="overlay", options=options)
 
 
 def exec_s(ground: Ground, name: str) -> float:

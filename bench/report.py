@@ -50,8 +50,16 @@ QUESTIONS = (
     Question("`ctr run` to first output", "output_pykata", "output_bare", "bare kernel boot", "ms"),
     Question("`ctr run` to first output, forked shim", "output_forked", "output_bare", "bare kernel boot", "ms"),
     Question("`ctr run` to first output, cloned VM", "output_cloned", "output_bare", "bare kernel boot", "ms"),
-    Question("the shim alone, cloned VM, root on a disk", "output_disk", "output_bare", "bare kernel boot", "ms"),
+    Question("the shim alone, image by virtio-fs", "alone_shared", "output_bare", "bare kernel boot", "ms"),
+    Question("the shim alone, image on disks", "alone_disks", "output_bare", "bare kernel boot", "ms"),
+    Question("the shim alone, cloned VM, virtio-fs", "alone_cloned_shared", "output_bare", "bare kernel boot", "ms"),
+    Question(
+        "the shim alone, cloned VM, image on disks", "alone_cloned_disks", "output_bare", "bare kernel boot", "ms"
+    ),
     Question("the same through runc's shim", "output_runc", "output_bare", "bare kernel boot", "ms"),
+    Question("a pod's memory, PSS, image on disks", "pod_pss_disks", "pod_pss_shared", "virtio-fs", "MiB"),
+    Question("the same, cloned VM, virtio-fs", "pod_pss_cloned_shared", "pod_pss_shared", "virtio-fs", "MiB"),
+    Question("the same, cloned VM, image on disks", "pod_pss_cloned_disks", "pod_pss_shared", "virtio-fs", "MiB"),
     Question("`ctr task exec`, /bin/true", "exec_pykata", "exec_runc", "runc's shim", "ms"),
     Question("of which `ctr` itself (`ctr version`)", "exec_client", "exec_pykata", "the exec", "ms"),
     Question("of which the shim's CPU time", "exec_shim_cpu", "exec_pykata", "the exec", "ms"),
@@ -75,7 +83,7 @@ FILE_QUESTIONS = tuple(
     )
     for job, (_, in_operations) in file_io.JOBS.items()
     for place in file_io.PLACES
-    if place != file_io.HOST
+    if place != file_io.HOST and job in place.jobs
 )
 
 

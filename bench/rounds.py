@@ -172,9 +172,23 @@ def _first_outputs(ground: Ground, samples: Samples, argv: list[str], initrd: Pa
     bare.append(bare_boot.boot_s(argv, initrd))
     pykata.append(measures.first_output_s(ground, PYKATA))
     samples.open_round("output_cloned").append(measures.first_output_s(replace(ground, config=ground.warm), PYKATA))
-    samples.open_round("output_disk").append(measures.disk_output_s(ground))
+    bare.append(bare_boot.boot_s(argv, initrd))
+    _alone(ground, samples)
     bare.append(bare_boot.boot_s(argv, initrd))
     with ground.zygote():
         samples.open_round("output_forked").append(measures.first_output_s(ground, PYKATA))
     bare.append(bare_boot.boot_s(argv, initrd))
     runc.append(measures.first_output_s(ground, RUNC))
+
+
+def _alone(ground: Ground, samples: Samples) -> None:
+    """Pods without containerd: booted and cloned, their image shared and on disks."""
+    for series, config, on_disks in (
+        ("shared", ground.config, False),
+        ("disks", ground.unshared, True),
+        ("cloned_shared", ground.warm, False),
+        ("cloned_disks", ground.warm_unshared, True),
+    ):
+        found = measures.alone(ground, config, on_disks=on_disks, settle_s=SETTLE_S)
+        samples.open_round(f"alone_{series}").append(found.output_s)
+        samples.open_round(f"pod_pss_{series}").append(found.pss_mib)
