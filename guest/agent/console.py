@@ -9,7 +9,7 @@ import socket
 
 from guest.agent.children import Children
 from guest.agent.errors import AgentError
-from guest.agent.streams import Sink, Source
+from guest.agent.streams import ReadEnd, WriteEnd
 from guest.agent.transport import vsock_listener
 
 log = logging.getLogger(__name__)
@@ -42,8 +42,8 @@ async def serve_shell(children: Children, connection: socket.socket) -> None:
         except OSError as error:
             log.warning("no terminal for the debug console", extra={"error": error})
             return
-        inward = Source(os.dup(connection.fileno())), Sink(os.dup(master))
-        outward = Source(master), Sink(os.dup(connection.fileno()))
+        inward = ReadEnd(os.dup(connection.fileno())), WriteEnd(os.dup(master))
+        outward = ReadEnd(master), WriteEnd(os.dup(connection.fileno()))
         try:
             shell = children.spawn([_SHELL, "-i"], stdin=slave, stdout=slave, stderr=slave)
         except AgentError as error:
@@ -67,6 +67,6 @@ async def serve_shell(children: Children, connection: socket.socket) -> None:
                 stream.close()
 
 
-async def _copy(source: Source, sink: Sink) -> None:
+async def _copy(source: ReadEnd, sink: WriteEnd) -> None:
     while data := await source.read(_CHUNK_BYTES):
         await sink.write(data)

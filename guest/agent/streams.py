@@ -49,7 +49,7 @@ class _Stream:
             self._news.set()
 
 
-class Source(_Stream):
+class ReadEnd(_Stream):
     """A process's stdout or stderr. It is closed at its end: when its last writer, perhaps a child that outlives the
     process, has closed it.
     """
@@ -83,7 +83,7 @@ class Source(_Stream):
         return self.closed or not was_read
 
 
-class Sink(_Stream):
+class WriteEnd(_Stream):
     """A process's stdin."""
 
     async def write(self, data: bytes) -> None:

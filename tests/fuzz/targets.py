@@ -59,12 +59,12 @@ from pyshim.node.install.in_cluster.plan import report_of, report_patch
 from pyshim.node.install.runtime import CONTAINERD, CRIO, ContainerRuntime
 from pyshim.node.kubernetes.manifest import overhead_of, pod_sizing, pods_in, read_documents
 from pyshim.node.kubernetes.quantity import quantity
-from pyshim.node.monitor.merge import Merge, Source
+from pyshim.node.monitor.merge import Merge, SandboxMetrics
 from pyshim.node.monitor.scrape import PREFIXES
 from pyshim.node.nri import translate as nri_translate
 from pyshim.node.nri.assignments import Assignments
 from pyshim.node.nri.description import read_description
-from pyshim.node.nri.mux import FrameReader, MuxError
+from pyshim.node.nri.mux import MuxError, MuxFrameReader
 from pyshim.node.nri.pods import Pods
 from pyshim.node.webhook.review import Action, answer
 from pyshim.pod.plan.guest_spec import guest_spec
@@ -220,7 +220,7 @@ def _ttrpc_messages(data: bytes) -> None:
 
 
 def _nri_frames(data: bytes) -> None:
-    reader = FrameReader()
+    reader = MuxFrameReader()
     with suppress(MuxError):
         parts = reader.feed(data)
         assert sum(len(part) for _, part in parts) <= len(data)
@@ -476,7 +476,9 @@ def _node_scrape(data: bytes) -> None:
     honest = judged('kata_guest_load{item="load1"} 0.5\n', GUEST_PREFIXES).families
     hostile = judged(data.decode(errors="replace"), PREFIXES, composed=True).families
     guest = {name: family for name, family in hostile.items() if name.startswith(GUEST_PREFIXES)}
-    text = Merge().text([Source("a", {"sandbox_id": "a"}, guest), Source("b", {"sandbox_id": "b"}, honest)])
+    text = Merge().text(
+        [SandboxMetrics("a", {"sandbox_id": "a"}, guest), SandboxMetrics("b", {"sandbox_id": "b"}, honest)]
+    )
     families = {each.name: each.samples for each in text_string_to_metric_families(text)}
     assert {"item": "load1", "sandbox_id": "b"} in [sample.labels for sample in families["kata_guest_load"]]
     assert all(sample.labels["sandbox_id"] in "ab" for samples in families.values() for sample in samples)

@@ -10,7 +10,7 @@ from guest.agent.container.spec import check_id, check_process
 from guest.agent.container.users import apply_string_user
 from guest.agent.errors import FailedPrecondition, InvalidArgument
 from guest.agent.storage.passthrough import rewrite_env
-from guest.agent.streams import Source
+from guest.agent.streams import ReadEnd
 
 # A reply must fit a ttrpc message; a pipe rarely holds more anyway.
 _MAX_READ_BYTES = 1 << 20
@@ -77,7 +77,7 @@ async def _close_stdin(process: Process) -> None:
         await process.stdin.finish()
 
 
-async def _read(source: Source | None, size: int) -> pb.ReadStreamResponse:
+async def _read(source: ReadEnd | None, size: int) -> pb.ReadStreamResponse:
     """A read of no bytes ends the stream: the caller does not want the rest (kata-agent refuses such a read)."""
     if source is None:
         return pb.ReadStreamResponse()

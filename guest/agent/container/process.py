@@ -14,7 +14,7 @@ from guest.agent.children import Child
 from guest.agent.container.crun import CrunStdio
 from guest.agent.errors import Internal
 from guest.agent.files import remove_file
-from guest.agent.streams import Sink, Source
+from guest.agent.streams import ReadEnd, WriteEnd
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +31,14 @@ class Process:
     """
 
     def __init__(
-        self, exec_id: str, child: Child, *, stdin: Sink, stdout: Source, stderr: Source | None, terminal: int = -1
+        self,
+        exec_id: str,
+        child: Child,
+        *,
+        stdin: WriteEnd,
+        stdout: ReadEnd,
+        stderr: ReadEnd | None,
+        terminal: int = -1,
     ) -> None:
         self.exec_id = exec_id
         self.child = child
@@ -58,7 +65,7 @@ class Process:
         log.info("process exited", extra={"exec": self.exec_id or "init", "pid": self.pid, "code": code})
 
     @property
-    def _outputs(self) -> tuple[Source, ...]:
+    def _outputs(self) -> tuple[ReadEnd, ...]:
         return (self.stdout,) if self.stderr is None else (self.stdout, self.stderr)
 
     async def wait(self) -> int:
@@ -127,10 +134,10 @@ class Stdio:
         """The process that crun left behind, which now owns its streams."""
         if self._listener is not None:
             master = _receive_master(self._listener)
-            stdin, stdout = Sink(os.dup(master)), Source(os.dup(master))
+            stdin, stdout = WriteEnd(os.dup(master)), ReadEnd(os.dup(master))
             return Process(exec_id, child, stdin=stdin, stdout=stdout, stderr=None, terminal=master)
         (in_write, out_read, err_read), self._ours = self._ours, ()
-        return Process(exec_id, child, stdin=Sink(in_write), stdout=Source(out_read), stderr=Source(err_read))
+        return Process(exec_id, child, stdin=WriteEnd(in_write), stdout=ReadEnd(out_read), stderr=ReadEnd(err_read))
 
     def close(self) -> None:
         """Every fd that is still owned here is closed, also crun's ends."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 
 from guest.agent.pull.layers import make_image
-from guest.agent.pull.layout import Layout
+from guest.agent.pull.layout import ImageLayout
 from guest.agent.pull.registry import Registry
-from guest.agent.pull.source import PullError, Source
+from guest.agent.pull.source import ImageSource, PullError
 
 
 def main() -> int:
@@ -22,10 +22,10 @@ def main() -> int:
     return 0
 
 
-def open_source(text: str) -> Source:
+def open_source(text: str) -> ImageSource:
     """The source of setting `agent.image_source`. Raises PullError for a malformed setting."""
     if text.startswith("oci:/"):
-        return Layout(text.removeprefix("oci:"))
+        return ImageLayout(text.removeprefix("oci:"))
     if text.startswith("http://"):
         return Registry(text)
     raise PullError(f"{text[:200]!r} is no source of images: http://HOST[:PORT] and oci:/PATH are")

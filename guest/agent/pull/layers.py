@@ -14,14 +14,14 @@ import zlib
 from gzip import BadGzipFile, GzipFile
 
 from guest.agent.files import remove_tree
-from guest.agent.pull.source import Blob, Layer, PullError, Reference, Source, image_of
+from guest.agent.pull.source import Blob, ImageSource, Layer, PullError, Reference, image_of
 
 _WHITEOUT, _OPAQUE = ".wh.", ".wh..wh..opq"
 _XATTR = "SCHILY.xattr."
 _PIECE_BYTES = 256 << 10
 
 
-def make_image(source: Source, name: str, images: str) -> str:
+def make_image(source: ImageSource, name: str, images: str) -> str:
     """The directory with the files of image `name`, made unless it is there. Raises PullError or OSError."""
     image = image_of(source, name)
     root = f"{images}/{image.digest.partition(':')[2]}"

@@ -9,7 +9,7 @@ from guest.agent.pull.source import Blob, PullError, Reference, bounded
 _NAMES = ("io.containerd.image.name", "org.opencontainers.image.ref.name")
 
 
-class Layout:
+class ImageLayout:
     def __init__(self, path: str) -> None:
         self._path = path
 

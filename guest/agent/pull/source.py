@@ -77,7 +77,7 @@ class Image:
     layers: list[Layer]
 
 
-class Source(Protocol):
+class ImageSource(Protocol):
     """A registry or a layout."""
 
     def find(self, reference: Reference) -> tuple[str, bytes]:
@@ -90,7 +90,7 @@ class Source(Protocol):
         """A manifest that an index lists."""
 
 
-def image_of(source: Source, name: str) -> Image:
+def image_of(source: ImageSource, name: str) -> Image:
     """The image called `name` for this machine. Raises PullError."""
     reference = Reference(name)
     media_type, document = source.find(reference)

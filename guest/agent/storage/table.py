@@ -45,7 +45,7 @@ DRIVERS = tuple(
 
 
 @dataclass(slots=True)
-class _Mounted:
+class _UsedStorage:
     driver: str
     verified: str = ""
     """The device that checks what is mounted."""
@@ -61,7 +61,7 @@ class StorageTable:
         self._images = images
         self._watches = Watches()
         self._lock = asyncio.Lock()
-        self._mounted: dict[str, _Mounted] = {}
+        self._mounted: dict[str, _UsedStorage] = {}
 
     async def add(self, storages: Iterable[Storage], user: str) -> None:
         """Every storage is in place for `user`. After a failure the earlier ones stay until `release(user)`."""
@@ -80,7 +80,7 @@ class StorageTable:
         known = self._mounted.get(target)
         if known is None:
             verified = await self._set_up(storage, target, user)
-            known = self._mounted[target] = _Mounted(storage.driver, verified)
+            known = self._mounted[target] = _UsedStorage(storage.driver, verified)
             if storage.shared:
                 known.users.append(SANDBOX)
         if user not in known.users:
@@ -97,7 +97,7 @@ class StorageTable:
                     del self._mounted[target]
                     self._take_down(target, entry)
 
-    def _take_down(self, target: str, entry: _Mounted) -> None:
+    def _take_down(self, target: str, entry: _UsedStorage) -> None:
         try:
             if entry.driver == "watchable-bind":
                 self._watches.stop(target)

@@ -13,7 +13,7 @@ from pyshim.config.sources import named_file, read_source
 from pyshim.model.config import Config
 from pyshim.model.errors import FailedPrecondition, NotFound, ShimError
 from pyshim.node.cli.check_host import look
-from pyshim.node.cli.check_verdicts import Level, Verdict, verdicts
+from pyshim.node.cli.check_verdicts import HostVerdict, VerdictLevel, verdicts
 from pyshim.node.cli.output import config_option, examples, json_option, print_json, print_table
 from pyshim.node.install.plan import config_path_of
 from pyshim.node.kubernetes.manifest import overhead_of, read_documents
@@ -48,16 +48,16 @@ def command(config_path: str | None, handler: str | None, class_path: str | None
     config, problem = _config(config_path)
     found = verdicts(look(config, problem), pod_fixed)
     counted = Counter(each.level for each in found)
-    failed = bool(counted[Level.MISSING] or (strict and counted[Level.WARNING]))
+    failed = bool(counted[VerdictLevel.MISSING] or (strict and counted[VerdictLevel.WARNING]))
     if as_json:
         print_json({"ok": not failed, "verdicts": to_builtins(found)})
     else:
         print_table(("", "WHAT", "FOUND"), [(each.level, each.subject, _words(each)) for each in found], wrap="FOUND")
-        print(", ".join(f"{counted[level]} {level}" for level in Level))
+        print(", ".join(f"{counted[level]} {level}" for level in VerdictLevel))
     return 1 if failed else 0
 
 
-def _words(verdict: Verdict) -> str:
+def _words(verdict: HostVerdict) -> str:
     return f"{verdict.text} (hint: {verdict.hint})" if verdict.hint else verdict.text
 
 

@@ -33,7 +33,7 @@ RunProgram = Callable[[Sequence[str]], str]
 """The first line that a program prints. Raises OSError or subprocess.SubprocessError."""
 
 
-class Answer(Struct, frozen=True, kw_only=True):
+class ProgramOutput(Struct, frozen=True, kw_only=True):
     """The output of a program, or the error in its place."""
 
     path: str
@@ -48,7 +48,7 @@ class ModuleFacts(Struct, frozen=True, kw_only=True):
     is_loadable: bool
 
 
-class Handler(Struct, frozen=True, kw_only=True):
+class ShimHandler(Struct, frozen=True, kw_only=True):
     """A handler of the container runtime that is this shim."""
 
     name: str
@@ -59,7 +59,7 @@ class Handler(Struct, frozen=True, kw_only=True):
 
 class RuntimeFacts(Struct, frozen=True, kw_only=True):
     runtime: ContainerRuntime
-    version: Answer
+    version: ProgramOutput
     config_path: str
     config_version: int = 0
     """containerd's; 0: there is no file, so containerd runs with its defaults."""
@@ -67,7 +67,7 @@ class RuntimeFacts(Struct, frozen=True, kw_only=True):
     """The error with which reading the configuration failed."""
     runtimes: tuple[str, ...] = ()
     """All handlers that the configuration names."""
-    handlers: tuple[Handler, ...] = ()
+    handlers: tuple[ShimHandler, ...] = ()
     snapshotter: str = ""
     socket_error: str = ""
     """The error at its socket; empty when it answers."""
@@ -82,8 +82,8 @@ class HostReport(Struct, frozen=True, kw_only=True):
     modules: tuple[ModuleFacts, ...]
     config: Config | None
     config_error: str
-    qemu: Answer
-    virtiofsd: Answer
+    qemu: ProgramOutput
+    virtiofsd: ProgramOutput
     missing_files: tuple[str, ...]
     """Files of the guest that the configuration names and that are not there."""
     runtime: RuntimeFacts
@@ -150,17 +150,17 @@ def look(
     )
 
 
-def _ask(run: RunProgram, root: str, path: str, *words: str) -> Answer:
+def _ask(run: RunProgram, root: str, path: str, *words: str) -> ProgramOutput:
     if not path:
-        return Answer(path="")
+        return ProgramOutput(path="")
     try:
-        return Answer(path=path, text=run([f"{root}{path}" if path.startswith("/") else path, *words]))
+        return ProgramOutput(path=path, text=run([f"{root}{path}" if path.startswith("/") else path, *words]))
     except subprocess.CalledProcessError as error:
-        return Answer(path=path, error=f"it exited {error.returncode}")
+        return ProgramOutput(path=path, error=f"it exited {error.returncode}")
     except subprocess.TimeoutExpired:
-        return Answer(path=path, error=f"it did not answer within {_PROGRAM_TIMEOUT_S:g} s")
+        return ProgramOutput(path=path, error=f"it did not answer within {_PROGRAM_TIMEOUT_S:g} s")
     except OSError as error:
-        return Answer(path=path, error=describe_os_error(error))
+        return ProgramOutput(path=path, error=describe_os_error(error))
 
 
 def _modules(root: str, release: str) -> tuple[ModuleFacts, ...]:
@@ -207,7 +207,7 @@ def _with_containerd(seen: RuntimeFacts, root: str) -> RuntimeFacts:
         document, config_version = {}, 0
     runtimes = runtimes_in(document)
     handlers = [
-        Handler(
+        ShimHandler(
             name=name,
             runtime_path=str(each.get("runtime_path", "")),
             snapshotter=str(each.get("snapshotter", "")),
@@ -229,7 +229,7 @@ def _with_crio(seen: RuntimeFacts, root: str) -> RuntimeFacts:
     document = crio_config.document(root=root)
     runtimes = table_at(document, "crio", "runtime", "runtimes")
     handlers = [
-        Handler(
+        ShimHandler(
             name=name,
             runtime_path=str(each["runtime_path"]),
             snapshotter="",

@@ -29,7 +29,7 @@ _LAYERS_SINCE = (2, 2)
 _VERSION = re.compile(r"(\d+)\.(\d+)")
 
 
-class Level(StrEnum):
+class VerdictLevel(StrEnum):
     OK = "ok"
     WARNING = "warning"
     """Pods run, but slower, or with less than this configuration asks for."""
@@ -37,15 +37,15 @@ class Level(StrEnum):
     """No pod of this configuration runs."""
 
 
-class Verdict(Struct, frozen=True, kw_only=True):
+class HostVerdict(Struct, frozen=True, kw_only=True):
     subject: str
-    level: Level
+    level: VerdictLevel
     text: str
     hint: str = ""
     """The remedy; empty if none is needed."""
 
 
-def verdicts(host: HostReport, runtime_class: Mapping[str, Fraction] | None = None) -> tuple[Verdict, ...]:
+def verdicts(host: HostReport, runtime_class: Mapping[str, Fraction] | None = None) -> tuple[HostVerdict, ...]:
     """Every verdict. `runtime_class` is the podFixed of the node's RuntimeClass, if one was given."""
     return (
         *_machine(host),
@@ -58,19 +58,19 @@ def verdicts(host: HostReport, runtime_class: Mapping[str, Fraction] | None = No
     )
 
 
-def _ok(subject: str, text: str) -> Verdict:
-    return Verdict(subject=subject, level=Level.OK, text=text)
+def _ok(subject: str, text: str) -> HostVerdict:
+    return HostVerdict(subject=subject, level=VerdictLevel.OK, text=text)
 
 
-def _warning(subject: str, text: str, hint: str) -> Verdict:
-    return Verdict(subject=subject, level=Level.WARNING, text=text, hint=hint)
+def _warning(subject: str, text: str, hint: str) -> HostVerdict:
+    return HostVerdict(subject=subject, level=VerdictLevel.WARNING, text=text, hint=hint)
 
 
-def _missing(subject: str, text: str, hint: str) -> Verdict:
-    return Verdict(subject=subject, level=Level.MISSING, text=text, hint=hint)
+def _missing(subject: str, text: str, hint: str) -> HostVerdict:
+    return HostVerdict(subject=subject, level=VerdictLevel.MISSING, text=text, hint=hint)
 
 
-def _machine(host: HostReport) -> Iterator[Verdict]:
+def _machine(host: HostReport) -> Iterator[HostVerdict]:
     facts = host.facts
     nested = ", itself a virtual machine" if facts.nested else ""
     if host.machine == "x86_64":
@@ -99,7 +99,7 @@ def _kvm_hint(host: HostReport) -> str:
     return "enable VT-x or AMD-V in the firmware"
 
 
-def _kernel(host: HostReport) -> Iterator[Verdict]:
+def _kernel(host: HostReport) -> Iterator[HostVerdict]:
     if host.config is None or not host.config.is_remote:
         yield _vsock(host)
         yield _vhost_net(host)
@@ -129,7 +129,7 @@ def _kernel(host: HostReport) -> Iterator[Verdict]:
         yield _ok("cgroups", f"version 2{manager}")
 
 
-def _filter(host: HostReport) -> Verdict:
+def _filter(host: HostReport) -> HostVerdict:
     if host.config is not None and not host.config.runtime.confine_shim:
         return _ok("seccomp", "not needed: confine_shim is false")
     if host.has_filter:
@@ -137,7 +137,7 @@ def _filter(host: HostReport) -> Verdict:
     return _warning("seccomp", "no libseccomp.so.2: shims have no filter of system calls", "install libseccomp2")
 
 
-def _vsock(host: HostReport) -> Verdict:
+def _vsock(host: HostReport) -> HostVerdict:
     wanted = host.config.hypervisor.use_vsock if host.config else "auto"
     error = host.device_errors.get("/dev/vhost-vsock", "")
     if wanted == "vhost-user":
@@ -154,7 +154,7 @@ def _vsock(host: HostReport) -> Verdict:
     )
 
 
-def _vhost_net(host: HostReport) -> Verdict:
+def _vhost_net(host: HostReport) -> HostVerdict:
     error = host.device_errors.get("/dev/vhost-net", "")
     if host.config is not None and host.config.hypervisor.disable_vhost_net:
         return _ok("vhost-net", "not needed: disable_vhost_net is true")
@@ -170,7 +170,7 @@ def _modprobe(host: HostReport, name: str) -> str:
     return f"modprobe {name}" if module.is_loadable else f"use a kernel that has {name}"
 
 
-def _configuration(host: HostReport) -> Iterator[Verdict]:
+def _configuration(host: HostReport) -> Iterator[HostVerdict]:
     config = host.config
     if config is None:
         yield _missing("configuration", host.config_error, "pyshim config check")
@@ -207,7 +207,7 @@ def _configuration(host: HostReport) -> Iterator[Verdict]:
         yield _ok("guest", f"kernel '{config.hypervisor.kernel}' and its root are there")
 
 
-def _confidential(host: HostReport) -> Iterator[Verdict]:
+def _confidential(host: HostReport) -> Iterator[HostVerdict]:
     tee = host.facts.tee
     offered = ", ".join(sorted(tee.available))
     asked = host.config is not None and host.config.hypervisor.confidential_guest
@@ -219,7 +219,7 @@ def _confidential(host: HostReport) -> Iterator[Verdict]:
         yield _ok("tee", "none; this configuration asks for none")
 
 
-def _runtime(host: HostReport) -> Iterator[Verdict]:
+def _runtime(host: HostReport) -> Iterator[HostVerdict]:
     found, runtime = host.runtime, host.runtime.runtime
     version = _version(found.version.text)
     is_containerd = runtime.name != CRIO.name
@@ -247,14 +247,14 @@ def _runtime(host: HostReport) -> Iterator[Verdict]:
         yield from _snapshotters(host)
 
 
-def _lacks_handler_of_crio(host: HostReport) -> Verdict | None:
+def _lacks_handler_of_crio(host: HostReport) -> HostVerdict | None:
     if host.runtime.handlers:
         return None
     text = f"'{host.runtime.config_path}' and its drop-ins name no runtime of type vm whose program is {BINARY}"
     return _missing("handler", text, "pyshim install; then restart crio")
 
 
-def _lacks_handler(host: HostReport, version: tuple[int, ...] | None) -> Verdict | None:
+def _lacks_handler(host: HostReport, version: tuple[int, ...] | None) -> HostVerdict | None:
     found = host.runtime
     major = version[0] if version else 0
     file = _shipped_file(version)
@@ -275,14 +275,14 @@ def _shipped_file(version: tuple[int, ...] | None) -> str:
     return f"configs/containerd/containerd-{2 if version and version[0] >= 2 else 1}.x-pykata.toml"
 
 
-def _shim(host: HostReport) -> Verdict:
+def _shim(host: HostReport) -> HostVerdict:
     path = next((each.runtime_path for each in host.runtime.handlers if each.runtime_path), host.shim_path)
     return (
         _ok("shim", path) if path else _missing("shim", f"{BINARY} is not on the PATH of containerd", "pyshim install")
     )
 
 
-def _snapshotters(host: HostReport) -> Iterator[Verdict]:
+def _snapshotters(host: HostReport) -> Iterator[HostVerdict]:
     for handler in host.runtime.handlers:
         name = handler.snapshotter or host.runtime.snapshotter
         if problem := _unreachable_root(host, name):
@@ -305,7 +305,7 @@ def _unreachable_root(host: HostReport, snapshotter: str) -> str:
     return ""
 
 
-def _overhead(host: HostReport, runtime_class: Mapping[str, Fraction] | None) -> Iterator[Verdict]:
+def _overhead(host: HostReport, runtime_class: Mapping[str, Fraction] | None) -> Iterator[HostVerdict]:
     config: Config | None = host.config
     if config is None:
         return

@@ -48,7 +48,7 @@ def run(
     """
     from pyshim.node.dra.claims import Claims
     from pyshim.node.dra.offer import keep_offered, read_table
-    from pyshim.node.dra.plugin import Plugin, registered
+    from pyshim.node.dra.plugin import DraPlugin, registered
     from pyshim.node.dra.slices import DRIVER
     from pyshim.node.kubernetes.api import Api
 
@@ -57,7 +57,7 @@ def run(
     claims = Claims(specs=cdi, records=kubelet_root / "plugins" / DRIVER / "claims")
 
     async def work() -> None:
-        async with Api(access) as api, registered(Plugin(api, claims), kubelet_root):
+        async with Api(access) as api, registered(DraPlugin(api, claims), kubelet_root):
             await keep_offered(api, types, copy)
 
     return run_service(work())

@@ -15,7 +15,7 @@ from pyshim.config.sources import SHIPPED_PATH, read_source
 from pyshim.host.os_errors import describe_os_error
 from pyshim.model.errors import FailedPrecondition, NotFound, ShimError
 from pyshim.node.cli.check_host import look
-from pyshim.node.cli.check_verdicts import Level, verdicts
+from pyshim.node.cli.check_verdicts import VerdictLevel, verdicts
 from pyshim.node.cli.command import PYSHIM
 from pyshim.node.cli.handler_option import FORM, handlers_of
 from pyshim.node.cli.help import manual_page
@@ -185,7 +185,7 @@ def install(
             _require_programs()
         if restart:
             runtime.require_answer(caller)
-        node = _Node(
+        node = _NodeCheck(
             config,
             caller,
             handlers,
@@ -330,7 +330,7 @@ def verify(prefix: str, kind: str | None, socket: str, name: str | None) -> int:
     return 0
 
 
-class _Node:
+class _NodeCheck:
     """Checks the written files with the programs that read them: systemd, containerd, a test pod."""
 
     def __init__(
@@ -441,7 +441,7 @@ def _require_root(root: str, dry_run: bool) -> None:
 def _require_programs() -> None:
     """QEMU and the node's other programs are there. Raises FailedPrecondition naming those that are missing."""
     found = verdicts(look(build_config(read_source(None, {}, (SHIPPED_PATH,))), ""))
-    lacking = [each for each in found if each.subject in _PROGRAMS and each.level is Level.MISSING]
+    lacking = [each for each in found if each.subject in _PROGRAMS and each.level is VerdictLevel.MISSING]
     if lacking:
         said = "; ".join(f"{each.subject}: {each.text} (hint: {each.hint})" for each in lacking)
         raise FailedPrecondition(f"install pyshim: this node lacks what virtual machines need: {said}")

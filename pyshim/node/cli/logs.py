@@ -39,7 +39,7 @@ _LOOK_S = 0.3
 """Seconds between two looks at a file that is followed."""
 
 
-class Entry(Struct, frozen=True, kw_only=True):
+class LogEntry(Struct, frozen=True, kw_only=True):
     """One line. `time`, `level` and `fields` are empty for lines of the console, which have none."""
 
     source: str
@@ -98,7 +98,7 @@ def command(
     console_end = _whole_lines_bytes(console) if follow else None
     log_end = _whole_lines_bytes(path) if follow and path is not None and path != "-" else None
     log = _Log(path=path, unit=unit, found=found, end=log_end)
-    entries: list[Entry] = []
+    entries: list[LogEntry] = []
     if only != "console":
         entries += deque(shim_entries(log.lines(since=since, until_s=now_s if follow else None), found, level), tail)
     if only != "shim":
@@ -108,7 +108,7 @@ def command(
     if not follow:
         _show(entries, as_json)
         return 0
-    sources: list[Iterator[Entry]] = []
+    sources: list[Iterator[LogEntry]] = []
     if only != "console":
         sources.append(shim_entries(log.coming(since_s=now_s), found, level))
     if only != "shim":
@@ -119,7 +119,7 @@ def command(
     return 0
 
 
-def _show(entries: Iterable[Entry], as_json: bool) -> None:
+def _show(entries: Iterable[LogEntry], as_json: bool) -> None:
     if as_json:
         print_json(to_builtins(entries))
         return
@@ -127,7 +127,7 @@ def _show(entries: Iterable[Entry], as_json: bool) -> None:
         _print(entry)
 
 
-def _show_coming(entry: Entry, as_json: bool) -> None:
+def _show_coming(entry: LogEntry, as_json: bool) -> None:
     """As JSON each entry is a line, since the output does not end."""
     if as_json:
         print(json.dumps(to_builtins(entry)))
@@ -136,7 +136,7 @@ def _show_coming(entry: Entry, as_json: bool) -> None:
     sys.stdout.flush()
 
 
-def _print(entry: Entry) -> None:
+def _print(entry: LogEntry) -> None:
     from rich.text import Text
 
     _console().print(Text(text_of(entry), style=_COLOURS.get(entry.level, "")))
@@ -149,11 +149,11 @@ def _console() -> "Console":
     return Console(highlight=False, soft_wrap=True)
 
 
-def _merged(sources: Iterable[Iterator[Entry]]) -> Iterator[Entry]:
+def _merged(sources: Iterable[Iterator[LogEntry]]) -> Iterator[LogEntry]:
     """The entries of all sources as they come, until each has ended. Raises what one of them raises."""
-    queue: SimpleQueue[Entry | Exception | None] = SimpleQueue()
+    queue: SimpleQueue[LogEntry | Exception | None] = SimpleQueue()
 
-    def carry(source: Iterator[Entry]) -> None:
+    def carry(source: Iterator[LogEntry]) -> None:
         try:
             for entry in source:
                 queue.put(entry)
@@ -266,7 +266,7 @@ def _journal(unit: str, found: str, *more: str) -> Iterator[str]:
         raise FailedPrecondition(f"read journal for '{found}': {complaint or f'exit {process.returncode}'} {hint}")
 
 
-def shim_entries(lines: Iterable[str], found: str, least: str = "debug") -> Iterator[Entry]:
+def shim_entries(lines: Iterable[str], found: str, least: str = "debug") -> Iterator[LogEntry]:
     """The parsed lines with the sandbox's id in a field: the shim's, and the runtime's about the sandbox."""
     threshold = LEVELS.index(least)
     for line in lines:
@@ -278,7 +278,7 @@ def shim_entries(lines: Iterable[str], found: str, least: str = "debug") -> Iter
         level = fields.pop("level", "info")
         if level in LEVELS and LEVELS.index(level) < threshold:
             continue
-        yield Entry(
+        yield LogEntry(
             source="shim",
             time=fields.pop("time", ""),
             level=level,
@@ -306,18 +306,18 @@ def _unescaped(match: re.Match[str]) -> str:
     return _ESCAPES.get(escape, escape)
 
 
-def console_entries(vm_dir: str, end: int | None = None) -> Iterator[Entry]:
+def console_entries(vm_dir: str, end: int | None = None) -> Iterator[LogEntry]:
     """The guest's lines in the shim's files, the newest up to `end` bytes. Empty once the VM is gone."""
     for name in _CONSOLE_FILES:
         with suppress(FileNotFoundError):
             yield from map(_console_entry, _lines(f"{vm_dir}/{name}", end if name == _CONSOLE_FILES[-1] else None))
 
 
-def _console_entry(line: str) -> Entry:
-    return Entry(source="console", time="", level="", message=line.rstrip("\r\n"), fields={})
+def _console_entry(line: str) -> LogEntry:
+    return LogEntry(source="console", time="", level="", message=line.rstrip("\r\n"), fields={})
 
 
-def text_of(entry: Entry) -> str:
+def text_of(entry: LogEntry) -> str:
     """One line, without characters that would control a terminal."""
     words = [entry.time, f"{entry.level:<7}", entry.message] if entry.source == "shim" else ["console", entry.message]
     words += [f"{name}={value}" for name, value in entry.fields.items()]

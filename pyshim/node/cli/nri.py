@@ -271,7 +271,7 @@ def run(
 
     A runtime that starts the plugin itself (from its plugin directory) is served over the descriptor it gave.
     """
-    from pyshim.node.nri.plugin import Plugin
+    from pyshim.node.nri.plugin import NriPlugin
     from pyshim.node.nri.pods import Pods
     from pyshim.node.nri.serve import serve
 
@@ -283,7 +283,7 @@ def run(
         place = GuardedPolicy(load(policy_name), on_refusal=_log_refusal).place
     pods = Pods(Assignments(machine=machine, reserved=reserved), frozenset(handlers), rdt_classes, place)
     given = _given_socket(os.environ.get(_SOCKET, ""))
-    plugin = Plugin(pods, name=name, index=index, read_machine=read_machine)
+    plugin = NriPlugin(pods, name=name, index=index, read_machine=read_machine)
     asyncio.run(serve(pods, plugin, given or path, placement_socket=placement_socket))
     return 0
 

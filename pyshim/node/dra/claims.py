@@ -45,7 +45,7 @@ class _Allocation(msgspec.Struct, frozen=True):
     devices: _Devices = _Devices()
 
 
-class _Status(msgspec.Struct, frozen=True):
+class _ClaimStatus(msgspec.Struct, frozen=True):
     allocation: _Allocation | None = None
 
 
@@ -59,7 +59,7 @@ class _Claim(msgspec.Struct, frozen=True):
     """The parts of a ResourceClaim that are read here."""
 
     metadata: _Metadata
-    status: _Status = _Status()
+    status: _ClaimStatus = _ClaimStatus()
 
 
 def allocated(document: Mapping[str, Any], uid: str) -> tuple[Prepared, ...]:

@@ -44,7 +44,7 @@ class Registration(RegistrationServicer):
         return registration_pb.RegistrationStatusResponse()
 
 
-class Plugin(DRAPluginServicer):
+class DraPlugin(DRAPluginServicer):
     def __init__(self, api: Api, claims: Claims) -> None:
         self._api = api
         self._claims = claims
@@ -88,7 +88,7 @@ def _devices(prepared: Iterable[Prepared]) -> list[Any]:
 
 
 @contextlib.asynccontextmanager
-async def registered(plugin: Plugin, kubelet_root: Path) -> AsyncIterator[None]:
+async def registered(plugin: DraPlugin, kubelet_root: Path) -> AsyncIterator[None]:
     """The kubelet finds the plugin within the block.
 
     Raises OSError for a directory that cannot be made, FailedPrecondition for a socket.

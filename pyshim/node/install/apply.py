@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 MANIFEST_VERSION = 1
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
+class ManifestEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One file, link or block of ours."""
 
     path: str
@@ -42,7 +42,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     release: str = ""
     is_complete: bool = True
     """False while an installation is under way."""
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[ManifestEntry, ...] = ()
     directories: tuple[str, ...] = ()
     """Those that `install` made, the outer before the inner."""
 
@@ -110,13 +110,13 @@ def changes(
     return tuple(change for change in todo if change.before != change.after)
 
 
-def edited_of(owned: Mapping[str, Entry], found: Mapping[str, Found]) -> set[str]:
+def edited_of(owned: Mapping[str, ManifestEntry], found: Mapping[str, Found]) -> set[str]:
     """The files of ours that are not as we wrote them."""
     parts = {path: _our_part(found[path], is_block=entry.is_block) for path, entry in owned.items()}
     return {path for path, text in parts.items() if text is not None and _digest(text) not in owned[path].digests}
 
 
-def _refuse_edited(owned: Mapping[str, Entry], found: Mapping[str, Found], wanted: Iterable[str] = ()) -> None:
+def _refuse_edited(owned: Mapping[str, ManifestEntry], found: Mapping[str, Found], wanted: Iterable[str] = ()) -> None:
     """Raises FailedPrecondition for edited files of ours, and for `wanted` paths at which other files are."""
     problems = [f"'{path}' is not as 'pyshim install' wrote it" for path in sorted(edited_of(owned, found))]
     foreign = [path for path in wanted if path not in owned and found[path] is not None]
@@ -288,7 +288,7 @@ def _begun(plan: InstallPlan, manifest: Manifest | None, missing: list[str], dis
         before = old[write.path].digests if write.path in old else ()
         new = _digest(_our_part(_after(write, {}), is_block=is_block) or "")
         digests = tuple(dict.fromkeys((*before, new)))
-        entries[write.path] = Entry(
+        entries[write.path] = ManifestEntry(
             path=write.path, digests=digests, is_block=is_block, before=_text_before(write, old.get(write.path), disk)
         )
     return Manifest(
@@ -299,7 +299,7 @@ def _begun(plan: InstallPlan, manifest: Manifest | None, missing: list[str], dis
     )
 
 
-def _text_before(write: Write, entry: Entry | None, disk: Disk) -> str | None:
+def _text_before(write: Write, entry: ManifestEntry | None, disk: Disk) -> str | None:
     """The text before the block, in a file of ours; None in a file of others."""
     if not isinstance(write, BlockWrite):
         return None
@@ -328,7 +328,7 @@ def _after(write: Write, found: Mapping[str, Found]) -> Found:
     return write.target
 
 
-def _without(entry: Entry, found: Found) -> Found:
+def _without(entry: ManifestEntry, found: Found) -> Found:
     if not entry.is_block or not isinstance(found, tuple):
         return None
     text = without_block(found[0].decode())

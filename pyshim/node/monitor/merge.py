@@ -37,7 +37,7 @@ _SIMPLE = ("gauge", "counter")
 """Types that a sandbox need not declare."""
 
 
-class Source(NamedTuple):
+class SandboxMetrics(NamedTuple):
     """The metrics of one sandbox."""
 
     sandbox_id: str
@@ -64,7 +64,7 @@ class Merge:
     def __init__(self) -> None:
         self._series: dict[str, set[int]] = {}
 
-    def text(self, sources: Iterable[Source]) -> str:
+    def text(self, sources: Iterable[SandboxMetrics]) -> str:
         """The families of all sources. A sandbox that is not among them is forgotten."""
         former, self._series = self._series, {}
         heads: dict[str, list[str]] = {}

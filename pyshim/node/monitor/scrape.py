@@ -14,7 +14,7 @@ from pyshim.monitor.exposition import Family, Sample, gauge, text_of
 from pyshim.monitor.guest_text import TextFamily, judged
 from pyshim.monitor.processes import listener_is_stopped, own_families
 from pyshim.monitor.shim_metrics import durations_family
-from pyshim.node.monitor.merge import Merge, Source
+from pyshim.node.monitor.merge import Merge, SandboxMetrics
 
 SHIM_S = 5.0
 """Seconds for one shim: it gives its guest two, Prometheus gives a scrape ten."""
@@ -69,7 +69,7 @@ class Scrapes:
         self._failed += sum(not one.is_up for one in found.values())
         shims = await asyncio.to_thread(
             self._merge.text,
-            [Source(sandbox_id, labels[sandbox_id], one.families) for sandbox_id, one in found.items()],
+            [SandboxMetrics(sandbox_id, labels[sandbox_id], one.families) for sandbox_id, one in found.items()],
         )
         self._durations.took("", time.monotonic() - begin_s)
         return text_of(self._own(labels, found)) + shims

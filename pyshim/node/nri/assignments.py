@@ -349,7 +349,7 @@ class _View:
         ]
 
 
-class _Home(msgspec.Struct, frozen=True, kw_only=True):
+class _NodeChoice(msgspec.Struct, frozen=True, kw_only=True):
     """Nodes that would do for a VM."""
 
     cpu_nodes: tuple[int, ...]
@@ -357,11 +357,11 @@ class _Home(msgspec.Struct, frozen=True, kw_only=True):
     memory_fits: bool
 
 
-def _homes(view: _View, need: Need, cpus: Iterable[int], wanted: int) -> list[_Home]:
+def _homes(view: _View, need: Need, cpus: Iterable[int], wanted: int) -> list[_NodeChoice]:
     """The fewest and nearest nodes with `wanted` of `cpus`, and with the memory if any have it; at least one."""
     counts = Counter(view.cpus[cpu].node for cpu in cpus)
     memory_fits = not view.with_memory or sum(view.free_bytes[node] for node in view.with_memory) >= need.memory_bytes
-    best: list[_Home] = []
+    best: list[_NodeChoice] = []
     best_size: tuple[int, tuple[int, int]] | None = None
     for count in range(1, len(view.with_cpus) + 1):
         if best_size is not None and best_size[0] < count:
@@ -378,7 +378,7 @@ def _homes(view: _View, need: Need, cpus: Iterable[int], wanted: int) -> list[_H
             if best_size is None or size < best_size:
                 best, best_size = [], size
             if size == best_size:
-                best.append(_Home(cpu_nodes=nodes, memory_nodes=memory_nodes, memory_fits=memory_fits))
+                best.append(_NodeChoice(cpu_nodes=nodes, memory_nodes=memory_nodes, memory_fits=memory_fits))
     if not best:  # all nodes of the machine together would suffice
         raise PlacementError(f"{_placing(need)}: {_nodes(view.with_cpus)} have not the CPUs and the memory")
     return best
@@ -391,7 +391,7 @@ def _shared(view: _View, need: Need) -> Placement:
     """On the shared CPUs of the nodes with the least vCPUs for each."""
     wanted = min(need.vcpus, len(view.of_nodes(view.shared, view.with_cpus)))
 
-    def crowd(home: _Home) -> tuple[object, ...]:
+    def crowd(home: _NodeChoice) -> tuple[object, ...]:
         cpus = len(view.of_nodes(view.shared, home.cpu_nodes))
         free_bytes = sum(view.free_bytes[node] for node in home.memory_nodes)
         return (_load(view, home, need) / cpus, -free_bytes, home.cpu_nodes)
@@ -411,7 +411,7 @@ def _shared(view: _View, need: Need) -> Placement:
     )
 
 
-def _load(view: _View, home: _Home, need: Need) -> Fraction:
+def _load(view: _View, home: _NodeChoice, need: Need) -> Fraction:
     return sum((view.load[node] for node in home.cpu_nodes), Fraction(need.vcpus))
 
 
@@ -453,12 +453,12 @@ def _exclusive(view: _View, need: Need) -> Placement:
     )
 
 
-def _best(view: _View, need: Need) -> tuple[_Home, tuple[int, ...]]:
+def _best(view: _View, need: Need) -> tuple[_NodeChoice, tuple[int, ...]]:
     """The nodes and the exclusive CPUs that cost the least."""
     homes = _homes(view, need, view.free, need.vcpus)
     found = [(home, _cpus_of(view, view.of_nodes(view.free, home.cpu_nodes), need.vcpus)) for home in homes]
 
-    def cost(option: tuple[_Home, tuple[int, ...]]) -> tuple[object, ...]:
+    def cost(option: tuple[_NodeChoice, tuple[int, ...]]) -> tuple[object, ...]:
         home, cpus = option
         return (*_crowding(view, cpus, home), *_quality(view, cpus))
 
@@ -534,7 +534,7 @@ def _groups(view: _View, cpus: Iterable[int], level: str) -> int:
     return len({getattr(view.cpus[cpu], level) for cpu in cpus})
 
 
-def _crowding(view: _View, cpus: tuple[int, ...], home: _Home) -> tuple[object, ...]:
+def _crowding(view: _View, cpus: tuple[int, ...], home: _NodeChoice) -> tuple[object, ...]:
     """How many CPUs the shared VMs of the nodes lack for one CPU per vCPU; then, whether no shared CPU is left."""
     remaining = [view.of_nodes(view.shared - set(cpus), (node,)) for node in home.cpu_nodes]
     missing = sum(
@@ -559,7 +559,7 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def _costs(view: _View, home: _Home, need: Need) -> str:
+def _costs(view: _View, home: _NodeChoice, need: Need) -> str:
     """The drawbacks of the nodes, as text."""
     if not home.memory_nodes:
         return "; the memory of the nodes is unknown"

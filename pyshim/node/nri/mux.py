@@ -29,7 +29,7 @@ class MuxError(Exception):
     """The peer broke the framing, or the connection failed."""
 
 
-class FrameReader:
+class MuxFrameReader:
     """Bytes in, payloads out. It buffers no more than a frame's header: payload is returned as it arrives."""
 
     def __init__(self) -> None:
@@ -104,7 +104,7 @@ class Mux:
 
     async def _receive(self) -> None:
         loop = asyncio.get_running_loop()
-        reader = FrameReader()
+        reader = MuxFrameReader()
         while data := await loop.sock_recv(self._trunk, _READ_BYTES):
             for stream, part in reader.feed(data):
                 if far := self._far_ends.get(stream):

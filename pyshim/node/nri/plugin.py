@@ -49,7 +49,7 @@ class RegistrationRefused(FailedPrecondition):
     """The runtime refuses this plugin: another attempt would end the same."""
 
 
-class Plugin:
+class NriPlugin:
     """`run` for the process's life, or `serve` for one connection."""
 
     def __init__(self, pods: Pods, *, name: str, index: str, read_machine: Callable[[], Machine]) -> None:

@@ -9,7 +9,7 @@ import socket
 
 from pyshim.concurrency.tasks import cancel_all
 from pyshim.host.sockets import listening_socket
-from pyshim.node.nri.plugin import Plugin
+from pyshim.node.nri.plugin import NriPlugin
 from pyshim.node.nri.pods import Pods
 from pyshim.node.nri.shims import Shims
 from pyshim.state.store import REGISTER, StateStore
@@ -20,7 +20,7 @@ _BACKLOG = 64
 """Shims that may wait for their turn: as many pods as start at once when a node boots."""
 
 
-async def serve(pods: Pods, plugin: Plugin, runtime: str | socket.socket, *, placement_socket: str) -> None:
+async def serve(pods: Pods, plugin: NriPlugin, runtime: str | socket.socket, *, placement_socket: str) -> None:
     """Serves until SIGTERM or SIGINT. `runtime` is a connection that the runtime gave, and then until its end; else its
     socket's path.
 

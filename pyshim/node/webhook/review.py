@@ -51,7 +51,7 @@ class Action(StrEnum):
     VALIDATE = "validate"
 
 
-class Outcome(StrEnum):
+class ReviewOutcome(StrEnum):
     IGNORED = "ignored"
     """Neither the creation of a pod of a configured class nor a new template of such pods."""
     PASSED = "passed"
@@ -77,23 +77,23 @@ class PodClass(msgspec.Struct, frozen=True, kw_only=True):
         return host_side_mib(config, self.node) if self.host_side_mib is None else self.host_side_mib
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+class ReviewAnswer(msgspec.Struct, frozen=True, kw_only=True):
     document: Mapping[str, Any]
     """The AdmissionReview that goes back."""
-    outcome: Outcome
+    outcome: ReviewOutcome
     kinds: tuple[str, ...] = ()
     """The subjects of the warnings."""
     message: str = ""
     """The reason of a denial."""
 
 
-class _Pod(msgspec.Struct, frozen=True, kw_only=True):
+class _CreatedPod(msgspec.Struct, frozen=True, kw_only=True):
     manifest: PodManifest
     has_metadata: bool
     has_annotations: bool
 
 
-def answer(body: bytes, classes: Mapping[str, PodClass], action: Action) -> Answer:
+def answer(body: bytes, classes: Mapping[str, PodClass], action: Action) -> ReviewAnswer:
     """The answer to the review in `body`. Raises InvalidArgument when `body` holds no AdmissionReview."""
     request = _request(body)
     uid = request["uid"]
@@ -107,7 +107,7 @@ def answer(body: bytes, classes: Mapping[str, PodClass], action: Action) -> Answ
         return _patched(uid, pod, chosen) if action is Action.MUTATE else _judged(uid, pod, chosen)
     except ShimError as error:
         if action is Action.MUTATE:
-            return Answer(document=_response(uid, {"allowed": True}), outcome=Outcome.PASSED)
+            return ReviewAnswer(document=_response(uid, {"allowed": True}), outcome=ReviewOutcome.PASSED)
         return _denied(uid, str(error))
 
 
@@ -151,7 +151,7 @@ def _is_template(request: Mapping[str, Any]) -> bool:
     return changes and version == "v1" and isinstance(group, str) and kind in TEMPLATES.get(group, ())
 
 
-def _created_pod(request: Mapping[str, Any]) -> _Pod | None:
+def _created_pod(request: Mapping[str, Any]) -> _CreatedPod | None:
     """The pod, if the request creates one; None for a request about an existing pod."""
     if _named(request) != ("", "v1", "Pod") or request.get("operation") != "CREATE" or request.get("subResource"):
         return None
@@ -161,7 +161,7 @@ def _created_pod(request: Mapping[str, Any]) -> _Pod | None:
     namespace = metadata.get("namespace") or request.get("namespace") or "default"
     name = metadata.get("name") or metadata.get("generateName") or "-"
     title = f"Pod {namespace}/{name}"
-    return _Pod(
+    return _CreatedPod(
         manifest=PodManifest(
             title=title,
             runtime_class=str(spec.get("runtimeClassName") or ""),
@@ -181,14 +181,14 @@ def _mapping(value: object, where: str) -> Mapping[str, Any]:
     return value
 
 
-def _patched(uid: str, pod: _Pod, chosen: PodClass) -> Answer:
+def _patched(uid: str, pod: _CreatedPod, chosen: PodClass) -> ReviewAnswer:
     wanted = _annotated(pod.manifest, chosen)
     patch = _patch(pod, wanted)
     if not patch:
-        return Answer(document=_response(uid, {"allowed": True}), outcome=Outcome.PASSED)
+        return ReviewAnswer(document=_response(uid, {"allowed": True}), outcome=ReviewOutcome.PASSED)
     encoded = base64.b64encode(json.dumps(patch).encode()).decode()
     response = {"allowed": True, "patchType": "JSONPatch", "patch": encoded}
-    return Answer(document=_response(uid, response), outcome=Outcome.PATCHED)
+    return ReviewAnswer(document=_response(uid, response), outcome=ReviewOutcome.PATCHED)
 
 
 def _annotated(manifest: PodManifest, chosen: PodClass) -> dict[str, str]:
@@ -234,7 +234,7 @@ def _written(annotations: Mapping[str, str]) -> Mapping[str, str]:
     return found if isinstance(found, dict) else {}
 
 
-def _patch(pod: _Pod, wanted: Mapping[str, str]) -> list[dict[str, Any]]:
+def _patch(pod: _CreatedPod, wanted: Mapping[str, str]) -> list[dict[str, Any]]:
     """RFC 6902, from the pod's annotations to `wanted`."""
     if wanted == pod.manifest.annotations:
         return []
@@ -253,14 +253,14 @@ def _patch(pod: _Pod, wanted: Mapping[str, str]) -> list[dict[str, Any]]:
     return operations
 
 
-def _judged(uid: str, pod: _Pod, chosen: PodClass) -> Answer:
+def _judged(uid: str, pod: _CreatedPod, chosen: PodClass) -> ReviewAnswer:
     """Raises ShimError for a pod that no node would start."""
     view = _view(pod.manifest, chosen, None)
     size = f"{view.record.vcpus.granted} vCPU, {view.record.memory_mib.granted} MiB"
     return _warned(uid, _subjects(view), {"auditAnnotations": {"vm-size": size}})
 
 
-def _answer_to_template(request: Mapping[str, Any], classes: Mapping[str, PodClass]) -> Answer:
+def _answer_to_template(request: Mapping[str, Any], classes: Mapping[str, PodClass]) -> ReviewAnswer:
     """Warnings about the pods of the template, or the error that will deny each of them.
 
     An unchanged template, or one whose owner is judged itself, is ignored.
@@ -333,22 +333,22 @@ def _check_network(manifest: PodManifest, config: Config) -> None:
         raise InvalidArgument(f"admit {manifest.title}: hostNetwork is true, and a VM cannot have the host's network")
 
 
-def _ignored(uid: str) -> Answer:
-    return Answer(document=_response(uid, {"allowed": True}), outcome=Outcome.IGNORED)
+def _ignored(uid: str) -> ReviewAnswer:
+    return ReviewAnswer(document=_response(uid, {"allowed": True}), outcome=ReviewOutcome.IGNORED)
 
 
-def _warned(uid: str, subjects: tuple[tuple[str, str], ...], more: Mapping[str, Any]) -> Answer:
+def _warned(uid: str, subjects: tuple[tuple[str, str], ...], more: Mapping[str, Any]) -> ReviewAnswer:
     response: dict[str, Any] = {"allowed": True, **more}
     if subjects:
         response["warnings"] = [_cut(f"pyshim: {subject}: {text}") for subject, text in subjects]
     kinds = tuple(subject for subject, _ in subjects)
-    return Answer(document=_response(uid, response), outcome=Outcome.PASSED, kinds=kinds)
+    return ReviewAnswer(document=_response(uid, response), outcome=ReviewOutcome.PASSED, kinds=kinds)
 
 
-def _denied(uid: str, message: str) -> Answer:
+def _denied(uid: str, message: str) -> ReviewAnswer:
     status = {"code": _UNPROCESSABLE, "reason": "Invalid", "message": f"pyshim: {message}"}
     document = _response(uid, {"allowed": False, "status": status})
-    return Answer(document=document, outcome=Outcome.DENIED, message=message)
+    return ReviewAnswer(document=document, outcome=ReviewOutcome.DENIED, message=message)
 
 
 def _cut(text: str) -> str:

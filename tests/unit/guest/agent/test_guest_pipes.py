@@ -14,13 +14,13 @@ import pytest
 from guest_agent_client import PATIENCE_S, cgroup2_root, remove_cgroup
 
 from guest.agent.errors import FailedPrecondition
-from guest.agent.streams import News, Sink, Source
+from guest.agent.streams import News, ReadEnd, WriteEnd
 
 
 @asynccontextmanager
-async def a_pipe() -> AsyncIterator[tuple[Source, Sink]]:
+async def a_pipe() -> AsyncIterator[tuple[ReadEnd, WriteEnd]]:
     read_fd, write_fd = os.pipe()
-    source, sink = Source(read_fd), Sink(write_fd)
+    source, sink = ReadEnd(read_fd), WriteEnd(write_fd)
     try:
         yield source, sink
     finally:
@@ -143,7 +143,7 @@ async def test_closing_a_sink_ends_a_blocked_write() -> None:
 @pytest.mark.usefixtures("fast_clock")
 async def test_a_terminals_hangup_is_its_end() -> None:
     master, slave = os.openpty()
-    source = Source(master)
+    source = ReadEnd(master)
     os.write(slave, b"bye")
     os.close(slave)
 

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from pyshim.model.units import MIB
 from pyshim.node.cli.check_host import HostReport, look
-from pyshim.node.cli.check_verdicts import Level, Verdict, verdicts
+from pyshim.node.cli.check_verdicts import HostVerdict, VerdictLevel, verdicts
 from pyshim.node.cli.command import run
 from pyshim.node.install import plan
 from pyshim.node.install.drop_ins import HANDLERS, crio_text
@@ -117,14 +117,14 @@ def made_up(tmp_path: Path) -> Callable[..., HostReport]:
     return make
 
 
-def of(found: Sequence[Verdict], subject: str) -> Verdict:
+def of(found: Sequence[HostVerdict], subject: str) -> HostVerdict:
     return next(each for each in found if each.subject == subject)
 
 
 def test_a_node_on_which_nothing_is_amiss_is_ok_in_every_line(made_up: Callable[..., HostReport]) -> None:
     found = verdicts(made_up())
 
-    assert [(each.subject, each.level, each.text) for each in found if each.level is not Level.OK] == []
+    assert [(each.subject, each.level, each.text) for each in found if each.level is not VerdictLevel.OK] == []
     assert {each.subject for each in found} == {
         *("cpu", "kvm", "vhost-vsock", "vhost-net", "modules", "cgroups", "configuration", "qemu", "virtiofsd"),
         *("guest", "tee", "seccomp", "containerd", "handler", "shim", "snapshotter", "overhead"),
@@ -196,7 +196,7 @@ def test_what_a_host_lacks_is_named_with_what_to_do(
 def test_other_machines_and_users_are_named(made_up: Callable[..., HostReport]) -> None:
     found = verdicts(made_up(machine="aarch64", is_root=False))
 
-    assert (of(found, "cpu").level, of(found, "user").level) == (Level.MISSING, Level.WARNING)
+    assert (of(found, "cpu").level, of(found, "user").level) == (VerdictLevel.MISSING, VerdictLevel.WARNING)
 
 
 def test_a_node_without_libseccomp_is_named_where_it_is_used(made_up: Callable[..., HostReport]) -> None:
@@ -205,8 +205,8 @@ def test_a_node_without_libseccomp_is_named_where_it_is_used(made_up: Callable[.
     unconfined = replace(node.config, runtime=replace(node.config.runtime, confine_shim=False))
 
     lacking = of(verdicts(node), "seccomp")
-    assert (lacking.level, lacking.hint) == (Level.WARNING, "install libseccomp2")
-    assert of(verdicts(replace(node, config=unconfined)), "seccomp").level is Level.OK
+    assert (lacking.level, lacking.hint) == (VerdictLevel.WARNING, "install libseccomp2")
+    assert of(verdicts(replace(node, config=unconfined)), "seccomp").level is VerdictLevel.OK
 
 
 def test_containerd_2_is_read_with_its_imports(made_up: Callable[..., HostReport]) -> None:
@@ -240,14 +240,14 @@ def test_a_snapshotter_whose_roots_do_not_reach_the_vm_is_named(
 
     verdict = of(verdicts(made_up(files, qemu, says={"containerd": f"containerd x {version}"})), "snapshotter")
 
-    assert verdict.level is (Level.MISSING if problem else Level.OK)
+    assert verdict.level is (VerdictLevel.MISSING if problem else VerdictLevel.OK)
     assert verdict.text.startswith(problem)
 
 
 def test_a_node_of_crio_is_judged_by_crios_files(made_up: Callable[..., HostReport]) -> None:
     found = verdicts(made_up(CRIO))
 
-    assert [(each.subject, each.level, each.text) for each in found if each.level is not Level.OK] == []
+    assert [(each.subject, each.level, each.text) for each in found if each.level is not VerdictLevel.OK] == []
     assert of(found, "CRI-O").text == "crio version 1.36.3"
     assert of(found, "handler").text == "pykata, configuration '/etc/pyshim/configuration.toml'"
     assert of(found, "shim").text == "/opt/pyshim/bin/containerd-shim-pykata-v2"
@@ -277,7 +277,7 @@ def test_what_a_node_of_crio_lacks_is_named(
 ) -> None:
     found = of(verdicts(made_up({**CRIO, **files}, says=says)), subject)
 
-    assert (found.level, text in found.text, bool(found.hint)) == (Level.MISSING, True, True), found
+    assert (found.level, text in found.text, bool(found.hint)) == (VerdictLevel.MISSING, True, True), found
 
 
 def test_an_import_of_containerd_1_hides_the_plugins_settings_of_the_file(made_up: Callable[..., HostReport]) -> None:
@@ -286,13 +286,16 @@ def test_an_import_of_containerd_1_hides_the_plugins_settings_of_the_file(made_u
 
     found = verdicts(made_up({"etc/containerd/config.toml": importing, "etc/containerd/x.toml": other}))
 
-    assert of(found, "handler").level is Level.MISSING
+    assert of(found, "handler").level is VerdictLevel.MISSING
 
 
 def test_a_configuration_that_cannot_be_read_is_a_verdict(made_up: Callable[..., HostReport]) -> None:
     found = verdicts(made_up(config=None, config_error="read x in 'y': z"))
 
-    assert (of(found, "configuration").level, of(found, "configuration").text) == (Level.MISSING, "read x in 'y': z")
+    assert (of(found, "configuration").level, of(found, "configuration").text) == (
+        VerdictLevel.MISSING,
+        "read x in 'y': z",
+    )
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 
 from pyshim.log import LineFormatter
 from pyshim.node.cli.command import run
-from pyshim.node.cli.logs import Entry, parsed, shim_entries, text_of
+from pyshim.node.cli.logs import LogEntry, parsed, shim_entries, text_of
 
 PROJECT = Path(__file__).parents[4]
 LOG = """\
@@ -170,7 +170,7 @@ def test_the_journal_is_asked_for_the_runtimes_unit(
 
 
 def test_a_line_of_text_has_no_control_characters() -> None:
-    entry = Entry(source="shim", time="t", level="info", message="a\x1b[2J\x9b", fields={"k": "\r\n"})
+    entry = LogEntry(source="shim", time="t", level="info", message="a\x1b[2J\x9b", fields={"k": "\r\n"})
 
     assert text_of(entry) == "t info    a [2J  k="
 

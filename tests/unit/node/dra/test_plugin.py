@@ -19,7 +19,7 @@ from protos.kubelet.dra_v1_pb2_grpc import DRAPluginStub
 from protos.kubelet.pluginregistration_v1_pb2_grpc import RegistrationStub
 from pyshim.cdi import Cache
 from pyshim.node.dra.claims import Claims
-from pyshim.node.dra.plugin import Plugin, registered
+from pyshim.node.dra.plugin import DraPlugin, registered
 from pyshim.node.kubernetes.api import Api
 from tests.fakes.api_server import FakeApiServer
 
@@ -52,7 +52,7 @@ class Node:
         async with (
             self.server.serving(pki) as access,
             Api(access) as api,
-            registered(Plugin(api, claims), self.root),
+            registered(DraPlugin(api, claims), self.root),
             grpc.aio.insecure_channel(f"unix:{self.root}/plugins_registry/{DRIVER}-reg.sock") as found,
         ):
             info = await RegistrationStub(found).GetInfo(registration_pb.InfoRequest())

@@ -7,13 +7,13 @@ from pyshim.monitor.exposition import text_of
 from pyshim.monitor.guest_text import GUEST_PREFIXES, judged
 from pyshim.monitor.shim_metrics import guest_family
 from pyshim.node.monitor import merge
-from pyshim.node.monitor.merge import Merge, Source
+from pyshim.node.monitor.merge import Merge, SandboxMetrics
 
 HONEST = '# TYPE kata_guest_load gauge\nkata_guest_load{item="load1"} 0.5\n'
 
 
-def source(sandbox_id: str, text: str, prefixes: tuple[str, ...] = GUEST_PREFIXES) -> Source:
-    return Source(sandbox_id, {"sandbox_id": sandbox_id}, judged(text, prefixes, composed=True).families)
+def source(sandbox_id: str, text: str, prefixes: tuple[str, ...] = GUEST_PREFIXES) -> SandboxMetrics:
+    return SandboxMetrics(sandbox_id, {"sandbox_id": sandbox_id}, judged(text, prefixes, composed=True).families)
 
 
 def series(text: str) -> set[tuple[str, frozenset[tuple[str, str]]]]:

@@ -8,7 +8,7 @@ import struct
 
 import pytest
 
-from pyshim.node.nri.mux import MAX_PAYLOAD_BYTES, SENT_PAYLOAD_BYTES, FrameReader, Mux, MuxError
+from pyshim.node.nri.mux import MAX_PAYLOAD_BYTES, SENT_PAYLOAD_BYTES, Mux, MuxError, MuxFrameReader
 
 
 def _frame(stream: int, payload: bytes) -> bytes:
@@ -16,7 +16,7 @@ def _frame(stream: int, payload: bytes) -> bytes:
 
 
 def _read_to_end(data: bytes) -> None:
-    reader = FrameReader()
+    reader = MuxFrameReader()
     reader.feed(data)
     reader.end()
 
@@ -37,7 +37,7 @@ def test_payloads_are_the_same_wherever_the_bytes_are_split() -> None:
     data = b"".join(_frame(*each) for each in sent)
 
     for at in range(len(data) + 1):
-        reader = FrameReader()
+        reader = MuxFrameReader()
         parts = reader.feed(data[:at]) + reader.feed(data[at:])
         reader.end()
         assert _joined(parts) == [(1, b"configure"), (2, b"r"), (7, b"unknown"), (2, b"reply")]
@@ -60,7 +60,7 @@ def test_broken_bytes_are_named(data: bytes, text: str) -> None:
 
 
 def test_the_largest_frame_is_taken_and_nothing_of_it_is_held() -> None:
-    reader = FrameReader()
+    reader = MuxFrameReader()
 
     assert reader.feed(struct.pack(">II", 1, MAX_PAYLOAD_BYTES)) == []
     assert reader.feed(bytes(1000)) == [(1, bytes(1000))]

@@ -16,7 +16,7 @@ from protos.nri import v1alpha1_pb2 as pb
 from pyshim.model.errors import InvalidArgument
 from pyshim.model.machine import Cpu, Machine, MachineError, Node
 from pyshim.node.nri.assignments import Assignments
-from pyshim.node.nri.plugin import Plugin, RegistrationRefused
+from pyshim.node.nri.plugin import NriPlugin, RegistrationRefused
 from pyshim.node.nri.pods import EXCLUSIVE, SHARED, Pods
 from tests.fakes.nri_runtime import FakeRuntime, container, cpus_of, pod
 
@@ -39,14 +39,14 @@ def _machine(cpus: int, offline: int | None = None) -> Machine:
     )
 
 
-def _plugin(pods: Pods | None = None, read_machine: Callable[[], Machine] | None = None) -> Plugin:
+def _plugin(pods: Pods | None = None, read_machine: Callable[[], Machine] | None = None) -> NriPlugin:
     pods = pods or _pods()
     there = pods.assignments.machine
-    return Plugin(pods, name="pyshim", index="20", read_machine=read_machine or (lambda: there))
+    return NriPlugin(pods, name="pyshim", index="20", read_machine=read_machine or (lambda: there))
 
 
 @contextlib.asynccontextmanager
-async def _connected(plugin: Plugin, *, is_old: bool = False) -> AsyncIterator[FakeRuntime]:
+async def _connected(plugin: NriPlugin, *, is_old: bool = False) -> AsyncIterator[FakeRuntime]:
     """A runtime that the plugin has registered with."""
     ours, theirs = socket.socketpair()
     async with FakeRuntime(theirs, is_old=is_old) as runtime:
@@ -271,7 +271,7 @@ async def test_a_refused_registration_is_named() -> None:
 )
 def test_a_name_that_no_runtime_takes_is_refused_here(name: str, index: str, text: str) -> None:
     with pytest.raises(InvalidArgument, match=text):
-        Plugin(_pods(), name=name, index=index, read_machine=lambda: _machine(1))
+        NriPlugin(_pods(), name=name, index=index, read_machine=lambda: _machine(1))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import jsonpatch
 
 from pyshim.config.sources import Source
 from pyshim.model.host_facts import unbounded
-from pyshim.node.webhook.review import Action, Answer, PodClass, answer
+from pyshim.node.webhook.review import Action, PodClass, ReviewAnswer, answer
 from tests.fakes.facts import host_facts
 
 HOST_SIDE = 110
@@ -73,7 +73,7 @@ def review(found: object, **request: Any) -> dict[str, Any]:
     }
 
 
-def answered(found: object, action: Action, chosen: PodClass | None = None, **request: Any) -> Answer:
+def answered(found: object, action: Action, chosen: PodClass | None = None, **request: Any) -> ReviewAnswer:
     body = json.dumps(review(found, **request)).encode()
     return answer(body, {"pykata": chosen or pod_class()}, action)
 

@@ -21,7 +21,7 @@ from pyshim.model.kind import ContainerKind
 from pyshim.node.kubernetes.agreement import Disagreement
 from pyshim.node.kubernetes.manifest import PodManifest, pod_sizing
 from pyshim.node.kubernetes.pod_size import CPU, MEMORY, PodSizing
-from pyshim.node.webhook.review import MARK, MAX_WARNING_CHARS, TEMPLATES, Action, Outcome, PodClass, answer
+from pyshim.node.webhook.review import MARK, MAX_WARNING_CHARS, TEMPLATES, Action, PodClass, ReviewOutcome, answer
 from pyshim.pod.plan.pod_spec import RESOLV_CONF, pod_spec
 from pyshim.resources.sizing.plan.static import static_size
 from pyshim.resources.sizing.plan.workload import workload
@@ -59,7 +59,7 @@ def warnings(found: dict[str, Any], chosen: PodClass | None = None) -> list[str]
 
 def denial(found: dict[str, Any], chosen: PodClass | None = None) -> str:
     answer_ = answered(found, Action.VALIDATE, chosen)
-    assert answer_.outcome is Outcome.DENIED
+    assert answer_.outcome is ReviewOutcome.DENIED
     response = answer_.document["response"]
     assert (response["allowed"], response["status"]["code"]) == (False, 422)
     message: str = response["status"]["message"]
@@ -348,10 +348,10 @@ def test_a_disagreement_that_the_operator_denies_is_no_warning() -> None:
     strict = replace(pod_class(), denied=frozenset({Disagreement.REQUESTS_BELOW_LIMITS}))
 
     refused = answered(found, Action.VALIDATE, chosen=strict)
-    assert refused.outcome is Outcome.DENIED
+    assert refused.outcome is ReviewOutcome.DENIED
     assert "admit Pod shop/web: requests below limits: CPU: the scheduler counts 0.5 CPUs" in refused.message
-    assert answered(found, Action.MUTATE, chosen=strict).outcome is not Outcome.DENIED
-    assert answered(pod(LIMITED), Action.VALIDATE, chosen=strict).outcome is Outcome.PASSED
+    assert answered(found, Action.MUTATE, chosen=strict).outcome is not ReviewOutcome.DENIED
+    assert answered(pod(LIMITED), Action.VALIDATE, chosen=strict).outcome is ReviewOutcome.PASSED
 
 
 @pytest.mark.parametrize(
@@ -487,7 +487,7 @@ def test_what_denies_each_pod_is_a_warning_at_their_template() -> None:
 def test_a_template_is_judged_once(found: dict[str, Any], request_: dict[str, Any]) -> None:
     given = answered(found, Action.VALIDATE, **of_kind("Deployment"), **request_)
 
-    assert given.outcome is Outcome.IGNORED
+    assert given.outcome is ReviewOutcome.IGNORED
 
 
 def test_a_changed_template_is_judged_again() -> None:
@@ -517,7 +517,7 @@ def test_a_changed_template_is_judged_again() -> None:
 def test_everything_else_passes_untouched(action: Action, found: object, request_: dict[str, Any]) -> None:
     given = answered(found, action, **request_)
 
-    assert given.outcome is Outcome.IGNORED
+    assert given.outcome is ReviewOutcome.IGNORED
     assert given.document["response"] == {"uid": review(None)["request"]["uid"], "allowed": True}
 
 
