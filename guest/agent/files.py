@@ -9,8 +9,8 @@ from contextlib import suppress
 
 def read_text(path: str) -> str:
     """The whole file, as UTF-8; other bytes become lone surrogates. Raises OSError."""
-    with open(path, encoding="utf-8", errors="surrogateescape") as file:
-        return file.read()
+    with open(path, "rb", buffering=0) as file:
+        return file.readall().decode("utf-8", "surrogateescape")
 
 
 def write_text(path: str, text: str) -> None:

@@ -105,10 +105,3 @@ def open_beneath(root_fd: int, path: str, flags: int) -> int:
         ctypes.c_long(_SYS_OPENAT2), root_fd, os.fsencode(path), ctypes.byref(how), ctypes.c_size_t(ctypes.sizeof(how))
     )
     return _check(result, path)
-
-
-def set_clock(seconds: int, microseconds: int) -> None:
-    class _Timeval(ctypes.Structure):
-        _fields_ = (("tv_sec", ctypes.c_long), ("tv_usec", ctypes.c_long))
-
-    _check(_libc.settimeofday(ctypes.byref(_Timeval(seconds, microseconds)), None))

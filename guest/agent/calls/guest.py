@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import time
 from fcntl import ioctl
 from struct import pack
 
@@ -37,6 +38,8 @@ _ONLINE_AGAIN_S = 0.05
 _RNDADDENTROPY, _RNDRESEEDCRNG = 0x40085203, 0x5207
 _MAX_SEED_BYTES = 4096
 _MAX_PCI_SLOT = 0x1F
+_MOST_SECONDS = (1 << 63) // 10**9
+"""The kernel counts a clock's nanoseconds in 63 bits."""
 
 
 class GuestCalls:
@@ -81,9 +84,9 @@ class GuestCalls:
             _online(_MEMORY, "memory", -1)
 
     async def set_time(self, request: pb.SetGuestDateTimeRequest) -> None:
-        if not 0 <= request.Usec < 1_000_000 or request.Sec < 0:
+        if not (0 <= request.Usec < 1_000_000 and 0 <= request.Sec < _MOST_SECONDS):
             raise InvalidArgument(f"set time: {request.Sec} s {request.Usec} us is no time")
-        syscalls.set_clock(request.Sec, request.Usec)
+        time.clock_settime_ns(time.CLOCK_REALTIME, request.Sec * 10**9 + request.Usec * 1000)
 
     async def reseed_random(self, request: pb.ReseedRandomDevRequest) -> None:
         """The kernel's generator has `data` mixed in and credited, and is reseeded at once."""

@@ -266,10 +266,9 @@ async def _launch(
 
 def write_json(path: str, value: Json) -> None:
     """The file has `value`. A new file is readable by its owner only."""
-    with open(
-        os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "w", encoding="ascii"
-    ) as file:
-        json.dump(value, file)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with open(fd, "wb") as file:
+        file.write(json.dumps(value).encode())
 
 
 def _remove_empty_cgroup(path: str) -> None:
