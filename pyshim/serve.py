@@ -13,13 +13,14 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from hypervisors.base import Hypervisor
 from hypervisors.qemu.vm import QemuVm
 from hypervisors.remote.vm import RemoteVm
 from pyshim import log as shim_log
-from pyshim.agent.client import Wire
+from pyshim.agent.client import AgentClient, Wire
 from pyshim.agent.connect import Connector
 from pyshim.cleanup.leftovers import undo_remains
 from pyshim.cleanup.release import release
@@ -376,12 +377,13 @@ def _random_uuid() -> str:
 
 def agent_connector(config: Config, faults: Faults | None, calls: AgentCalls) -> Connector:
     """The connector to agents of sandboxes with this configuration."""
-    return Connector(
+    client_of = partial(
+        AgentClient,
         request_timeout_s=config.agent.request_timeout_s,
         set_up_timeout_s=config.set_up_timeout_s,
         durations=calls,
-        wrap=faults.wire if faults else None,
     )
+    return Connector(client_of if faults is None else lambda connection: client_of(faults.wire(connection)))
 
 
 def exporter_of(

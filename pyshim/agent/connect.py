@@ -9,10 +9,9 @@ import logging
 import socket
 from collections.abc import Callable
 
-from pyshim.agent.client import AgentClient, Wire
+from pyshim.agent.client import AgentClient
 from pyshim.concurrency.deadlines import MARGIN_S, within_s
 from pyshim.model.agent_address import AgentAddress, HvsockAddress, SerialAddress, UnixAddress, VsockAddress
-from pyshim.model.durations import AgentCalls
 from pyshim.model.errors import AgentGone, DeadlineExceeded, ShimError, Unavailable
 from pyshim.ttrpc.client import Client, connected_unix_socket
 
@@ -28,24 +27,13 @@ HANDSHAKE_S = 10.0
 
 
 class Connector:
-    """Makes agent clients, whose ordinary calls are bounded by `request_timeout_s`."""
+    """Connects agents; `client_of` makes the client of a connection."""
 
-    def __init__(
-        self,
-        *,
-        request_timeout_s: float,
-        set_up_timeout_s: float | None = None,
-        durations: AgentCalls | None = None,
-        wrap: "Callable[[Client], Wire] | None" = None,
-    ) -> None:
-        """`wrap` lets a test wrap each connection. The other arguments are those of `AgentClient`."""
-        self._request_timeout_s = request_timeout_s
-        self._set_up_timeout_s = set_up_timeout_s
-        self._durations = durations
-        self._wrap = wrap
+    def __init__(self, client_of: Callable[[Client], AgentClient]) -> None:
+        self._client_of = client_of
 
     @within_s(lambda self, address, timeout_s: timeout_s + MARGIN_S, "connect agent '{address}'")
-    async def connect(self, address: AgentAddress, timeout_s: float) -> "AgentClient":
+    async def connect(self, address: AgentAddress, timeout_s: float) -> AgentClient:
         """An agent that has answered its health check.
 
         Raises DeadlineExceeded naming the address and the last failure; Unavailable when the peer is not an agent.
@@ -65,16 +53,9 @@ class Connector:
         except (TimeoutError, DeadlineExceeded) as exc:
             raise DeadlineExceeded(f"connect agent at '{address}': no answer within {timeout_s:g} s ({last})") from exc
 
-    async def _attempt(self, address: AgentAddress, deadline: float) -> "AgentClient":
+    async def _attempt(self, address: AgentAddress, deadline: float) -> AgentClient:
         sock = await open_stream(address)
-        connection = Client(sock)
-        wire = connection if self._wrap is None else self._wrap(connection)
-        client = AgentClient(
-            wire,
-            request_timeout_s=self._request_timeout_s,
-            set_up_timeout_s=self._set_up_timeout_s,
-            durations=self._durations,
-        )
+        client = self._client_of(Client(sock))
         try:
             await client.check(max(deadline - asyncio.get_running_loop().time(), 0.001))
         except BaseException as exc:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,7 @@ def ask(ground: Path) -> Iterator[Callable[[Body], None]]:
         )
 
     async def with_client(body: Body) -> None:
-        client = await Connector(request_timeout_s=30).connect(address, 60)
+        client = await Connector(partial(AgentClient, request_timeout_s=30)).connect(address, 60)
         try:
             await client.create_sandbox(
                 GuestSandbox(

@@ -10,6 +10,7 @@ import shlex
 import shutil
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from socket import AF_UNIX, socket
 from typing import Any
@@ -346,7 +347,9 @@ async def until(guest: Guest, script: str, wanted: str) -> bool:
 
 async def agent_of(vm: QemuVm) -> AgentClient:
     """The guest's agent, or at once the reason why there is none."""
-    asked = asyncio.ensure_future(Connector(request_timeout_s=TIMEOUT_S).connect(vm.agent_address, TIMEOUT_S))
+    asked = asyncio.ensure_future(
+        Connector(partial(AgentClient, request_timeout_s=TIMEOUT_S)).connect(vm.agent_address, TIMEOUT_S)
+    )
     ended = asyncio.ensure_future(vm.wait())
     try:
         await asyncio.wait([asked, ended], return_when=asyncio.FIRST_COMPLETED)

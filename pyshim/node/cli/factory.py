@@ -5,12 +5,14 @@ import logging
 import os
 import time
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from uuid import uuid4
 
 import click
 import msgspec
 
 from hypervisors.qemu.vm import QemuVm
+from pyshim.agent.client import AgentClient
 from pyshim.agent.connect import Connector
 from pyshim.cleanup.release import release
 from pyshim.config.load import load_config
@@ -121,7 +123,7 @@ async def _make(plan: SandboxPlan, vm: VmConfig, key: str, directory: str) -> No
             template_vm(vm, sandbox_id=sandbox_id, uuid=str(uuid4()), vm_dir=f"{VM_ROOT}/{sandbox_id}"),
             directory,
             hypervisor=QemuVm(children=children, ledger=records.ledger),
-            connector=Connector(request_timeout_s=plan.config.agent.request_timeout_s),
+            connector=Connector(partial(AgentClient, request_timeout_s=plan.config.agent.request_timeout_s)),
             boot_timeout_s=plan.agent_timeout_s,
         )
     finally:

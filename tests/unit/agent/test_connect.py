@@ -4,10 +4,12 @@ import asyncio
 import os
 import socket
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from pyshim.agent.client import AgentClient
 from pyshim.agent.connect import HANDSHAKE_S, Connector, open_stream
 from pyshim.model.agent_address import (
     AgentAddress,
@@ -24,6 +26,7 @@ from tests.fakes.unix_sockets import crowded
 from .client_runs import PATIENCE_S, until
 
 pytestmark = pytest.mark.usefixtures("fast_clock")
+CONNECTOR = Connector(partial(AgentClient, request_timeout_s=PATIENCE_S))
 
 
 @pytest.mark.parametrize(
@@ -42,7 +45,7 @@ def test_an_address_has_its_text(text: str, address: AgentAddress) -> None:
 async def test_the_connector_waits_for_a_listener_that_comes_late(tmp_path: Path) -> None:
     fake = FakeAgent()
     path = str(tmp_path / "agent.sock")
-    connecting = asyncio.ensure_future(Connector(request_timeout_s=PATIENCE_S).connect(UnixAddress(path), PATIENCE_S))
+    connecting = asyncio.ensure_future(CONNECTOR.connect(UnixAddress(path), PATIENCE_S))
     await asyncio.sleep(0.05)
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(path)
@@ -58,7 +61,7 @@ def test_the_connector_names_address_and_last_failure(tmp_path: Path) -> None:
     path = str(tmp_path / "absent.sock")
 
     with pytest.raises(DeadlineExceeded, match=r"unix://.*absent\.sock.*0\.1 s.*No such file"):
-        run_fast_forward(Connector(request_timeout_s=PATIENCE_S).connect(UnixAddress(path), 0.1))
+        run_fast_forward(CONNECTOR.connect(UnixAddress(path), 0.1))
 
 
 @pytest.mark.parametrize("silent", [True, False], ids=["silent", "garbage"])
@@ -74,7 +77,7 @@ async def test_a_peer_that_is_no_agent_fails_by_the_deadline_and_leaves_no_socke
     server = await asyncio.start_unix_server(odd, path)
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises((DeadlineExceeded, Unavailable)):
-        await Connector(request_timeout_s=PATIENCE_S).connect(UnixAddress(path), 0.3)
+        await CONNECTOR.connect(UnixAddress(path), 0.3)
     await until(lambda: len(os.listdir("/proc/self/fd")) == before)
     server.close()
     await server.wait_closed()
@@ -103,7 +106,7 @@ async def test_the_hybrid_handshake_is_checked(tmp_path: Path, answer: bytes, wo
     listener.bind(path)
     listener.listen()
     serving = asyncio.create_task(back_end(listener))
-    connecting = Connector(request_timeout_s=PATIENCE_S).connect(HvsockAddress(path, 1024), 0.5)
+    connecting = CONNECTOR.connect(HvsockAddress(path, 1024), 0.5)
     if works:
         await (await connecting).close()
     else:
@@ -129,7 +132,7 @@ async def test_a_vsock_back_end_that_does_not_answer_is_asked_again(tmp_path: Pa
 
     async with await asyncio.start_unix_server(silent, path):
         with pytest.raises(DeadlineExceeded, match=r"no answer within 30 s \(.* did not answer CONNECT within 10 s\)"):
-            await Connector(request_timeout_s=PATIENCE_S).connect(HvsockAddress(path, 1024), 3 * HANDSHAKE_S)
+            await CONNECTOR.connect(HvsockAddress(path, 1024), 3 * HANDSHAKE_S)
         await until(lambda: len(ended) == len(asked))
 
     assert asked[:2] == [b"CONNECT 1024\n"] * 2
