@@ -262,10 +262,13 @@ def _stub(ground: Ground) -> Iterator[Path]:
 @contextmanager
 def _syslog() -> Iterator[None]:
     """/dev/log has a listener, without which Kata's Go shim does not start."""
-    if _SYSLOG.exists():
+    path = Path(os.path.realpath(_SYSLOG))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        is_served = sock.connect_ex(str(path)) == 0
+    if is_served:
         yield
         return
-    path = Path(os.path.realpath(_SYSLOG))
+    path.unlink(missing_ok=True)  # a bench that was killed has left it
     path.parent.mkdir(parents=True, exist_ok=True)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
         sock.bind(str(path))
