@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from protos.containerd import runtimeoptions_pb2, types_pb2
+from protos.containerd import runtimeoptions_pb2
 
 from .conftest import GROUND, PROJECT, RunTask, own_name
-from .framework import oci, shim_config
+from .framework import erofs, oci, shim_config
 from .framework.containerd import Containerd
 from .framework.ctr import Ctr, Result
 from .framework.direct import direct_shim
@@ -44,12 +44,10 @@ def warm(module_leaves_nothing: None) -> Iterator[Path]:
 
 
 @contextmanager
-def template(directory: Path, templates: Path, *, disks: bool = False, **changes: object) -> Iterator[Path]:
+def template(directory: Path, templates: Path, **changes: object) -> Iterator[Path]:
     """In `directory`, which is made, a configuration whose VMs continue from a template in `templates`."""
     directory.mkdir()
     path = shim_config.with_templates(directory, templates, **changes)
-    if disks:
-        shim_config.use_disks(path)
     try:
         assert "made" in factory(path, "init")
         yield path
@@ -163,14 +161,13 @@ def test_a_clone_has_volumes_network_and_execs(
     assert any("vm continued" in line for line in continued())
 
 
-def test_a_clone_without_a_share_has_its_root_on_a_disk(
-    runtime: Runtime, containerd: Containerd, name: str, scratch: Path, plain_rootfs: Path
+def test_a_clone_without_a_share_has_its_image_on_disks(
+    runtime: Runtime, containerd: Containerd, name: str, scratch: Path
 ) -> None:
-    root, out = scratch / "root.img", scratch / "out"
-    subprocess.run(["mkfs.ext4", "-q", "-F", "-d", plain_rootfs, root, "32M"], check=True, capture_output=True)
-    spec = oci.spec("sh", "-c", "grep ' / ' /proc/mounts; sleep 100000", name=name, rootfs="rootfs")
+    layers, out = erofs.layer_files(scratch / "snapshots", erofs.image_layers(5)), scratch / "out"
+    spec = oci.spec("sh", "-c", f"{erofs.SEEN}; sleep 100000", name=name, rootfs="rootfs")
     with (
-        template(scratch / "no-share", scratch / "templates", disks=True, shared_fs="none") as config,
+        template(scratch / "no-share", scratch / "templates", shared_fs="none") as config,
         direct_shim(runtime, PROJECT / "bin", name, scratch / "bundle", spec) as shim,
     ):
         shim.start()
@@ -178,12 +175,14 @@ def test_a_clone_without_a_share_has_its_root_on_a_disk(
         shim.call(
             "Create",
             bundle=str(shim.bundle),
-            rootfs=[types_pb2.Mount(type="ext4", source=str(root), options=["loop", "rw"])],
+            rootfs=erofs.active_mounts(layers, scratch),
             options={"type_url": "runtimeoptions.v1.Options", "value": options.SerializeToString()},
             stdout=f"file://{out}",
         )
         shim.call("Start")
-        assert eventually(lambda: out.read_text() if out.exists() else "", what="output").split()[2] == "ext4"
+        seen = erofs.seen(5)
+        eventually(lambda: out.exists() and out.read_text().splitlines() == seen, what="the image's files")
+        assert runtime.virtiofsds(name) == []
         state = json.loads(runtime.persisted(name).read_text())["Pyshim"]["Snapshot"]
         assert state["Origin"].startswith("cloned from ")
         (vmm,) = runtime.vmms(name)

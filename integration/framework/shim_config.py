@@ -41,11 +41,6 @@ def with_templates(directory: Path, templates: Path, **changes: object) -> Path:
     return variant(directory, enable_template=True, template_path=templates, **changes)
 
 
-def use_disks(config: Path) -> None:
-    """Root file systems that are disks stay disks in the guest."""
-    add_keys(config, disable_block_device_use=False)
-
-
 def add_keys(config: Path, **keys: object) -> None:
     """By a drop-in file, keys of the hypervisor that the shipped file does not set."""
     directory = config.parent / "config.d"
