@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import fcntl
 import os
+import select
 import stat
 import sys
 import termios
@@ -51,6 +52,13 @@ def _widen(fd: OwnedFd) -> None:
 
 def _unread_bytes(fd: OwnedFd) -> int:
     return int.from_bytes(fcntl.ioctl(fd.fileno(), termios.FIONREAD, bytes(4)), sys.byteorder)
+
+
+def _has_reader(fd: OwnedFd) -> bool:
+    """A reading end of the pipe is open. Source: poll(2), POLLERR for the writing end of a pipe."""
+    poll = select.poll()
+    poll.register(fd.fileno(), 0)
+    return not poll.poll(0)
 
 
 def is_fifo(path: str) -> bool:
@@ -104,10 +112,14 @@ class PipeOutput:
     already written stay readable, and the reader sees end of file after them. One writer at a time.
     """
 
-    def __init__(self, fd: OwnedFd, *, keep_alive: OwnedFd | None = None) -> None:
-        """Owns `fd` (non-blocking) and `keep_alive`, the reading handle that keeps a FIFO open without a client."""
+    def __init__(self, fd: OwnedFd, *, keep_alive: OwnedFd | None = None, was_read: bool = True) -> None:
+        """Owns `fd` (non-blocking) and `keep_alive`, the reading handle that keeps a FIFO open without a client.
+
+        `was_read`: a client has had the pipe open.
+        """
         self._fd = fd
         self._keep_alive = keep_alive
+        self._was_read = was_read
         self._writable = Readiness(fd, writing=True)
         self._is_wide = False
 
@@ -130,24 +142,35 @@ class PipeOutput:
     async def finish(self) -> None:
         """The stream has ended, and its reader has taken all of it, or nothing for UNREAD_S, or took over FINISH_S.
 
+        Without output that is at once for a reader that has come, and after UNREAD_S for one that never does.
+
         A client of containerd's Go library closes its end when it learns of the exit, also when bytes are left in the
         pipe. So the exit must not be published before the pipe is empty. Source: containerd cio/io_unix.go, `cancel`.
+
+        That client opens its end in a thread, which waits for a writer: for ever, if ours had come and gone before.
         """
         self._writable.end()
+        if self._keep_alive is not None:
+            self._keep_alive.close()
+            await self._until_taken()
         self._fd.close()
-        if self._keep_alive is None:
-            return
+
+    async def _until_taken(self) -> None:
         now = asyncio.get_running_loop().time
         moved_at = now()
         ends_at, pause_s, before = moved_at + FINISH_S, _FINISH_POLL_S, -1
-        while self._keep_alive.is_open and (unread := _unread_bytes(self._keep_alive)):
+        while self._fd.is_open and ((unread := _unread_bytes(self._fd)) or not self._is_known_to_be_read()):
             if unread != before:
                 moved_at, before = now(), unread
             if now() >= min(moved_at + UNREAD_S, ends_at):
                 break
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _FINISH_POLL_MAX_S)
-        self._keep_alive.close()
+
+    def _is_known_to_be_read(self) -> bool:
+        """A client has had the pipe open, or has it now. To be asked without a reading handle of our own."""
+        self._was_read = self._was_read or _has_reader(self._fd)
+        return self._was_read
 
     async def close(self) -> None:
         self._writable.end()
@@ -192,14 +215,16 @@ class FifoInput:
 
 def open_fifo_output(path: str, stream: str) -> PipeOutput:
     """The client's FIFO, open for writing whether or not the client reads. Raises ShimError naming it."""
-    keep_alive = open_fd(path, os.O_RDONLY | os.O_NONBLOCK, stream)
-    try:
-        # Succeeds at once: there is a reader, ours.
+    # Succeeds at once where there is a reader: ours.
+    with open_fd(path, os.O_RDONLY | os.O_NONBLOCK, stream):
         fd = open_fd(path, os.O_WRONLY | os.O_NONBLOCK, stream)
+    was_read = _has_reader(fd)
+    try:
+        keep_alive = open_fd(path, os.O_RDONLY | os.O_NONBLOCK, stream)
     except ShimError:
-        keep_alive.close()
+        fd.close()
         raise
-    return PipeOutput(fd, keep_alive=keep_alive)
+    return PipeOutput(fd, keep_alive=keep_alive, was_read=was_read)
 
 
 def open_fifo_input(path: str) -> FifoInput:

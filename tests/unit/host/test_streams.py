@@ -76,6 +76,35 @@ async def test_a_stream_is_finished_once_its_reader_has_taken_every_byte(fifo: P
     os.close(reader)
 
 
+@pytest.mark.parametrize("output", [b"", b"all of it"])
+async def test_a_reader_that_comes_late_finds_the_end(fifo: Path, output: bytes) -> None:
+    """containerd opens its end in a thread, which waits for a writer: for ever, if ours had come and gone before."""
+    stdout = await output_to(fifo)
+    await stdout.write(output)
+    finishing = asyncio.ensure_future(stdout.finish())
+    await asyncio.sleep(0.01)
+
+    reading = asyncio.ensure_future(asyncio.to_thread(fifo.read_bytes))
+    await finishing
+
+    if await stalled(reading):
+        os.close(os.open(fifo, os.O_WRONLY | os.O_NONBLOCK))  # lets the thread end
+        await reading
+        pytest.fail("the reader waits")
+    assert await reading == output
+
+
+async def test_an_end_without_output_is_not_kept_from_a_reader_that_has_gone(
+    fifo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fifos, "UNREAD_S", 1000)
+    reader = client(fifo, os.O_RDONLY)
+    stdout = await output_to(fifo)
+    os.close(reader)
+
+    await stdout.finish()
+
+
 @pytest.mark.parametrize("end", ["no reader", "close"])
 async def test_finishing_ends_without_a_reader(fifo: Path, monkeypatch: pytest.MonkeyPatch, end: str) -> None:
     monkeypatch.setattr(fifos, "UNREAD_S", 0.01 if end == "no reader" else 1000)
