@@ -50,10 +50,10 @@ class Places(NamedTuple):
     metrics_root: str = METRICS_DIRECTORY
 
 
-def conventional_ledger(sandbox_id: str, places: Places, *, thorough: bool = False) -> tuple[LedgerEntry, ...]:
+def conventional_ledger(sandbox_id: str, places: Places) -> tuple[LedgerEntry, ...]:
     """The sandbox's resources that exist now, in the form of its ledger: to be undone from the end.
 
-    `thorough` costs a walk through all cgroups and a look into every pod's network namespace.
+    It costs a walk through all cgroups and a look into every pod's network namespace.
     """
     vm_dir, shared_dir = f"{places.vm_root}/{sandbox_id}", f"{places.shared_root}/{sandbox_id}"
     programs = _processes_of(sandbox_id, (f"{vm_dir}/", f"{shared_dir}/"), places)
@@ -62,9 +62,8 @@ def conventional_ledger(sandbox_id: str, places: Places, *, thorough: bool = Fal
     ]
     if os.path.lexists(metrics := f"{places.metrics_root}/{sandbox_id}"):
         entries.append(LedgerEntry(kind=ResourceKind.SOCKET, key=metrics))
-    if thorough:
-        entries += _cgroups_of(sandbox_id, places.cgroup_root, {program.pid for program in programs})
-        entries += _links_of(sandbox_id, places.netns_root)
+    entries += _cgroups_of(sandbox_id, places.cgroup_root, {program.pid for program in programs})
+    entries += _links_of(sandbox_id, places.netns_root)
     # Innermost first is the order of undoing.
     entries += [LedgerEntry(kind=ResourceKind.MOUNT, key=point) for point in reversed(mounted_below(shared_dir))]
     for process in programs:

@@ -76,7 +76,7 @@ def judged(store: StateStore, sandbox_id: str, places: Places) -> Orphan | Spare
         return Spared(sandbox_id, f"shim {shim.pid} of namespace {shim.namespace!r} serves it", is_served=True)
     if shim is None and (guardian := _guardian(sandbox_id, places)):
         return Spared(sandbox_id, f"process {guardian} looks like its shim", is_served=True)
-    ledger = state.ledger if state is not None else conventional_ledger(sandbox_id, places, thorough=True)
+    ledger = state.ledger if state is not None else conventional_ledger(sandbox_id, places)
     return Orphan(sandbox_id, known_by, shim, state, ledger)
 
 
@@ -86,7 +86,7 @@ def _by_its_vmm(sandbox_id: str, reason: str, places: Places, *, was_found: bool
         return Spared(sandbox_id, f"nothing shows whose it is: {reason}", is_served=False) if was_found else None
     if guardian := _guardian(sandbox_id, places):
         return Spared(sandbox_id, f"process {guardian} looks like its shim", is_served=True)
-    ledger = conventional_ledger(sandbox_id, places, thorough=True)
+    ledger = conventional_ledger(sandbox_id, places)
     return Orphan(sandbox_id, f"its VMM ({reason})", None, None, ledger)
 
 

@@ -316,7 +316,7 @@ def test_a_child_of_virtiofsd_does_not_make_its_sandboxs_cgroup_anothers(node: N
             cgroup.mkdir(parents=True)
             (cgroup / "cgroup.procs").write_text("".join(f"{pid}\n" for pid in pids))
 
-        found = conventional_ledger("dead", node.places, thorough=True)
+        found = conventional_ledger("dead", node.places)
 
         assert [each.key for each in found if each.kind is ResourceKind.CGROUP] == [f"{node.root}/cgroup/dead"]
     finally:
