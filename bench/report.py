@@ -50,6 +50,13 @@ QUESTIONS = (
     Question("`ctr run` to first output", "output_pykata", "output_bare", "bare kernel boot", "ms"),
     Question("`ctr run` to first output, forked shim", "output_forked", "output_bare", "bare kernel boot", "ms"),
     Question("`ctr run` to first output, cloned VM", "output_cloned", "output_bare", "bare kernel boot", "ms"),
+    Question(
+        "`ctr run` to first output, cloned VM, forked shim",
+        "output_cloned_forked",
+        "output_bare",
+        "bare kernel boot",
+        "ms",
+    ),
     Question("the shim alone, image by virtio-fs", "alone_shared", "output_bare", "bare kernel boot", "ms"),
     Question("the shim alone, image on disks", "alone_disks", "output_bare", "bare kernel boot", "ms"),
     Question("the shim alone, cloned VM, virtio-fs", "alone_cloned_shared", "output_bare", "bare kernel boot", "ms"),

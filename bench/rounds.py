@@ -171,12 +171,14 @@ def _first_outputs(ground: Ground, samples: Samples, argv: list[str], initrd: Pa
     bare, pykata, runc = (samples.open_round(f"output_{name}") for name in ("bare", "pykata", "runc"))
     bare.append(bare_boot.boot_s(argv, initrd))
     pykata.append(measures.first_output_s(ground, PYKATA))
-    samples.open_round("output_cloned").append(measures.first_output_s(replace(ground, config=ground.warm), PYKATA))
+    warm = replace(ground, config=ground.warm)
+    samples.open_round("output_cloned").append(measures.first_output_s(warm, PYKATA))
     bare.append(bare_boot.boot_s(argv, initrd))
     _alone(ground, samples)
     bare.append(bare_boot.boot_s(argv, initrd))
     with ground.zygote():
         samples.open_round("output_forked").append(measures.first_output_s(ground, PYKATA))
+        samples.open_round("output_cloned_forked").append(measures.first_output_s(warm, PYKATA))
     bare.append(bare_boot.boot_s(argv, initrd))
     runc.append(measures.first_output_s(ground, RUNC))
 
