@@ -265,3 +265,11 @@ def test_socket_paths_are_all_there_are() -> None:
         "/run/vc/vm/pod1/vhost-vsock.sock",
         "/run/vc/vm/pod1/vsock.sock",
     )
+
+
+def test_a_clone_has_the_cid_that_was_reserved_for_it() -> None:
+    config = vm_config(agent_channel=VsockChannel(port=1024), is_copyable=True, saved_machine="/run/vc/vm/template/0")
+    for cid in (17, 18):
+        argv = qemu_argv(config, fd_table(config, guest_cid=cid, image_bytes=0))
+        (device,) = (word for word in argv if word.startswith("vhost-vsock"))
+        assert device.endswith(f"guest-cid={cid}")
