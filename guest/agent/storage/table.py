@@ -32,12 +32,10 @@ SANDBOX = ""
 _FS_GID = "fsgid="
 _SETGID = 0o2000
 _CREATE_DIRECTORY = "io.katacontainers.volume.overlayfs.create_directory="
-_OVERLAY_RW = "io.katacontainers.fs-opt.overlay-rw"
 _CREATE_FILESYSTEM = "create_filesystem"
 _IMAGE_PULL = "image_guest_pull"
 _ENCRYPTION_KEY = "encryption_key="
 _HUGEPAGES = "/sys/kernel/mm/hugepages"
-_CONTAINERS = "/run/kata-containers"
 
 DRIVERS = tuple(
     "9p bind blk ephemeral image_guest_pull local mmioblk nvdimm overlayfs scsi virtio-fs watchable-bind".split()
@@ -120,7 +118,7 @@ class StorageTable:
         elif driver == "ephemeral":
             self._ephemeral(storage, target)
         elif driver == "overlayfs":
-            self._overlay(storage, target, user)
+            self._overlay(storage, target)
         elif driver == _IMAGE_PULL:
             if user == SANDBOX:
                 raise InvalidArgument(f"storage {target!r}: an image's root needs a container")
@@ -147,19 +145,11 @@ class StorageTable:
         mount_storage(storage.source, target, storage.fstype, options)
         set_directory_options(target, [word for word in storage.options if word.startswith(_FS_GID)])
 
-    def _overlay(self, storage: Storage, target: str, user: str) -> None:
-        options = [word for word in storage.options if word != _OVERLAY_RW]
-        if _OVERLAY_RW in storage.options:
-            if user == SANDBOX:
-                raise InvalidArgument(f"storage {target!r}: a writable overlay needs a container")
-            for option, folder in (("upperdir", "upper"), ("workdir", "work")):
-                path = f"{_CONTAINERS}/{user}/{folder}"
-                os.makedirs(path, exist_ok=True)
-                options.append(f"{option}={path}")
+    def _overlay(self, storage: Storage, target: str) -> None:
         for word in storage.driver_options:
             if word.startswith(_CREATE_DIRECTORY):
                 os.makedirs(word[len(_CREATE_DIRECTORY) :], exist_ok=True)
-        mount_storage(storage.source or "overlay", target, "overlay", options)
+        mount_storage(storage.source or "overlay", target, "overlay", storage.options)
 
     async def _block(self, storage: Storage, target: str) -> str:
         keys = [word for word in storage.driver_options if word.startswith(_ENCRYPTION_KEY)]

@@ -23,8 +23,6 @@ from pyshim.resources.volumes.plan.layers import VERITY_OPTION, is_layer
 _GUEST_DIR = "/run/kata-containers"
 _LAYERS_DIR = "/run/layers"
 """In the guest. Short, so that as many layers as an image of Docker's may have (127) fit the options of one mount."""
-_UPPER_IN_MEMORY = "io.katacontainers.fs-opt.overlay-rw"
-"""With it the agent makes the overlay's upper and work directories, in the guest's memory."""
 _CREATE_DIRECTORY = "io.katacontainers.volume.overlayfs.create_directory="
 _MAKE_DIRECTORY = "X-containerd.mkdir.path="
 _INCOMPLETE = ("format/", "mkdir/", "mkfs/")
@@ -114,19 +112,20 @@ def _overlay(mount: RootfsMount, below: Sequence[RootfsMount], container_id: Con
     """The overlay that the guest makes of `below`; without an upper file, what is written stays in its memory."""
     _check_options(mount, what)
     points = [_point(each) for each in below]
-    options, directories, in_memory = [], [], False
+    options, on_host, directories = [], [], []
     for option in mount.options:
         text = _completed(option, points, what)
         if option.startswith(_MAKE_DIRECTORY):
-            directories.append(_CREATE_DIRECTORY + text.removeprefix(_MAKE_DIRECTORY).partition(":")[0])
+            directories.append(text.removeprefix(_MAKE_DIRECTORY).partition(":")[0])
         elif text == option and option.startswith(("upperdir=", "workdir=")):
-            in_memory = True  # directories of the host, which the guest does not have
+            on_host.append(option)
         else:
             options.append(text)
     _check_order(options, below, what)
-    upper = f"{_GUEST_DIR}/{container_id}"
-    made = (f"upperdir={upper}/upper", f"workdir={upper}/work") if in_memory else ()
-    size_bytes = len(",".join((*options, *made)))
+    if on_host:  # the guest has no directories of the host
+        directories = [f"{_GUEST_DIR}/{container_id}/{name}" for name in ("upper", "work")]
+        options += [f"upperdir={directories[0]}", f"workdir={directories[1]}"]
+    size_bytes = len(",".join(options))
     if size_bytes > _MOUNT_OPTIONS_BYTES:
         raise InvalidArgument(
             f"{what}: the overlay of {len(below)} layers needs {size_bytes} bytes of mount options, "
@@ -134,10 +133,10 @@ def _overlay(mount: RootfsMount, below: Sequence[RootfsMount], container_id: Con
         )
     return Storage(
         driver="overlayfs",
-        driver_options=tuple(directories),
+        driver_options=tuple(f"{_CREATE_DIRECTORY}{path}" for path in directories),
         source="overlay",
         fs_type="overlay",
-        options=(*options, _UPPER_IN_MEMORY) if in_memory else tuple(options),
+        options=tuple(options),
         mount_point=_root(container_id),
     )
 

@@ -15,6 +15,7 @@ from tests.fakes.inputs import config, configured
 S = "/var/lib/containerd/io.containerd.snapshotter.v1.erofs/snapshots"
 RWLAYER = RootfsMount(type="ext4", source=f"{S}/9/rwlayer.img", target="", options=("rw", "loop"))
 HOST_UPPER = (f"workdir={S}/9/work", f"upperdir={S}/9/fs")
+MAKE = "io.katacontainers.volume.overlayfs.create_directory="
 DISK_UPPER = (
     "X-containerd.mkdir.path={{ mount 0 }}/upper:0755",
     "X-containerd.mkdir.path={{ mount 0 }}/work:0755",
@@ -54,8 +55,9 @@ def test_layers_are_read_only_disks_below_an_overlay_that_writes_to_the_guests_m
     (merged,) = root.storages
     assert (merged.driver, merged.source, merged.fs_type) == ("overlayfs", "overlay", "overlay")
     lower = ":".join(point(each) for each in layers)
-    assert merged.options == (f"lowerdir={lower}", "index=off", "io.katacontainers.fs-opt.overlay-rw")
-    assert merged.driver_options == ()
+    upper, work = "/run/kata-containers/c1/upper", "/run/kata-containers/c1/work"
+    assert merged.options == (f"lowerdir={lower}", "index=off", f"upperdir={upper}", f"workdir={work}")
+    assert merged.driver_options == (f"{MAKE}{upper}", f"{MAKE}{work}")
     assert merged.mount_point == root.mount_point == "/run/kata-containers/c1/rootfs"
 
 
@@ -66,9 +68,8 @@ def test_a_file_for_writes_is_the_disk_that_the_overlay_writes_to() -> None:
     assert (upper.disk.path, upper.disk.read_only, lower.disk.read_only) == (RWLAYER.source, False, True)
     assert upper.storage is not None
     assert (upper.storage.fs_type, upper.storage.options, upper.storage.driver_options) == ("ext4", (), ())
-    made = "io.katacontainers.volume.overlayfs.create_directory="
     at = point(RWLAYER)
-    assert root.storages[0].driver_options == (f"{made}{at}/upper", f"{made}{at}/work")
+    assert root.storages[0].driver_options == (f"{MAKE}{at}/upper", f"{MAKE}{at}/work")
     assert root.storages[0].options == (f"workdir={at}/work", f"upperdir={at}/upper", f"lowerdir={point(layer(1))}")
 
 
