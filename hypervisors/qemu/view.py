@@ -11,8 +11,6 @@ from pyshim.model.confidential import TdxGuard, UnixQuotes
 from pyshim.model.host_facts import Accelerator
 from pyshim.model.vm import VfioDevice, VhostUserVsockChannel, VmConfig
 
-_CODE_KEPT = tuple(ViewPath(path=path, why="programs and libraries", may_lack=True) for path in CODE)
-
 
 def host_view_reason(config: VmConfig, *, is_script: bool) -> str:
     """Why QEMU has to see the host's files as they are, in words for a person; empty where it need not."""
@@ -30,7 +28,7 @@ def vmm_view(config: VmConfig, *, program: str) -> tuple[ViewPath, ...]:
 
     Disks, taps, vhost-net, vhost-vsock, QMP and consoles are handed over open, memory has no name.
     """
-    kept = [*_CODE_KEPT, ViewPath(path=home_of(program), why="QEMU's own libraries, firmware and data")]
+    kept = [*CODE, ViewPath(path=home_of(program), why="QEMU's own libraries, firmware and data")]
     kept.append(ViewPath(path=config.hypervisor_path, why="QEMU"))
     kept.append(ViewPath(path="/sys", why="CPUs, memory nodes, limits of disks", is_recursive=False, may_lack=True))
     if config.guard is not None or _passes_devices(config):
@@ -38,7 +36,7 @@ def vmm_view(config: VmConfig, *, program: str) -> tuple[ViewPath, ...]:
         # cgroup says which it may open.
         kept.append(ViewPath(path="/dev", why="VFIO, or the host's encryption", is_recursive=False, is_writable=True))
     else:
-        kept += (ViewPath(path=path, why="any program may use it", may_lack=True) for path in DEVICES)
+        kept += DEVICES
         if config.cpu.accelerator is Accelerator.KVM:
             kept.append(ViewPath(path="/dev/kvm", why="the accelerator"))
     boot = config.boot
@@ -63,8 +61,8 @@ def vmm_view(config: VmConfig, *, program: str) -> tuple[ViewPath, ...]:
 def vsock_view(channel: VhostUserVsockChannel) -> tuple[ViewPath, ...]:
     directory = os.path.dirname(channel.device_path)
     return (
-        *_CODE_KEPT,
-        *(ViewPath(path=path, why="any program may use it", may_lack=True) for path in DEVICES),
+        *CODE,
+        *DEVICES,
         ViewPath(path=channel.program, why="the program"),
         ViewPath(path=directory, why="its sockets", is_writable=True),
     )

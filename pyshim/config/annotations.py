@@ -17,12 +17,16 @@ from pyshim.config.effective import Effective, Finding, Level, Setting, contradi
 from pyshim.config.hashes import HASH_TYPES, HASHED_ASSETS
 from pyshim.config.keys import ANNOTATION_PREFIX, Key, Table, Verdict
 from pyshim.config.values import PATH
-from pyshim.model.config import FILE_SYSTEM_OPTION_PREFIX, SWAP_IN_BYTES_ANNOTATION, SWAPPINESS_ANNOTATION
+from pyshim.model.config import (
+    FILE_SYSTEM_OPTION_PREFIX,
+    HYPERVISOR_PREFIX,
+    SWAP_IN_BYTES_ANNOTATION,
+    SWAPPINESS_ANNOTATION,
+)
 from pyshim.model.errors import InvalidArgument
 from pyshim.model.vm import split_params
 
 PREFIX = "io.katacontainers.config."
-HYPERVISOR_PREFIX = PREFIX + "hypervisor."
 HYPERVISOR_NAME = PREFIX + "runtime.hypervisor_name"
 
 _WITHOUT_EFFECT = {

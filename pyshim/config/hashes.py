@@ -12,6 +12,7 @@ from pyshim.config.effective import Effective
 from pyshim.config.keys import Table
 from pyshim.host.file_answers import FileAnswers, file_identity
 from pyshim.host.os_errors import os_errors
+from pyshim.model.config import HYPERVISOR_PREFIX
 from pyshim.model.errors import FailedPrecondition, InvalidArgument
 
 HASHED_ASSETS: Mapping[str, str] = {
@@ -26,8 +27,7 @@ HASHED_ASSETS: Mapping[str, str] = {
 }
 """Annotation under io.katacontainers.config.hypervisor. to the key of the file it is about, in both spellings."""
 CACHE_DIR = "/run/pyshim/asset-hashes"
-_PREFIX = "io.katacontainers.config.hypervisor."
-HASH_TYPES = ("io.katacontainers.asset_hash_type", f"{_PREFIX}asset_hash_type")
+HASH_TYPES = ("io.katacontainers.asset_hash_type", f"{HYPERVISOR_PREFIX}asset_hash_type")
 """The type of the digests, under the names of Kata's Go and Rust runtimes."""
 _DIGEST = re.compile("[0-9a-fA-F]{128}")
 _CHUNK_BYTES = 1 << 20
@@ -35,14 +35,16 @@ _CHUNK_BYTES = 1 << 20
 
 def verify_assets(effective: Effective, annotations: Mapping[str, str], cache_dir: str = CACHE_DIR) -> None:
     """Every file a hash annotation names is the one with that hash; raises InvalidArgument naming both otherwise."""
-    wanted = {name: annotations[_PREFIX + name] for name in HASHED_ASSETS if _PREFIX + name in annotations}
+    wanted = {
+        name: annotations[HYPERVISOR_PREFIX + name] for name in HASHED_ASSETS if HYPERVISOR_PREFIX + name in annotations
+    }
     for name in HASH_TYPES:
         kind = annotations.get(name, "sha512")
         if kind != "sha512":
             raise InvalidArgument(f"read annotation '{name}': {kind[:100]!r} is not \"sha512\", the only type")
     answers = FileAnswers(cache_dir)
     for name, expected in wanted.items():
-        annotation, key = _PREFIX + name, HASHED_ASSETS[name]
+        annotation, key = HYPERVISOR_PREFIX + name, HASHED_ASSETS[name]
         if not _DIGEST.fullmatch(expected):
             raise InvalidArgument(f"read annotation '{annotation}': not a SHA-512 in 128 hexadecimal digits")
         path = effective.of(Table.HYPERVISOR, key).value

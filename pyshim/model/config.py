@@ -9,6 +9,8 @@ from fractions import Fraction
 
 import msgspec
 
+HYPERVISOR_PREFIX = "io.katacontainers.config.hypervisor."
+"""Of annotations that set keys of the hypervisor's table."""
 FILE_SYSTEM_OPTION_PREFIX = "io.katacontainers.fs-opt."
 """Of annotations and mount options by which a block snapshotter describes layers to the guest. Source: Kata."""
 SWAPPINESS_ANNOTATION = "io.katacontainers.container.resource.swappiness"

@@ -15,22 +15,6 @@ import msgspec
 from pyshim.host import syscalls
 from pyshim.host.fds import OwnedFd
 
-CODE = (
-    "/usr",
-    "/bin",
-    "/sbin",
-    "/lib",
-    "/lib32",
-    "/lib64",
-    "/libx32",
-    "/nix/store",
-    "/gnu/store",
-    "/etc/ld.so.cache",
-    "/etc/ld.so.preload",
-    "/etc/alternatives",
-)
-"""Directories of programs, libraries and firmware in distributions, and files of the dynamic loader."""
-DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 _PROGRAMS = ("bin", "sbin", "libexec")
 """Directories beside which a program's libraries and data are."""
 
@@ -48,6 +32,26 @@ class ViewPath(msgspec.Struct, frozen=True, kw_only=True):
     """Mounts made on it in the view reach the namespaces that are copied from the view (mount_namespaces(7))."""
     may_lack: bool = False
     """The host may lack it."""
+
+
+_CODE_PATHS = (
+    "/usr",
+    "/bin",
+    "/sbin",
+    "/lib",
+    "/lib32",
+    "/lib64",
+    "/libx32",
+    "/nix/store",
+    "/gnu/store",
+    "/etc/ld.so.cache",
+    "/etc/ld.so.preload",
+    "/etc/alternatives",
+)
+_DEVICE_PATHS = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+CODE = tuple(ViewPath(path=path, why="programs and libraries", may_lack=True) for path in _CODE_PATHS)
+"""Directories of programs, libraries and firmware in distributions, and files of the dynamic loader."""
+DEVICES = tuple(ViewPath(path=path, why="any program may use it", may_lack=True) for path in _DEVICE_PATHS)
 
 
 class _ViewCopy(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,9 +16,8 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from pyshim.config.annotations import HYPERVISOR_PREFIX
 from pyshim.config.sources import Source
-from pyshim.model.config import Config
+from pyshim.model.config import HYPERVISOR_PREFIX, Config
 from pyshim.model.errors import InvalidArgument, ShimError
 from pyshim.model.host_facts import HostFacts, unbounded
 from pyshim.model.sizing import decimal

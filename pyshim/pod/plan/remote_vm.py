@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from pyshim.model.caller import KEYS, Caller, pod_of
 from pyshim.model.confidential import Initdata
-from pyshim.model.config import Config
+from pyshim.model.config import HYPERVISOR_PREFIX, Config
 from pyshim.model.devices import PodDevices
 from pyshim.model.errors import FailedPrecondition, InvalidArgument
 from pyshim.model.host_facts import Accelerator
@@ -18,7 +18,7 @@ from pyshim.model.remote_vms import RemoteServiceConfig
 from pyshim.model.sizing import SizingRecord
 from pyshim.model.vm import BootConfig, CpuConfig, ImageDriver, MemoryBacking, MemoryConfig, VmConfig
 from pyshim.resources.devices.plan.devices import check_kind_table
-from pyshim.resources.devices.plan.remote import PREFIX, remote_devices
+from pyshim.resources.devices.plan.remote import remote_devices
 
 NO_NETNS = "/proc/0/ns/net"
 """A path that stands for a fresh namespace."""
@@ -125,12 +125,12 @@ def _annotations(
     annotations = {
         keys.pod_name: pod.name or sandbox_id,
         keys.pod_namespace: pod.namespace or _NO_POD_NAMESPACE,
-        f"{PREFIX}machine_type": hypervisor.machine_type,
-        f"{PREFIX}image": hypervisor.image,
+        f"{HYPERVISOR_PREFIX}machine_type": hypervisor.machine_type,
+        f"{HYPERVISOR_PREFIX}image": hypervisor.image,
         # A whole number: cloud adaptors read "1.5" as nothing.
-        f"{PREFIX}default_vcpus": str(sizing.vcpus.granted),
-        f"{PREFIX}default_memory": str(sizing.memory_mib.granted),
-        f"{PREFIX}cc_init_data": initdata.document.decode() if initdata else "",
+        f"{HYPERVISOR_PREFIX}default_vcpus": str(sizing.vcpus.granted),
+        f"{HYPERVISOR_PREFIX}default_memory": str(sizing.memory_mib.granted),
+        f"{HYPERVISOR_PREFIX}cc_init_data": initdata.document.decode() if initdata else "",
     }
     return {**annotations, keys.pod_uid: pod.uid} if pod.uid else annotations
 
@@ -145,4 +145,4 @@ def _device_annotations(config: Config, devices: PodDevices) -> Mapping[str, str
         gpus=hypervisor.default_gpus,
         gpu_model=hypervisor.default_gpu_model,
     )
-    return {key: value for key, value in found.annotations.items() if value or key.startswith(PREFIX)}
+    return {key: value for key, value in found.annotations.items() if value or key.startswith(HYPERVISOR_PREFIX)}

@@ -6,16 +6,15 @@ unplugged when it is deleted.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack
 from typing import Protocol
-from weakref import WeakValueDictionary
 
 from pyshim.concurrency.tasks import TaskOwner, to_the_end
 from pyshim.model.caller import container_name
 from pyshim.model.config import Config
 from pyshim.model.devices import DeviceQuestion, FoundDevice, PodDevices
-from pyshim.model.errors import FailedPrecondition, NotFound, ShimError
+from pyshim.model.errors import FailedPrecondition
 from pyshim.model.guest import GuestContainer
 from pyshim.model.ids import ContainerId
 from pyshim.model.kind import ContainerKind, membership
@@ -34,13 +33,11 @@ from pyshim.resources.devices.plan.devices import (
 )
 from pyshim.resources.devices.plan.env import guest_env
 from pyshim.resources.devices.plan.remote import own_names, remote_devices, with_names, without_gpu_count
+from pyshim.resources.devices.plugged import PluggedDevices
 from pyshim.resources.devices.vm_devices import VmDevices
 from pyshim.resources.services import SandboxServices
 
 log = logging.getLogger(__name__)
-
-UNPLUG_WAIT_S = 2.0
-"""Seconds that a Delete waits for the guest to release a device."""
 
 FindDevices = Callable[[DeviceQuestion], Awaitable[PodDevices]]
 
@@ -77,17 +74,13 @@ class PassedDevices:
         self._config: Config = plan.config
         self._sandbox_id = plan.sandbox_id
         self._vm_devices = vm_devices
-        self._tasks = tasks
         self._find = find
         self._found: list[FoundDevice] = list(plan.devices.devices)
         self._known = plan.devices
         self._paths = {placed.device.id: placed.pci_path for placed in plan.vm.pci.placed}
-        self._hot: dict[str, set[str]] = {}
-        """The containers that have each hot plugged device; none has one the guest did not let go of."""
-        # What a container's devices are called in the guest depends on all that is in the VM by then.
+        self._hot = PluggedDevices(vm_devices, tasks, forget=self._forget)
+        # The names of a container's devices in the guest depend on all devices that are in the VM by then.
         self._lock = asyncio.Lock()
-        # One per device: a guest that keeps one holds up only who wants the same one.
-        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def attach(self, guest: GuestContainer, spec: OciSpec) -> GuestContainer:
         """`guest` with the devices that are its own, hot plugged where they are not there yet.
@@ -105,7 +98,10 @@ class PassedDevices:
         new = await self._find(question)
         log_found(new, self._sandbox_id)
         devices = vfio_devices(new.nodes())
-        async with self._held(devices), self._lock:
+        async with AsyncExitStack() as locks:
+            for device_id in sorted(device.id for device in devices):  # every caller in the same order
+                await locks.enter_async_context(self._hot.locked(device_id))
+            await locks.enter_async_context(self._lock)
             await self._plug(guest.container_id, devices)
             self._found += new.devices
             wanted = {node.path for device in (*mine, *new.devices) for node in device.nodes} | nodes
@@ -124,23 +120,12 @@ class PassedDevices:
             log.info("variables name devices of the host, left out", extra={"sandbox": self._sandbox_id, **fields})
         return with_passed(guest, own, names, env, mode)
 
-    @asynccontextmanager
-    async def _held(self, devices: tuple[VfioDevice, ...]) -> AsyncIterator[None]:
-        """Until the block is left none of `devices` begins to leave the VM; one that was on its way out has gone."""
-        async with AsyncExitStack() as locks:
-            for device_id in sorted(device.id for device in devices):  # two that want the same ones: in the same order
-                await locks.enter_async_context(self._lock_of(device_id))
-                if self._hot.get(device_id) == set():
-                    # The guest was asked to let go of it and has not yet: it may at any moment.
-                    await to_the_end(self._unplug(device_id))
-            yield
-
     async def _plug(self, container_id: str, devices: tuple[VfioDevice, ...]) -> None:
         """Each of `devices` is in the VM; the container counts for each that was not there from the start."""
         for device in devices:
             if device.id in self._paths:
                 if device.id in self._hot:
-                    self._hot[device.id].add(container_id)
+                    self._hot.add(device.id, container_id)
                 continue
             if not self._vm_devices.capabilities().pci_hotplug:
                 raise FailedPrecondition(
@@ -150,13 +135,10 @@ class PassedDevices:
             # To the end: the undo of a Create that is cancelled meanwhile must know whether the device is plugged.
             await to_the_end(self._plug_one(container_id, device))
 
-    def _lock_of(self, device_id: str) -> asyncio.Lock:
-        return self._locks.setdefault(device_id, asyncio.Lock())
-
     async def _plug_one(self, container_id: str, device: VfioDevice) -> None:
         location = await self._vm_devices.plug(device)
         self._paths[device.id] = location.pci_path
-        self._hot[device.id] = {container_id}
+        self._hot.add(device.id, container_id)
 
     def saved(self) -> tuple[Mapping[str, object], ...]:
         """Every node whose functions are all in the VM, in the words of Kata's state."""
@@ -170,35 +152,9 @@ class PassedDevices:
         return all(each.address in self._paths for node in device.nodes for each in node.functions)
 
     async def detach(self, container_id: str) -> None:
-        """The container's devices are unplugged, except those that another container uses.
+        await self._hot.detach(container_id)
 
-        A guest that takes its time does not hold up the caller.
-        """
-        if any(container_id in users for users in self._hot.values()):
-            task = self._tasks.supervise(f"unplug/{container_id}", self._detach(container_id))
-            await asyncio.wait([task], timeout=UNPLUG_WAIT_S)
-
-    async def _detach(self, container_id: str) -> None:
-        for device_id in [device_id for device_id, users in self._hot.items() if container_id in users]:
-            async with self._lock_of(device_id):
-                await self._detach_one(container_id, device_id)
-
-    async def _detach_one(self, container_id: str, device_id: str) -> None:
-        users = self._hot.get(device_id, set())
-        if container_id not in users:
-            return
-        users.discard(container_id)
-        if users:
-            return
-        try:
-            await self._unplug(device_id)
-        except ShimError as error:  # a vm that has gone took it along; one that keeps it keeps its place
-            log.debug("unplug device", extra={"device": device_id, "error": str(error)})
-
-    async def _unplug(self, device_id: str) -> None:
-        with suppress(NotFound):
-            await self._vm_devices.unplug(device_id)
-        del self._hot[device_id]
+    def _forget(self, device_id: str) -> None:
         self._paths.pop(device_id, None)
         self._found = [device for device in self._found if self._is_in_vm(device)]
 

@@ -5,28 +5,24 @@ A host device plugged twice would be two disks to the guest, and two mounts of o
 other.
 """
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
-from weakref import WeakValueDictionary
 
 from pyshim.concurrency.tasks import to_the_end
 from pyshim.concurrency.undo import Undo
-from pyshim.model.errors import FailedPrecondition, NotFound, ShimError, Unimplemented
+from pyshim.model.errors import FailedPrecondition, NotFound, Unimplemented
 from pyshim.model.guest import GuestContainer
 from pyshim.model.ledger import LedgerEntry, ResourceKind
 from pyshim.model.plans import ContainerPlan
 from pyshim.model.vm import BlockDevice, GuestLocation
 from pyshim.model.volumes import DirectVolume
+from pyshim.resources.devices.plugged import PluggedDevices
 from pyshim.resources.services import SandboxServices
 from pyshim.resources.volumes.copying import VolumeCopies
 from pyshim.resources.volumes.plan.disks import with_disks
 
 log = logging.getLogger(__name__)
 
-UNPLUG_WAIT_S = 2.0
-"""Seconds that a Delete waits for a guest to release a disk."""
 _SANDBOX = ""
 """The user of what stays until the sandbox ends: no container has this id."""
 
@@ -36,7 +32,6 @@ class _Attached:
         self.disk = disk
         self.location = location
         self.direct: DirectVolume | None = None
-        self.users: set[str] = set()
 
 
 class Attachments:
@@ -49,8 +44,7 @@ class Attachments:
         self._vm_devices = services.vm_devices
         self.copies = VolumeCopies(host=services.host, tasks=services.tasks)
         self._attached: dict[str, _Attached] = {}
-        # One per disk: a guest that keeps one it was asked to let go of holds up no container with another.
-        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._plugged = PluggedDevices(self._vm_devices, services.tasks, forget=self._attached.__delitem__)
 
     async def attach_all(self, plan: ContainerPlan, undo: Undo) -> GuestContainer:
         """The container's disks are in the VM; the guest's part of the plan, with their places in it.
@@ -73,12 +67,8 @@ class Attachments:
         Raises FailedPrecondition when it is there read-only and is now wanted for writing, and what `plug` raises; what
         `unplug` raises for a disk that is on its way out.
         """
-        async with self._lock_of(disk.id):
+        async with self._plugged.locked(disk.id):
             attached = self._attached.get(disk.id)
-            if attached is not None and not attached.users:
-                # The guest was asked to let go of it and has not yet: it may at any moment, under who gets it now.
-                await to_the_end(self._unplug(disk.id))
-                attached = None
             if attached is None:
                 if not self._vm_devices.capabilities().block_hotplug:
                     raise Unimplemented(f"plug '{disk.path}': this vm takes no devices while it runs")
@@ -89,7 +79,7 @@ class Attachments:
                 raise FailedPrecondition(
                     f"attach '{disk.path}' for writing: another container of the pod has it read-only"
                 )
-            attached.users.add(user)
+            self._plugged.add(disk.id, user)
             return attached.location
 
     async def attach_made(self, disk: BlockDevice, size_bytes: int, head: bytes = b"") -> GuestLocation:
@@ -97,7 +87,7 @@ class Attachments:
 
         `head` is what the new file begins with.
         """
-        async with self._lock_of(disk.id):
+        async with self._plugged.locked(disk.id):
             attached = self._attached.get(disk.id)
             if attached is None:
                 if not self._vm_devices.capabilities().block_hotplug:
@@ -106,52 +96,25 @@ class Attachments:
                 self._services.hold(LedgerEntry(kind=ResourceKind.FILE, key=disk.path, detail=detail))
                 await self._services.host.make_disk_file(disk.path, size_bytes, head)
                 attached = await to_the_end(self._plug(disk, _SANDBOX))
-            attached.users.add(_SANDBOX)
+            self._plugged.add(disk.id, _SANDBOX)
             return attached.location
-
-    def _lock_of(self, device_id: str) -> asyncio.Lock:
-        return self._locks.setdefault(device_id, asyncio.Lock())
 
     async def _plug(self, disk: BlockDevice, user: str, direct: DirectVolume | None = None) -> _Attached:
         """The disk is in the VM for `user` at once: a create that is given up meanwhile has it to take back."""
         attached = self._attached[disk.id] = _Attached(disk, await self._vm_devices.plug(disk))
-        attached.users.add(user)
+        self._plugged.add(disk.id, user)
         attached.direct = direct
         where = attached.location.scsi_address or attached.location.pci_path
         log.info("disk attached", extra={"device": disk.id, "path": disk.path, "at": where})
         return attached
 
     async def detach(self, user: str) -> None:
-        """`user` has no disk any more; each leaves the VM with its last user.
-
-        A guest that takes its time to let go does so without holding up the caller, however many disks there are.
-        """
-        of_user = [device_id for device_id, attached in self._attached.items() if user in attached.users]
-        tasks = [self._services.tasks.supervise(f"unplug/{user}/{each}", self._detach(each, user)) for each in of_user]
-        if tasks:
-            await asyncio.wait(tasks, timeout=UNPLUG_WAIT_S)
-
-    async def _detach(self, device_id: str, user: str) -> None:
-        async with self._lock_of(device_id):
-            attached = self._attached.get(device_id)
-            if attached is None or user not in attached.users:
-                return
-            attached.users.discard(user)
-            if attached.users:
-                return
-            try:
-                await self._unplug(device_id)
-            except ShimError as exc:  # a VM that has gone took the disk along; one that keeps it may be asked again
-                log.debug("unplug disk", extra={"device": device_id, "error": str(exc)})
-
-    async def _unplug(self, device_id: str) -> None:
-        with suppress(NotFound):
-            await self._vm_devices.unplug(device_id)
-        del self._attached[device_id]
+        """`user` has no disk any more; each leaves the VM with its last user."""
+        await self._plugged.detach(user)
 
     def all(self) -> tuple[tuple[BlockDevice, GuestLocation, int], ...]:
         """Every disk in the VM, its place there, and how many use it."""
-        return tuple((one.disk, one.location, len(one.users)) for one in self._attached.values())
+        return tuple((one.disk, one.location, self._plugged.users(one.disk.id)) for one in self._attached.values())
 
     def direct_disk(self, volume_path: str) -> tuple[BlockDevice, DirectVolume]:
         """The disk of a direct volume. Raises NotFound when no container of the sandbox has it."""
@@ -162,7 +125,7 @@ class Attachments:
 
     async def resize(self, device_id: str, size_bytes: int) -> None:
         """The guest sees the disk's new size. Raises NotFound without such a disk."""
-        async with self._lock_of(device_id):
+        async with self._plugged.locked(device_id):
             if device_id not in self._attached:
                 raise NotFound(f"resize disk '{device_id}': the sandbox has no such disk")
             await self._vm_devices.resize_disk(device_id, size_bytes)

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from pyshim.model.errors import FailedPrecondition, NotFound, ShimError
 from pyshim.model.ids import ContainerId
 from pyshim.model.task import CreateTask, RootfsMount
-from pyshim.resources.volumes import attachments
+from pyshim.resources.devices import plugged as plugged_devices
 from tests.unit.pod.conftest import BUNDLES, MEMBER, SANDBOX, Stack
 
 SHARED = {"namespaces": [{"type": "pid", "path": "/proc/4242/ns/pid"}]}
@@ -141,7 +141,7 @@ async def test_a_guest_is_asked_for_all_layers_of_a_container_at_once(
         await unplug(device_id)
 
     monkeypatch.setattr(vm, "unplug", unplug_when_all_are_asked_for)
-    monkeypatch.setattr(attachments, "UNPLUG_WAIT_S", 3600)
+    monkeypatch.setattr(plugged_devices, "UNPLUG_WAIT_S", 3600)
     await stack.end(ContainerId("app"))
 
     async with asyncio.timeout(30):

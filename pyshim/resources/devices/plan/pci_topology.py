@@ -45,12 +45,10 @@ def port_kind(text: str) -> PortKind | None:
 def pci_layout(request: PortRequest, devices: Sequence[PciDevice], *, where: str, later: int = 0) -> PciLayout:
     """Ports as asked for or needed, and `devices`, cold plugged, on the first of them, in their order.
 
-    `later` is how many will be hot plugged for certain. Raises ResourceExhausted when there are more devices than
-    places, FailedPrecondition when devices may not be cold plugged, InvalidArgument for a request that no machine can
-    have; `where` is the configuration's name.
+    `later` is the number of devices that are certain to be hot plugged; `where` is the configuration's name. Raises
+    ResourceExhausted when there are more devices than places, FailedPrecondition when devices may not be cold plugged,
+    and InvalidArgument for a device asked for twice.
     """
-    if request.cold_plug and request.hot_plug:
-        raise InvalidArgument(f"read '{where}': cold_plug_vfio and hot_plug_vfio exclude each other")
     if devices and request.cold_plug is None:
         raise FailedPrecondition(f"plug {devices[0].id!r}: cold_plug_vfio in '{where}' is \"no-port\"")
     names = [device.id for device in devices]

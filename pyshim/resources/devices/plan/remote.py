@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 import msgspec
 from msgspec.structs import replace
 
+from pyshim.model.config import HYPERVISOR_PREFIX
 from pyshim.model.devices import DeviceRequest, PodDevices
 from pyshim.model.errors import FailedPrecondition, InvalidArgument, Unimplemented
 from pyshim.model.guest import GuestContainer
 from pyshim.resources.devices.plan.devices import CDI_PREFIX, named_kind
 
-PREFIX = "io.katacontainers.config.hypervisor."
-GPUS_KEY = f"{PREFIX}default_gpus"
+GPUS_KEY = f"{HYPERVISOR_PREFIX}default_gpus"
 CLAIMS_KEY = "io.pyshim.device-claims"
 """JSON: [{"container", "device", "origin"}, ...], in the order of their indices."""
 _ALL = "=all"
@@ -60,7 +60,7 @@ def remote_devices(found: PodDevices, kinds: Sequence[str], *, gpus: int = 0, gp
     return RemoteDevices(
         annotations={
             GPUS_KEY: str(max(gpus, given)),
-            f"{PREFIX}default_gpu_model": gpu_model or _model({model for _, model in rows if model}),
+            f"{HYPERVISOR_PREFIX}default_gpu_model": gpu_model or _model({model for _, model in rows if model}),
             CLAIMS_KEY: json.dumps([_claim(request) for request in requests]) if requests else "",
         },
         names=names,

@@ -78,8 +78,8 @@ def share_namespace(plan: VirtiofsdPlan) -> ShareNamespace | None:
         log.info("virtiofsd sees the host's files", extra={"reason": f"{plan.binary!r} is a script"})
         return None
     kept = (
-        *(ViewPath(path=path, why="programs and libraries", may_lack=True) for path in CODE),
-        *(ViewPath(path=path, why="any program may use it", may_lack=True) for path in DEVICES),
+        *CODE,
+        *DEVICES,
         ViewPath(path=home_of(program), why="virtiofsd's own libraries"),
         ViewPath(path=plan.binary, why="virtiofsd"),
         ViewPath(path=plan.shared_dir, why="the share", is_writable=True, is_shared=True),

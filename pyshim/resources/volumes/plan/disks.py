@@ -83,10 +83,6 @@ def disk_tuning(config: Config) -> DiskTuning:
         )
     logical = hypervisor.block_device_logical_sector_size
     physical = hypervisor.block_device_physical_sector_size
-    if physical and logical > physical:
-        raise InvalidArgument(
-            f"read block_device_logical_sector_size in '{config.source}': {logical} is above the physical {physical}"
-        )
     return DiskTuning(
         bus=bus,
         aio=aio,

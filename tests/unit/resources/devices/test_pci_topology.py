@@ -88,7 +88,6 @@ def test_ports_are_as_many_as_asked_for_or_needed(asked: PortRequest, count: int
         (request(PortKind.BRIDGE, bridges=0), 1, ResourceExhausted, "default_bridges = 0 in '/etc/c.toml' gives 0"),
         (request(PortKind.BRIDGE), 31, ResourceExhausted, "default_bridges = 1 in '/etc/c.toml' gives 30 slots"),
         (request(), 1, FailedPrecondition, "plug 'gpu0': cold_plug_vfio in '/etc/c.toml' is \"no-port\""),
-        (request(PortKind.ROOT, PortKind.ROOT), 0, InvalidArgument, "exclude each other"),
     ],
 )
 def test_what_does_not_fit_is_refused_by_name(asked: PortRequest, count: int, kind: type[ShimError], text: str) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from pyshim.config.load import build_config
 from pyshim.config.sources import Source
+from pyshim.model.config import HYPERVISOR_PREFIX
 from pyshim.model.devices import DeviceRequest, FoundDevice, PodDevices
 from pyshim.model.errors import FailedPrecondition, InvalidArgument, Unimplemented
 from pyshim.model.guest import GuestContainer
@@ -14,7 +15,7 @@ from pyshim.model.ids import SandboxId
 from pyshim.model.kind import ContainerKind
 from pyshim.model.oci import parse_spec
 from pyshim.pod.plan.remote_vm import remote_vm
-from pyshim.resources.devices.plan.remote import CLAIMS_KEY, PREFIX, own_names, remote_devices, with_names
+from pyshim.resources.devices.plan.remote import CLAIMS_KEY, own_names, remote_devices, with_names
 from pyshim.resources.sizing.plan.static import static_size
 from pyshim.resources.sizing.plan.workload import workload
 from tests.fakes.inputs import host
@@ -37,8 +38,8 @@ def test_each_container_has_its_share_and_the_instance_its_sum() -> None:
 
     remote = remote_devices(found, KINDS, gpu_model="H100")
 
-    assert remote.annotations[f"{PREFIX}default_gpus"] == "3"
-    assert remote.annotations[f"{PREFIX}default_gpu_model"] == "H100"
+    assert remote.annotations[f"{HYPERVISOR_PREFIX}default_gpus"] == "3"
+    assert remote.annotations[f"{HYPERVISOR_PREFIX}default_gpu_model"] == "H100"
     assert json.loads(remote.annotations[CLAIMS_KEY]) == [
         {"container": "a", "device": "nvidia.com/pgpu=GPU-7", "origin": "claim ns/x"},
         {"container": "b", "device": "nvidia.com/gpu=x", "origin": "claim ns/x"},
@@ -56,7 +57,7 @@ def test_a_shared_claim_is_one_device() -> None:
     found = pod(("a", "nvidia.com/gpu=x"), ("b", "nvidia.com/gpu=x"))
     remote = remote_devices(found, KINDS)
 
-    assert remote.annotations[f"{PREFIX}default_gpus"] == "1"
+    assert remote.annotations[f"{HYPERVISOR_PREFIX}default_gpus"] == "1"
     assert [own_names(found, remote.names, each, PodDevices()) for each in "ab"] == [("nvidia.com/gpu=0",)] * 2
 
 
@@ -75,22 +76,26 @@ def test_what_a_containers_annotations_ask_for_must_be_the_vms() -> None:
 def test_all_gpus_of_the_guest_say_nothing_of_their_number() -> None:
     remote = remote_devices(pod(("", "nvidia.com/pgpu=all")), KINDS, gpus=2)
 
-    assert remote.annotations[f"{PREFIX}default_gpus"] == "2"
+    assert remote.annotations[f"{HYPERVISOR_PREFIX}default_gpus"] == "2"
     assert remote.names == {"nvidia.com/pgpu=all": "nvidia.com/gpu=all"}
 
 
 def test_without_devices_the_pods_own_wish_counts() -> None:
     remote = remote_devices(PodDevices(), KINDS, gpus=2, gpu_model="A100")
 
-    assert remote.annotations == {f"{PREFIX}default_gpus": "2", f"{PREFIX}default_gpu_model": "A100", CLAIMS_KEY: ""}
+    assert remote.annotations == {
+        f"{HYPERVISOR_PREFIX}default_gpus": "2",
+        f"{HYPERVISOR_PREFIX}default_gpu_model": "A100",
+        CLAIMS_KEY: "",
+    }
     assert remote.names == {}
-    assert remote_devices(PodDevices(), KINDS).annotations[f"{PREFIX}default_gpus"] == "0"
+    assert remote_devices(PodDevices(), KINDS).annotations[f"{HYPERVISOR_PREFIX}default_gpus"] == "0"
 
 
 def test_more_may_be_wished_than_was_given_but_not_less() -> None:
     two = pod(("a", "nvidia.com/gpu=0"), ("a", "nvidia.com/gpu=1"))
 
-    assert remote_devices(two, KINDS, gpus=4).annotations[f"{PREFIX}default_gpus"] == "4"
+    assert remote_devices(two, KINDS, gpus=4).annotations[f"{HYPERVISOR_PREFIX}default_gpus"] == "4"
     with pytest.raises(InvalidArgument, match="1, and the pod was given 2 GPUs"):
         remote_devices(two, KINDS, gpus=1)
 
@@ -108,7 +113,7 @@ def test_the_model_is_what_the_table_says_unless_the_pod_says() -> None:
     mixed = pod(("a", "nvidia.com/GH100=0"), ("b", "nvidia.com/GA100=0"))
 
     def model(found: PodDevices, asked: str = "") -> str:
-        return remote_devices(found, kinds, gpu_model=asked).annotations[f"{PREFIX}default_gpu_model"]
+        return remote_devices(found, kinds, gpu_model=asked).annotations[f"{HYPERVISOR_PREFIX}default_gpu_model"]
 
     assert (model(two), model(two, "H200"), model(pod(("a", "nvidia.com/gpu=0")))) == ("H100", "H200", "")
     with pytest.raises(InvalidArgument, match="A100, H100: an instance has GPUs of one model"):
@@ -164,4 +169,4 @@ def test_the_instance_has_what_the_pod_was_sized_for_and_the_gpus_it_was_given()
     assert vm.remote is not None
     found = vm.remote.annotations
     names = ("default_vcpus", "default_memory", "default_gpus", "default_gpu_model")
-    assert [found[f"{PREFIX}{name}"] for name in names] == ["4", str(20 * 1024 + 512), "2", "h100"]
+    assert [found[f"{HYPERVISOR_PREFIX}{name}"] for name in names] == ["4", str(20 * 1024 + 512), "2", "h100"]

@@ -97,13 +97,8 @@ def test_a_large_logical_sector_implies_the_physical_one(
     [
         ({"block_device_driver": "nvdimm"}, FailedPrecondition, "block_device_driver in '/etc/test.toml': 'nvdimm'"),
         ({"block_device_aio": "native"}, InvalidArgument, "block_device_cache_direct"),
-        (
-            {"block_device_logical_sector_size": 4096, "block_device_physical_sector_size": 512},
-            InvalidArgument,
-            "sector_size",
-        ),
     ],
-    ids=["driver", "aio", "sectors"],
+    ids=["driver", "aio"],
 )
 def test_what_cannot_work_is_refused_by_its_key(keys: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
