@@ -325,6 +325,20 @@ def test_a_child_of_virtiofsd_does_not_make_its_sandboxs_cgroup_anothers(node: N
         serving.stdout.close()
 
 
+def test_a_process_that_is_ending_does_not_make_a_cgroup_anothers(node: Node) -> None:
+    """As the VMM and the shim are just after a SIGKILL."""
+    ending = subprocess.Popen(["true"])
+    os.waitid(os.P_PID, ending.pid, os.WEXITED | os.WNOWAIT)
+    cgroup = node.root / "cgroup" / "dead"
+    cgroup.mkdir(parents=True)
+    (cgroup / "cgroup.procs").write_text(f"{ending.pid}\n")
+
+    found = conventional_ledger("dead", node.places)
+
+    ending.wait()
+    assert [each.key for each in found if each.kind is ResourceKind.CGROUP] == [str(cgroup)]
+
+
 @pytest.mark.parametrize("words", [[], ["x", "--all"]])
 def test_it_wants_one_or_all(node: Node, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(click.UsageError, match="expected one of ID, --all and --strike"):
