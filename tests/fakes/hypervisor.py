@@ -238,7 +238,7 @@ class FakeHypervisor:
 
     @property
     def pid(self) -> int:
-        return _FIRST_PID if self.config is not None else 0
+        return _FIRST_PID if self.config is not None and self.config.remote is None else 0
 
     @property
     def helper_pids(self) -> tuple[int, ...]:
