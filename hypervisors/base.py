@@ -43,7 +43,7 @@ class Hypervisor(Protocol):
     async def plug(self, device: Device) -> GuestLocation: ...
 
     async def unplug(self, device_id: str) -> None:
-        """The guest has let go of the device and the VMM has dropped it."""
+        """The guest has released the device and the VMM has dropped it."""
 
     async def resize_disk(self, device_id: str, size_bytes: int) -> None:
         """The guest sees the plugged disk with `size_bytes`; its host file or device has grown to that before."""

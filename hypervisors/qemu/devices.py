@@ -129,7 +129,7 @@ def memory(config: MemoryConfig, *, hotplug: bool, pmem_bytes: int) -> Words:
 
 
 def virtio_mem_mib(config: MemoryConfig) -> int:
-    """The size of the virtio-mem device, 0 where there is none."""
+    """The size of the virtio-mem device; 0 without one."""
     room_mib = max(config.max_mib - config.boot_mib, 0) if config.virtio_mem else 0
     return room_mib // VIRTIO_MEM_UNIT_MIB * VIRTIO_MEM_UNIT_MIB
 

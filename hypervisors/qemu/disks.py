@@ -56,7 +56,7 @@ class Disks:
             raise
 
     async def unplug(self, disk: BlockDevice) -> None:
-        """The guest has let go of the disk and QEMU has closed it; I/O threads stay for the next."""
+        """The guest has released the disk and QEMU has closed it; I/O threads stay for the next."""
         if disk.vhost_user is not None:
             await self._served.unplug(disk)
             return

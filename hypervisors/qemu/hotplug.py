@@ -110,7 +110,7 @@ class Hotplug:
     def __init__(self, config: VmConfig, monitor: Monitor) -> None:
         self._config = config
         self._qmp = monitor
-        # Apart from each other: a guest that takes its time to let go of one thing holds up nothing else.
+        # Separate locks: a guest that is slow to release one resource does not delay the others.
         self._plugging, self._cpus, self._memory = asyncio.Lock(), asyncio.Lock(), asyncio.Lock()
         self._of_device: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._slots = BridgeSlots(config.bridges, config.pci.placed)
@@ -276,7 +276,7 @@ class Hotplug:
             return self._config.cpu.boot_vcpus + len(self._cpu_ids)
 
     async def _forget_lost_cpus(self) -> None:
-        """Those of our vCPUs that a guest has let go of after its time were up are not counted any more."""
+        """vCPUs that the guest released after the timeout are no longer counted."""
         if self._cpu_ids:
             there = {slot.qom_path.rpartition("/")[2] for slot in await self._qmp.cpu_slots()}
             self._cpu_ids = [cpu_id for cpu_id in self._cpu_ids if cpu_id in there]

@@ -75,13 +75,13 @@ class PciDevices:
             return await self._locate(qdev)
         except ShimError:
             with suppress(ShimError):
-                # Its place is free only once QEMU has said that it is not there: one given up may come yet.
+                # The slot is free only once QEMU reports no device there: a plug that timed out may still succeed.
                 await self._qmp.device_remove(qdev)
                 await self._forget(device.id)
             raise
 
     async def unplug(self, device: PciDevice) -> None:
-        """The guest has let go of the device, and its port is free."""
+        """The guest has released the device, and its port is free."""
         await self._qmp.device_remove(pci.function_id(device.id))
         await self._forget(device.id)
 

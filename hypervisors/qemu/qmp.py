@@ -1,4 +1,4 @@
-"""QMP, typed: what the driver says to QEMU and hears from it, over the `qemu.qmp` library (0.0.6, pinned).
+"""QMP, typed: the driver's commands to QEMU and their answers, over the `qemu.qmp` library (0.0.6, pinned).
 
 The library speaks the protocol; this layer adds what it leaves out: a deadline on every command, errors that name the
 command, events handed over at once instead of being stored for ever, descriptor passing one at a time, and one way to
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 COMMAND_TIMEOUT_S = 25.0
 """For QEMU's answer to a command: less than CHANGE_S, the caller's, which names less."""
 UNPLUG_TIMEOUT_S = 15.0
-"""For a guest to let go of a device: one that has a driver for it does so at once."""
+"""Limit for a guest to release a device; one with a driver for it does so at once."""
 OLDEST_QEMU = (5, 0)
 _MAX_TEXT = 500
 _MAX_QUOTE = 200
@@ -318,7 +318,7 @@ class Monitor:
         await self.execute("device_add", {"driver": driver, "id": device_id, **fields}, timeout_s=timeout_s)
 
     async def device_remove(self, device_id: str, timeout_s: float = UNPLUG_TIMEOUT_S) -> None:
-        """The guest has let go of the device and it is gone; true also when it was gone before.
+        """The guest has released the device and it is gone; true also when it was gone before.
 
         Raises QmpTimeout when the guest does not, QmpError when it refuses. DEVICE_DELETED comes once more for a virtio
         device's inner half, without the id.

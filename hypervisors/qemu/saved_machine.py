@@ -2,8 +2,8 @@
 
 It is QEMU's migration, with files for the other host. `x-ignore-shared` leaves the memory out of the stream: it is the
 file behind `-object memory-backend-file`. Each VM gets it as a descriptor, of which nothing stays behind: the saved
-file itself, mapped privately, where QEMU can do that with a file it may only read and nobody else maps the VM's memory;
-else a copy of its own. Source: QEMU's docs/devel/migration and docs/system/vm-templating.
+file itself, mapped privately, where QEMU can do that with a file it may only read and no other program maps the VM's
+memory; else a copy of its own. Source: QEMU's docs/devel/migration and docs/system/vm-templating.
 """
 
 import asyncio

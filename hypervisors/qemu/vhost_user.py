@@ -21,7 +21,7 @@ FreeSlot = Callable[[str], None]
 """The slot of this device id, if it has one, is free."""
 ANSWER_TIMEOUT_S = 10.0
 """Seconds for the program to answer QEMU, while all of the VM stands still. After 25 s of that a guest was seen to need
-more than UNPLUG_TIMEOUT_S to let go of the disk."""
+more than UNPLUG_TIMEOUT_S to release the disk."""
 
 
 class VhostUserDisks:
@@ -30,7 +30,7 @@ class VhostUserDisks:
         self._add_behind_bridge = add_behind_bridge
         self._free_slot = free_slot
         self._unanswered: set[str] = set()
-        """Disks whose plug was given up and may have been carried out since, or may yet be."""
+        """Disks whose plug timed out; QEMU may have carried it out since, or still may."""
 
     async def plug(self, disk: BlockDevice) -> GuestLocation:
         """Raises Unavailable when the program cannot be reached, DeadlineExceeded when it does not answer.
@@ -49,7 +49,7 @@ class VhostUserDisks:
                 connection.close()
 
     async def unplug(self, disk: BlockDevice) -> None:
-        """The guest has let go of the disk and QEMU has hung up on the program."""
+        """The guest has released the disk and QEMU has closed the connection to the program."""
         await self._qmp.device_remove(devices.qdev_id(disk.id))
         await self._qmp.chardev_remove(devices.chardev_id(disk.id))
 
@@ -95,7 +95,7 @@ class VhostUserDisks:
             ) from error
 
     async def _remove(self, disk: BlockDevice) -> None:
-        """QEMU has nothing of the disk, which may have come after its plug was given up; its slot is free."""
+        """QEMU has no part of the disk, even if its plug succeeded after the timeout; its slot is free."""
         await self.unplug(disk)
         self._free_slot(disk.id)
         self._unanswered.discard(disk.id)

@@ -361,7 +361,7 @@ class QemuVm:
         return await self._make_view("qemu", vmm_view(config, program=_real(program)), config)
 
     async def _make_view(self, who: str, kept: tuple[ViewPath, ...], config: VmConfig) -> OwnedFd | None:
-        """None where the host does not allow it, as in some user namespaces, or what is kept cannot be found."""
+        """None if the host does not allow it, as in some user namespaces, or if a file of the view is missing."""
         made: list[OwnedFd] = []
 
         def make() -> None:
@@ -692,7 +692,7 @@ def check_files(config: VmConfig) -> int:
 
 
 def _apart(config: VmConfig, view: OwnedFd | None, user: User | None, capabilities: frozenset[int]) -> Apart:
-    """What a program of the VM has that the shim has not."""
+    """The rights of a program of the VM that differ from the shim's."""
     return Apart(
         netns_path=config.netns_path,
         empty_netns=config.has_empty_netns,

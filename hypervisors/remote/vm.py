@@ -425,6 +425,6 @@ def _succeeded(task: "asyncio.Task[None]") -> bool:
 
 
 def _retrieved(task: "asyncio.Task[None]") -> None:
-    """The failure of a call whose caller has given up is in the log."""
+    """Logs the failure of a call whose caller was cancelled."""
     if not task.cancelled() and (error := task.exception()) is not None:
         log.debug("call of remote hypervisor failed", extra={"task": task.get_name(), "error": str(error)})

@@ -68,7 +68,7 @@ def delete(
 ) -> bytes:
     """The DeleteResponse for `call.id`, whose leftovers are gone, or are being undone by the process that stderr names.
 
-    What could not be undone is in `errors`.
+    Undo steps that failed are in `errors`.
 
     The exit is the one in the state; without one, a kill at this moment.
     Raises BootstrapError for a call that does not say what to delete.

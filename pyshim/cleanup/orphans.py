@@ -127,7 +127,7 @@ def clean_orphan(
 
 
 def _forget(store: StateStore, found: Orphan, errors: list[str]) -> None:
-    """Nothing of the sandbox is recorded any more; its state goes last."""
+    """The sandbox's records are removed; its state last."""
     if found.shim is not None:
         remove_dead_socket(found.shim.socket)
     try:

@@ -187,7 +187,7 @@ def _finding(name: str, verdict: Verdict, text: str, decisive: bool) -> Finding:
 
 
 def _exclude_each_other(effective: Effective, changed: dict[tuple[Table, str], Setting]) -> None:
-    """An annotation for one way to plug a device takes back the file's other way."""
+    """An annotation for one way to plug a device replaces the file's other way."""
     names = ("cold_plug_vfio", "hot_plug_vfio")
     for name, other in (names, names[::-1]):
         mine = changed.get((Table.HYPERVISOR, name))

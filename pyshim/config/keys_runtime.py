@@ -1,4 +1,4 @@
-"""Keys of [agent.kata], [runtime] and [factory], and those that Kata has given up."""
+"""Keys of [agent.kata], [runtime] and [factory], and those that Kata has removed."""
 
 from collections.abc import Mapping
 

@@ -75,7 +75,7 @@ KEYS: Mapping[Caller, CallerKeys] = {
 
 
 def caller_of(annotations: Mapping[str, str]) -> Caller:
-    """The runtime whose container type is there; containerd where there is none (ctr, nerdctl).
+    """The runtime whose container type is there; containerd without one (ctr, nerdctl).
 
     Raises InvalidArgument for the types of two runtimes: one of them is the pod's own.
     """

@@ -51,7 +51,7 @@ class HypervisorConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Sizing policy `overhead`: what the VM itself needs beside a workload that states its CPUs."""
     overhead_memory_mib: int
     requested_vcpus: Fraction
-    """What a pod asks for, where its runtime passes on less; our own key, mostly an annotation."""
+    """The pod's request, for runtimes that do not pass it on in full; our own key, mostly an annotation."""
     requested_memory_mib: int
     memory_slots: int
     enable_virtio_mem: bool
@@ -225,7 +225,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     factory: FactoryConfig
 
     def origin(self, key: str) -> str:
-        """Who set `key`, for messages: the pod's annotation, or the file."""
+        """The source of `key`, for messages: the pod's annotation, or the file."""
         annotation = self.annotated.get(key)
         return f"annotation '{annotation}'" if annotation else f"'{self.source}'"
 

@@ -6,7 +6,7 @@ import msgspec
 
 VFIO_DIR = "/dev/vfio/"
 VFIO_CONTAINER = "/dev/vfio/vfio"
-"""The node every VFIO program opens first: no device of its own."""
+"""The node that every VFIO program opens first; it is not a device."""
 IOMMUFD_DIR = "/dev/vfio/devices/"
 
 
@@ -19,7 +19,7 @@ class DeviceRequest(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     """Qualified CDI name."""
     origin: str
-    """Who asked, for the log."""
+    """The source of the request, for the log."""
     container: str = ""
     """The container's name in the pod; empty where the asker named none."""
 

@@ -37,7 +37,7 @@ class Durations:
 
 
 QUICK = frozenset({"grpc.CheckRequest", "grpc.GetMetricsRequest"})
-"""Calls that a guest answers at once, whatever its containers do."""
+"""Calls that a guest answers at once, independent of its containers."""
 _LATEST = 128
 """Quick calls that the percentiles are of: half an hour of scrapes, one each 15 s."""
 _PERCENTILES = (50, 90, 99)

@@ -19,7 +19,7 @@ class Storage(msgspec.Struct, frozen=True, kw_only=True):
     options: tuple[str, ...]
     mount_point: GuestPath
     shared: bool = False
-    """Stays until the sandbox ends, whatever becomes of the container it came with."""
+    """Stays until the sandbox ends, even after its container has ended."""
     fs_group: FsGroup | None = None
 
 

@@ -44,7 +44,7 @@ class DiskUse(msgspec.Struct, frozen=True, kw_only=True):
     direct: DirectVolume | None = None
     """The direct volume it is, if it is one."""
     make_bytes: int = 0
-    """Its file is made, of this size, and goes with the sandbox: what is on it outlives containers."""
+    """The file is made with this size and removed with the sandbox: its content outlives containers."""
 
 
 class SandboxPlan(msgspec.Struct, frozen=True, kw_only=True):

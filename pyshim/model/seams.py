@@ -273,7 +273,7 @@ class Records(Protocol):
         """The snapshot is on disk, whole. Raises ShimError naming the file."""
 
     def remove(self) -> None:
-        """Nothing of the sandbox is on disk, unless something is still held. Idempotent, never raises."""
+        """The sandbox's files are removed, unless the ledger still has entries. Idempotent, never raises."""
 
 
 class ForwardConnection(Protocol):
@@ -286,7 +286,7 @@ class ForwardConnection(Protocol):
 
     async def write(self, data: bytes) -> None: ...
     def reset(self) -> None:
-        """Gone, and the other side sees a reset. Nothing happens once it is closed."""
+        """The connection is closed with a reset to the other side. Idempotent, also after `close`."""
 
     def close(self) -> None: ...
 
@@ -334,7 +334,7 @@ class Network(Protocol):
         """The device's link and tap are as if they had never been wired. Idempotent."""
 
     def unwatch(self) -> None:
-        """Changes are of no interest. Idempotent."""
+        """Changes are no longer watched. Idempotent."""
 
     async def disconnect(self) -> None:
         """The namespace is as CNI left it. Idempotent, and fine when the namespace is already gone."""

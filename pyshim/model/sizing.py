@@ -16,7 +16,7 @@ _FRACTION = re.compile(r"-?[0-9]{1,2000}(/[0-9]{1,2000})?")
 
 
 class Dimension(msgspec.Struct, frozen=True, kw_only=True):
-    """One dimension's arithmetic: base + requested = exact, rounded up to whole units, then held within limits."""
+    """One dimension's arithmetic: base + requested = exact, rounded up to whole units, then limited."""
 
     base: Fraction
     base_source: str
@@ -77,7 +77,7 @@ def dimension(
     least: tuple[int, str],
     most: tuple[int, str],
 ) -> Dimension:
-    """base + requested, rounded up once, then held within `least` and `most` (value, its name); `most` wins."""
+    """base + requested, rounded up once, then limited by `least` and `most` (value, its name); `most` wins."""
     exact = base + requested
     rounded = math.ceil(exact / unit) * unit
     granted, limited_by = rounded, ""

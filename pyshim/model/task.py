@@ -130,7 +130,7 @@ class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
-    """Who this shim is, as given on its command line by containerd."""
+    """This shim's identity, from containerd's command line."""
 
     namespace: str
     sandbox_id: str

@@ -4,7 +4,7 @@ import msgspec
 
 
 class MachineFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What beside its configuration shapes a machine."""
+    """The facts, besides its configuration, that determine a machine."""
 
     files: tuple[tuple[str, str], ...]
     """Path and identity of the VMM, kernel, images, firmware."""

@@ -1,10 +1,10 @@
-"""Spans, nested, from Create to the first output: how long each step took. They are saved with the sandbox's state.
+"""Nested spans from Create to the first output: the duration of each step. They are saved with the sandbox's state.
 
-`span` and `traced` record into the trace that the running task was given by `Trace.of`, and into none outside of
-one. Tasks inherit it from the task that makes them, so a call's whole work is in its caller's span.
+`span` and `traced` record into the trace that `Trace.of` gave to the running task; without one they record nothing.
+Tasks inherit the trace from the task that makes them, so a call's whole work is in its caller's span.
 
-Who follows a trace hears of every span that ends, also of those that are not kept: execs, the end of a sandbox, calls
-of the agent. Without a follower those cost nothing.
+A follower receives every span when it ends, also those that are not saved: execs, the end of a sandbox, calls of the
+agent. Without a follower those cost nothing.
 """
 
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
@@ -17,8 +17,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 MAX_SPANS = 256
-"""Kept with the state: a pod may have any number of containers; the first ones are what is asked about. The numbers of
-spans that are not kept begin here."""
+"""Spans saved with the state: enough for the first containers of a pod, which may have any number. Spans that are not
+saved have numbers from here on."""
 NO_PARENT = -1
 
 
@@ -34,10 +34,10 @@ class Span(NamedTuple):
 
 
 class Follower(Protocol):
-    """Who hears of a trace's spans. Must neither wait nor raise: it is called in the middle of a pod's work."""
+    """Receives a trace's spans. Must neither wait nor raise: it is called in the middle of a pod's work."""
 
     def ended(self, number: int, span: Span) -> None:
-        """`span` is over; no other span of the trace has its number."""
+        """`span` has ended; no other span of the trace has its number."""
 
     def context(self, number: int) -> str:
         """W3C's `traceparent`, which makes this span the parent of another program's spans."""
@@ -53,10 +53,10 @@ class Trace:
         """The last result of `as_json`, until it changes."""
         self._follower: Follower | None = None
         self._unkept = MAX_SPANS
-        """The number of the next span that is not kept."""
+        """The number of the next span that is not saved."""
 
     def follow(self, follower: Follower) -> None:
-        """`follower` hears of every span, those included that have ended already. A later one replaces it."""
+        """`follower` receives every span, including those that have ended already. A later follower replaces it."""
         self._follower = follower
         for number, ended in enumerate(self.spans):
             if ended.end_ns:
@@ -65,7 +65,7 @@ class Trace:
     async def of(self, name: str, work: Awaitable[T], *, kept: bool = True) -> T:
         """The result of `work`, which is a span of this name; it and the tasks it makes record into this trace.
 
-        Where it is not `kept`, nor is what is within it: only a follower hears of them.
+        If it is not `kept`, neither it nor its inner spans are saved: only a follower receives them.
         """
         with self._within(name, NO_PARENT, kept):
             return await work
@@ -120,7 +120,7 @@ class Trace:
         return wanted and parent < MAX_SPANS and len(self.spans) < MAX_SPANS
 
     def _number(self, began: Span, kept: bool) -> int:
-        """The span's number; one that is kept is in the list."""
+        """The span's number; with `kept` it is in the list."""
         if kept:
             self.spans.append(began)
             self._json = None
@@ -145,19 +145,19 @@ def span(name: str, *, kept: bool = True) -> Iterator[None]:
 
 
 def context() -> str:
-    """`Follower.context` of the span at hand; empty outside of a trace that is followed."""
+    """`Follower.context` of the current span; empty without a followed trace."""
     current = _current.get()
     return current[0].context(current[1]) if current is not None else ""
 
 
 async def step(name: str, work: Awaitable[T]) -> T:
-    """The result of `work`, which is a span of the trace at hand."""
+    """The result of `work`, which is a span of the current trace."""
     with span(name):
         return await work
 
 
 def mark(name: str) -> None:
-    """This moment is in the trace at hand, if there is one."""
+    """This moment is in the current trace, if there is one."""
     current = _current.get()
     if current is not None:
         current[0]._mark(name, current[1])

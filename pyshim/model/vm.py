@@ -200,7 +200,7 @@ class BlockDevice(msgspec.Struct, frozen=True, kw_only=True):
     by its controller's."""
     tuning: DiskTuning
     vhost_user: VhostUserBackend | None = None
-    """Who serves it, if not the VMM. Cache, AIO, serial number and write protection are then the program's."""
+    """The program that serves it instead of the VMM, and decides cache, AIO, serial number and write protection."""
 
 
 class PortKind(StrEnum):

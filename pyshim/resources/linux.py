@@ -58,7 +58,7 @@ class LinuxHost:
         self._hierarchies: tuple[Hierarchy, ...] = ()
         """The mounted cgroup hierarchies; empty before the first look."""
         self._stuck: dict[str, asyncio.Future[None]] = {}
-        """Changes that were given up and may still happen, by path."""
+        """Changes whose caller was cancelled and that may still happen, by path."""
 
     @within_s(READ_S, "read '{path}'")
     async def read_bytes(self, path: str, max_bytes: int) -> bytes:
@@ -219,7 +219,7 @@ class LinuxHost:
         self._release(entry)
 
     async def _change(self, path: str, change: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
-        # In a thread of its own: many changes that a dead server holds up must not fill the loop's few threads.
+        # In its own thread: changes that hang on a dead server must not fill the loop's few threads.
         work = asyncio.ensure_future(in_own_thread(change, *args, **kwargs))
         try:
             await ended(work)

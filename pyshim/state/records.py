@@ -144,7 +144,7 @@ class SandboxRecords:
             self._write()
 
     def remove(self) -> None:
-        """Nothing of the sandbox is on disk, nor will be. Idempotent, never raises.
+        """The sandbox's files are removed, and none is written again. Idempotent, never raises.
 
         While the ledger has entries the files stay, since nothing else names these. Another failure is only logged: it
         must not fail the Delete or Shutdown whose resources are all gone.

@@ -134,7 +134,7 @@ class StateStore:
         return f"{self._register}/{os.path.basename(self.directory(sandbox_id))}"
 
     def remove(self, sandbox_id: str) -> None:
-        """Nothing of the sandbox's state is left. Idempotent; raises FailedPrecondition."""
+        """The sandbox's state is removed. Idempotent; raises FailedPrecondition."""
         directory = self.directory(sandbox_id)
         self._written = {}
         with os_errors(f"remove state {directory!r}"):

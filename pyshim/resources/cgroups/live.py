@@ -380,7 +380,7 @@ class SandboxCgroups:
     # ---- what is known
 
     async def stats(self) -> ContainerStats:
-        """What the VM uses of the host, as the kernel counts the cgroup that is the pod's."""
+        """The VM's use of the host, as the kernel counts it for the pod's cgroup."""
         group = self._plan.group(Role.SANDBOX)
         if group is None:
             return NO_STATS

@@ -66,7 +66,7 @@ class ContainerDevices(Protocol):
         """The devices passed through from this host, as Kata's state spells them."""
 
     async def detach(self, container_id: str) -> None:
-        """The devices that only this container had have left the VM, or are about to."""
+        """Devices that only this container used have left the VM, or leave it in the background."""
 
 
 class PassedDevices:

@@ -21,8 +21,8 @@ log = logging.getLogger(__name__)
 SETTLE_S = 0.3
 """Seconds: a plugin makes a link, then addresses, then routes; one look is for all of them."""
 RETRIES_S = (2.0, 10.0)
-"""Pauses before another look after one that failed, or while a guest keeps an interface that is gone: a host that could
-not start a child may be able to by then, and a guest may let go."""
+"""Pauses before another look, after one that failed or while a guest keeps an interface that is gone: by then the host
+may be able to start a child again, and the guest may have released the interface."""
 
 
 class NetworkChanges:
@@ -81,7 +81,7 @@ class NetworkChanges:
         await self._configure_interfaces(macs)
         await self._configure_routes()
         self._services.on_change()
-        for nic_id in earlier:  # last: a guest that has not let go of one answers late
+        for nic_id in earlier:  # last: a guest that is slow to release one answers late
             await self._remove(nic_id)
         if earlier:
             self._services.on_change()
@@ -99,7 +99,7 @@ class NetworkChanges:
         return True
 
     async def _remove(self, nic_id: str) -> None:
-        """The guest has lost the interface, or will be asked again to let go of it.
+        """The guest has lost the interface, or will be asked again to release it.
 
         One that the VM was made with stays, without a link behind it.
         """

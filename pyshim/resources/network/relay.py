@@ -10,7 +10,7 @@ REMOVE_TIMEOUT_S = 3
 
 
 async def run_relay(relay: RelayPlan, *, host: Host, agent: ContainerAgent, timeout_s: float) -> None:
-    """The container runs. What this made in the share goes with it."""
+    """The container runs. Files made in the share are removed with it."""
     try:
         program = await host.read_bytes(BUILT_PROGRAM, MAX_PROGRAM_BYTES)
     except NotFound as exc:

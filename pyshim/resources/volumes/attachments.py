@@ -38,7 +38,7 @@ class Attachments:
     def __init__(
         self, services: SandboxServices, *, announce: Callable[[DirectVolume], Awaitable[None]] | None = None
     ) -> None:
-        """`announce` lets a direct volume be asked about."""
+        """`announce` is called with each direct volume before its disk is plugged."""
         self._announce = announce
         self._services = services
         self._vm_devices = services.vm_devices
@@ -100,7 +100,7 @@ class Attachments:
             return attached.location
 
     async def _plug(self, disk: BlockDevice, user: str, direct: DirectVolume | None = None) -> _Attached:
-        """The disk is in the VM for `user` at once: a create that is given up meanwhile has it to take back."""
+        """The disk is in the VM, recorded for `user` at once, so that the undo of a cancelled Create unplugs it."""
         attached = self._attached[disk.id] = _Attached(disk, await self._vm_devices.plug(disk))
         self._plugged.add(disk.id, user)
         attached.direct = direct

@@ -49,7 +49,10 @@ class VolumeCopies:
             await self.attach(volume, plan.container_id, agent)
 
     async def attach(self, volume: VolumeCopy, user: str, agent: ContainerAgent) -> None:
-        """The guest has the volume as it is now, and it is kept so while `user` has it. Raises ShimError naming it."""
+        """The guest has the volume's present content. A volume that `follows` is updated until its last user leaves.
+
+        Raises ShimError naming it.
+        """
         copy = self._copies.setdefault(volume.guest_path, _Copy())
         copy.users.add(user)
         async with copy.lock:
@@ -146,7 +149,7 @@ class _Sender:
             offset += length
 
     async def empty(self, entry: TreeEntry) -> None:
-        """Nothing is left of the entry's content."""
+        """The entry's content is removed."""
         if not entry.is_link and not entry.is_directory:
             await self._piece(entry, 0, 0, b"")
 

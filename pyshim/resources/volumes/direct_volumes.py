@@ -28,7 +28,7 @@ class DirectVolumes:
         self._attachments = attachments
 
     async def announce(self, volume: DirectVolume) -> None:
-        """The sandbox's id lies beside the record, which is how `direct-volume stats` finds whom to ask."""
+        """The sandbox's id lies beside the record; `direct-volume stats` finds the sandbox by it."""
         mark = f"{volume.record_dir}/{self._sandbox_id}"
         self._services.hold(LedgerEntry(kind=ResourceKind.FILE, key=mark))
         await self._services.host.write_bytes(mark, b"", 0o600)

@@ -74,7 +74,7 @@ async def make_share(services: SandboxServices) -> None:
 
 
 async def make_mounts(plan: ContainerPlan, *, host: Host, ledger: Ledger, undo: Undo) -> None:
-    """The root file system and what the container shares are mounted; `undo` takes back whatever of it was begun."""
+    """The root file system and what the container shares are mounted; `undo` reverts every step that was begun."""
     undo.acquire(
         ledger,
         *(mount.intent() for mount in plan.rootfs_mounts),

@@ -78,7 +78,7 @@ def _allowed(rule: str) -> tuple[Instruction, ...]:
 
 
 class DeviceList:
-    """What the processes of one cgroup may open; called from threads. The kernel drops it with the cgroup."""
+    """The devices that processes of one cgroup may open; called from threads. The kernel drops it with the cgroup."""
 
     def __init__(self, directory: str) -> None:
         self._directory = directory

@@ -1,4 +1,4 @@
-"""Taking a cgroup away, with whatever still runs in it. Works on v1 and v2 directories."""
+"""Removes a cgroup and every process that still runs in it. Works on v1 and v2 directories."""
 
 import contextlib
 import errno

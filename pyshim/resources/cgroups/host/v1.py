@@ -58,7 +58,7 @@ class CgroupsV1:
                 kernel.move(back if os.path.isdir(back) else each.mount_point, "cgroup.procs", pid)
 
     def apply_all(self, group: Group, settings: Iterable[GroupSetting]) -> dict[GroupSetting, str]:
-        """What the kernel did not take, with the reason."""
+        """The settings that the kernel refused, each with the reason."""
         return {setting: problem for setting in settings if (problem := self.apply(group, setting))}
 
     def apply(self, group: Group, setting: GroupSetting) -> str:

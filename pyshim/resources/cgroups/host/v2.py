@@ -83,7 +83,7 @@ class CgroupsV2:
                     continue  # it has controllers for cgroups below it, or is gone: the next one above
 
     def apply_all(self, group: Group, settings: Iterable[GroupSetting]) -> dict[GroupSetting, str]:
-        """What the kernel did not take, with the reason. v1's device rules are one program, attached once."""
+        """The settings that the kernel refused, each with the reason. v1's device rules become one program."""
         settings = tuple(settings)
         rules = tuple(each for each in settings if each.controller == "devices")
         failed = dict.fromkeys(rules, self._list_devices(group, rules)) if rules else {}

@@ -174,7 +174,7 @@ def _order(each: InstanceType) -> tuple[object, ...]:
 
 
 def _price(each: InstanceType) -> Decimal | None:
-    """None without a price, and for a text that is no number of 0 or more."""
+    """None without a price, or if the text is not a number of 0 or more."""
     try:
         price = Decimal(each.price)
     except InvalidOperation:

@@ -54,7 +54,7 @@ class NetworkFunctions:
     async def _bind(self, address: str, former: str) -> None:
         vfio.check_network_function(address, sys=self._sys)
         self._bound.replace(_entry(address, former, vfio.override_of(address, sys=self._sys)))
-        # A driver lets go of a card in its own time, and the thread goes on when its caller gives up.
+        # A driver may be slow to release a card; the thread continues after its caller was cancelled.
         self._binding = asyncio.ensure_future(in_own_thread(vfio.bind, address, sys=self._sys, write=self._write))
         await asyncio.shield(self._binding)
         log.info("network function bound", extra={"function": address, "driver": former or "none"})
@@ -74,7 +74,7 @@ class NetworkFunctions:
         done, _ = await asyncio.wait([self._binding], timeout=BINDING_WAIT_S)
         if not done:
             raise FailedPrecondition(f"give back {self._bound.entries[-1].key}: its driver has not let go of it yet")
-        self._binding.exception()  # the caller of `bind` had it, or has given up
+        self._binding.exception()  # the caller of `bind` had it, or was cancelled
         self._binding = None
 
 

@@ -55,7 +55,7 @@ def our_taps(root: str = NETNS_ROOT) -> tuple[OurTap, ...]:
 
 
 def _links_of(netns: str) -> list[tuple[str, str]]:
-    """Name and alias of every link in the namespace; none where there is no namespace (any more)."""
+    """Name and alias of every link in the namespace; empty if the namespace does not exist."""
     try:
         return in_netns(netns, 0, lambda: list(_dump()))
     except OSError:

@@ -100,7 +100,7 @@ class _Fields:
         return [_Fields(row, self.path, f"{self._name(name)}[{index}]") for index, row in enumerate(rows)]
 
     def end(self) -> None:
-        """Nothing of it was passed over."""
+        """Raises if a field was not read."""
         if self._left:
             self.refuse(min(self._left), "unknown")
 

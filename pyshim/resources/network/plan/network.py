@@ -134,7 +134,7 @@ def _plan(
 ) -> NetworkPlan:
     names = {link.index: link.name for link in links}
     addresses = {link.index: [item for item in scan.addresses if item.index == link.index] for link in links}
-    routes, untold = _routes(scan.routes, names)
+    routes, dropped = _routes(scan.routes, names)
     return NetworkPlan(
         endpoints=endpoints,
         physical=tuple(
@@ -151,7 +151,7 @@ def _plan(
             for item in scan.neighbours
             if item.index in names and item.state == NUD_PERMANENT and item.mac
         ),
-        left_out=(*left_out, *untold),
+        left_out=(*left_out, *dropped),
     )
 
 

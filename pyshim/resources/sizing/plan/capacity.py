@@ -1,4 +1,4 @@
-"""Does the planned VM fit this host, now? What cannot fit is refused before anything is made, with the numbers."""
+"""Refuses a VM that does not fit this host now, with the numbers, before anything is made."""
 
 import logging
 import math
@@ -44,7 +44,7 @@ def capacity_check(record: SizingRecord, config: Config, host: HostFacts, facts:
 
 
 def check_vcpus(config: Config, host: HostFacts) -> None:
-    """Raises FailedPrecondition for a base above the host's CPUs. (A workload above them is held at them.)"""
+    """Raises FailedPrecondition for a base above the host's CPUs. (A workload above them is limited to them.)"""
     base = config.hypervisor.default_vcpus
     if math.ceil(base) > host.cpu_count:
         origin = config.origin("default_vcpus")

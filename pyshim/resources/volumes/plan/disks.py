@@ -1,4 +1,4 @@
-"""How a volume becomes a disk, by the configuration's block_device_* keys, and what the guest is told of it. Pure."""
+"""How a volume becomes a disk, by the configuration's block_device_* keys, and its description for the guest. Pure."""
 
 import hashlib
 from collections.abc import Sequence
