@@ -429,15 +429,16 @@ class Pod:
         await self._abandon_creation(container_id)
         task = self._deleting.get(container_id)
         if task is None:
-            work = self._delete(self._find(container_id))
-            task = self._tasks.spawn(
-                f"delete/{container_id}", self._trace.of(f"delete {container_id}", work, kept=False)
-            )
+            task = self._tasks.spawn(f"delete/{container_id}", self._delete(self._find(container_id)))
             self._deleting[container_id] = task
             task.add_done_callback(lambda _: self._deleting.pop(container_id, None))
         return await joined(task, f"delete container '{container_id}'")
 
     async def _delete(self, container: Container) -> tuple[int, ExitStatus]:
+        # Within the task: one that is cancelled before its first step would leave the traced coroutine unawaited.
+        return await self._trace.of(f"delete {container.id}", self._remove(container), kept=False)
+
+    async def _remove(self, container: Container) -> tuple[int, ExitStatus]:
         exit_status = await container.delete()
         if container.id == self._owner:
             self._owner = None
