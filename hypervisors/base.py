@@ -31,7 +31,7 @@ class Hypervisor(Protocol):
         """
 
     async def stop(self) -> None:
-        """The VMM is gone, politely asked first and killed after. Idempotent, and true also after a failed `create`."""
+        """The VMM has ended: asked to first, then killed. Idempotent; also after a failed `create`."""
 
     async def wait(self) -> VmExit:
         """The VM has ended, in the way returned; every waiter gets the same answer."""
@@ -49,7 +49,7 @@ class Hypervisor(Protocol):
         """The guest sees the plugged disk with `size_bytes`; its host file or device has grown to that before."""
 
     async def resize_vcpus(self, vcpus: int) -> int:
-        """The number of vCPUs the VM now has: as near to `vcpus` as this VM can come."""
+        """The number of vCPUs the VM now has: the nearest to `vcpus` that this VM can have."""
 
     async def resize_memory(self, memory_mib: int) -> int:
         """The MiB of RAM the VM now has, at least `memory_mib`: it grows by whole guest memory blocks.

@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 
 TAIL_LINES = 50
 MAX_SHOWN_CHARS = 240
-"""Of one line, in an error text."""
+"""Characters of one line in an error text."""
 MAX_FILE_BYTES = 256 * 1024
 """The log and one predecessor: a VM's directory is in memory on most hosts."""
 

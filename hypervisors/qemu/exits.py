@@ -20,7 +20,7 @@ class ExitClues(msgspec.Struct, kw_only=True):
     panic_event: bool = False
     shutdown_cause: str = ""
     lost_control: str = ""
-    """Why QMP ended while QEMU lived on, and so was killed."""
+    """The reason why QMP ended while QEMU still ran, which was then killed."""
     process_end: str = ""
     console: tuple[str, ...] = ()
 
@@ -48,7 +48,7 @@ def vm_exit(clues: ExitClues) -> VmExit:
 
 
 def _worth_showing(lines: tuple[str, ...]) -> tuple[str, ...]:
-    """The last lines; of a panic its beginning, as the call trace after it says less than the line before it."""
+    """The last lines; of a panic the first ones, because its call trace says less than its message."""
     panic = next((index for index, line in enumerate(lines) if names_panic((line,))), None)
     if panic is None:
         return lines[-SHOWN_LINES:]

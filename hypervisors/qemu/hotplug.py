@@ -47,7 +47,7 @@ from pyshim.model.vm import (
 log = logging.getLogger(__name__)
 
 VCPU_UNPLUG_TIMEOUT_S = 3.0
-"""A guest that lets go of a vCPU does so at once. A growth of the VM waits for this call, so it must be short."""
+"""A guest that releases a vCPU does so at once. The limit is short because a growth of the VM waits for this call."""
 MEMORY_BLOCK_MIB = 128
 """Memory block of an x86-64 guest below 64 GiB (the kernel's MIN_MEMORY_BLOCK_SIZE); DIMMs come in multiples of it."""
 _FIRST_SLOT, _LAST_SLOT = 1, 30
@@ -185,12 +185,12 @@ class Hotplug:
             await self._qmp.block_resize(devices.node_name(device_id), size_bytes)
 
     async def plug_vsock(self) -> None:
-        """The vsock device is in that a program serves; the argv has the connection to it."""
+        """Plugs the vsock device that a program serves, over the connection in the argv."""
         driver, fields = devices.vsock_of_program(self._config)
         await self._add_at_slot(driver, devices.VSOCK_ID, devices.VSOCK_ID, fields, ANSWER_TIMEOUT_S)
 
     async def _plug_nic(self, device: NicDevice) -> GuestLocation:
-        """The NIC is in; the descriptors in `device` stay the caller's (QEMU has its own copies)."""
+        """The NIC is plugged; the caller still owns the descriptors in `device` (QEMU has its own copies)."""
         netdev = devices.netdev_id(device.id)
         taps = {f"tap-{netdev}-{index}": fd for index, fd in enumerate(device.tap_fds)}
         vhosts = {f"vhost-{netdev}-{index}": fd for index, fd in enumerate(device.vhost_fds)}
@@ -253,7 +253,7 @@ class Hotplug:
         raise QmpError(f"locate {qdev!r}: more than {_MAX_BRIDGE_DEPTH} bridges deep")
 
     async def resize_vcpus(self, vcpus: int) -> int:
-        """As near to `vcpus` as can be: never above the maximum, nor below what was booted with.
+        """The number of vCPUs nearest to `vcpus`: never above the maximum, nor below what was booted with.
 
         Under TCG nothing is taken away: QEMU 7.2 dies of a vCPU unplugged there.
         """

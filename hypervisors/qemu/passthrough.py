@@ -1,4 +1,4 @@
-"""PCI devices of one VM, from the argv or plugged while it runs: which port has which, and where the guest sees it.
+"""PCI devices of one VM, from the argv or plugged while it runs, with their ports and their locations in the guest.
 
 `Hotplug` owns the order of changes and the bridges' slots; it asks this for ports and for VFIO's own steps.
 """
@@ -21,7 +21,7 @@ VFIO_TIMEOUT_S = 120.0
 AddFunction = Callable[[str, str, str, Mapping[str, object], float], Awaitable[None]]
 """(driver, device id, QEMU's id, fields, seconds): added at the first free slot behind a bridge."""
 Locate = Callable[[str], Awaitable[GuestLocation]]
-"""QEMU's id -> where the guest finds it."""
+"""QEMU's id -> the device's location in the guest."""
 
 
 class PciDevices:

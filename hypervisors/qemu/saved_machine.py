@@ -19,7 +19,7 @@ from pyshim.model.vm import MemoryBacking, VmConfig
 
 MEMORY, STATE = "memory", "state"
 _PAUSE_S = 0.005
-"""Between two looks whether QEMU is done: it has an event only for those who set a capability for it."""
+"""Seconds between two queries: QEMU sends an event only if a capability for it is set."""
 _FILE_URIS = (8, 2)
 """From this version on QEMU takes files by name; older ones take any descriptor. Source: QEMU's qapi/migration.json."""
 _READ_ONLY_MEMORY = (8, 2)
@@ -41,7 +41,7 @@ def machine_memory(config: VmConfig) -> OwnedFd:
 
 
 def saved_memory(config: VmConfig) -> OwnedFd | None:
-    """The memory of the saved machine itself, for reading; None where the VM cannot have it as its own. Raises OSError.
+    """The memory of the saved machine itself, for reading; None if the VM cannot map it. Raises OSError.
 
     Memory that other programs map has to be a copy, and one that the guest gives back: QEMU would punch holes.
     """
@@ -66,7 +66,7 @@ async def fill_memory(memory: OwnedFd, directory: str) -> None:
 
 
 async def save_machine(monitor: Monitor, memory: OwnedFd, directory: str) -> None:
-    """The two files are in `directory`. The paused VM cannot run any more. Raises QmpError, OSError.
+    """The two files are in `directory`; the paused VM cannot continue. Raises QmpError, OSError.
 
     QEMU's user may open the memory for reading, where that is enough for a VM: the directory lets only root in, so it
     is one that was given a descriptor.

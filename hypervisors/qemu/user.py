@@ -1,4 +1,4 @@
-"""The users a sandbox's programs run as: two of its own, so that a guest in their hands reaches no other sandbox.
+"""The two users of a sandbox's programs: a guest that controls one of the programs reaches no other sandbox.
 
 QEMU has the first and the program that serves a vsock the next: as the same user one could trace the other, and do by
 it what its own filter of system calls denies. The VM's directory is the record of who has which users: its group is the
@@ -78,7 +78,7 @@ def _reserve(config: VmConfig) -> User:
 
 
 def _groups_below(directory_fd: int) -> Iterator[int]:
-    """The group of each entry; VMs that end meanwhile take theirs away."""
+    """The group of each entry; entries of VMs that end meanwhile are missing."""
     for name in os.listdir(directory_fd):
         with suppress(FileNotFoundError):
             yield os.stat(name, dir_fd=directory_fd, follow_symlinks=False).st_gid
@@ -98,7 +98,7 @@ def vsock_user(reserved: User) -> User:
 
 
 def hand_over(config: VmConfig, user: User) -> None:
-    """QEMU reaches what the shim has made for it in the VM's directory; it can make and remove nothing there."""
+    """QEMU can use the shim's files in the VM's directory; it can neither make nor remove any there."""
     os.chmod(config.vm_dir, 0o710)
     for path, mode in ((config.share.socket_path if config.share else "", 0o660), (config.initdata, 0o640)):
         if path:

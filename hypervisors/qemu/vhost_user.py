@@ -1,4 +1,4 @@
-"""Disks that programs of the host serve: how QEMU is connected to one, and what becomes of one that does not answer.
+"""Disks that programs of the host serve: connects QEMU to them, and drops one whose program does not answer.
 
 While a vhost-user disk is added QEMU waits for the program and does nothing else, the guest's devices included, for as
 long as the program likes. So the connection is made here and QEMU gets a copy: shut down from this end, it ends QEMU's
@@ -16,7 +16,7 @@ from pyshim.model.errors import DeadlineExceeded, ShimError, Unavailable
 from pyshim.model.vm import BlockDevice, GuestLocation
 
 AddBehindBridge = Callable[[str, str, Mapping[str, object], float], Awaitable[GuestLocation]]
-"""(driver, device id, fields, seconds for QEMU's answer) -> where the guest finds it."""
+"""(driver, device id, fields, seconds for QEMU's answer) -> the disk's location in the guest."""
 FreeSlot = Callable[[str], None]
 """The slot of this device id, if it has one, is free."""
 ANSWER_TIMEOUT_S = 10.0
@@ -44,7 +44,7 @@ class VhostUserDisks:
             await self._add_chardev(disk, connection)
             return await self._add_device(disk, connection)
         finally:
-            # QEMU has a copy of its own; with this one open the program would not see QEMU go.
+            # QEMU has its own copy; while this one is open, the program does not see QEMU end.
             if connection is not None:
                 connection.close()
 
@@ -105,7 +105,7 @@ def connected(device_id: str, path: str) -> socket.socket:
     """A connection to the program that listens at `path`. Raises Unavailable."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     try:
-        # Never waits: a program whose listen queue is full is as good as none.
+        # Non-blocking: a program whose listen queue is full counts as unreachable.
         connection.connect(path)
         connection.setblocking(True)  # of the open file, which QEMU shares
     except OSError as error:

@@ -98,11 +98,11 @@ class Phase(StrEnum):
 
 
 class VmStartFailed(Internal):
-    """QEMU did not come up; its own words are in the text."""
+    """QEMU did not start; the text quotes its last output."""
 
 
 class VmStartTimedOut(DeadlineExceeded):
-    """QEMU runs and says nothing."""
+    """QEMU runs but does not answer."""
 
 
 def _start_s(vm: "QemuVm") -> float:
@@ -129,7 +129,7 @@ class QemuVm:
     def _begin(self) -> None:
         self._phase = Phase.NEW
         self._continues = False
-        """The VM was to continue from a saved machine: once it is stopped, one that boots may come."""
+        """The VM could not continue from a saved machine; once it is stopped, the object may boot one."""
         self._vm: VmConfig | None = None
         self._clues = ExitClues(sandbox_id="")
         self._child: Child | None = None
@@ -259,14 +259,14 @@ class QemuVm:
         fds: ExitStack,
         reserved: User | None,
     ) -> None:
-        """QEMU runs and QMP answers; `fds`, which QEMU has copies of, are closed."""
+        """QEMU runs and QMP answers; `fds` are closed, QEMU has copies."""
         view = await self._view(config)
         if view is not None:
             fds.enter_context(view)
         user = await self._user(config, reserved, view)
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
-            # Before the spawn: when QEMU dies early, its copy of the listener goes and this end hears so at once.
+            # Before the spawn: if QEMU dies early, its copy of the listener closes and this end sees that at once.
             connection.connect(qmp_path(config))
             await self._spawn(config, argv, theirs, view, user)
             fds.close()
@@ -344,7 +344,7 @@ class QemuVm:
         )
 
     def _make_vm_dir(self, config: VmConfig) -> None:
-        """The VM's directory exists. It is ours to remove only when made here: others may keep their sockets in it."""
+        """The VM's directory exists. It is removed only if it was made here: others may have sockets in it."""
         if os.path.isdir(config.vm_dir):
             return
         entry = LedgerEntry(kind=ResourceKind.DIRECTORY, key=config.vm_dir)
@@ -416,7 +416,7 @@ class QemuVm:
         self._owned.append(LedgerEntry(kind=ResourceKind.PROCESS, key=config.uuid))
 
     async def _greet(self, config: VmConfig, connection: socket.socket) -> None:
-        """QMP answers; or QEMU's own words in a VmStartFailed, as soon as it has died."""
+        """QMP answers. Raises VmStartFailed with QEMU's last output as soon as QEMU has died."""
         assert self._child is not None
         child = self._child
         monitor = Monitor(name=config.sandbox_id, on_event=self._on_event)
@@ -495,7 +495,7 @@ class QemuVm:
 
     @within_s(_stop_s, "stop vm")
     async def stop(self) -> None:
-        """As `Hypervisor.stop`; runs on in its own task when the caller gives up, and may be asked for again."""
+        """As `Hypervisor.stop`; continues in its own task if the caller is cancelled, and may be called again."""
         if self._stopping is None or (self._stopping.done() and not _succeeded(self._stopping)):
             self._clues.stop_requested = True
             self._stopping = asyncio.create_task(self._stop(), name=f"stop/vm/{self._clues.sandbox_id}")
@@ -538,7 +538,7 @@ class QemuVm:
         return True
 
     async def _watch(self, child: Child, monitor: "Monitor") -> None:
-        """The VM's end is known, with its reason; the watcher is the only one to say so."""
+        """The VM's end is recorded with its reason; only the watcher calls this."""
         ended = asyncio.create_task(child.wait(), name=f"watch/vm/{self._clues.sandbox_id}/process")
         closed = asyncio.create_task(monitor.closed(), name=f"watch/vm/{self._clues.sandbox_id}/qmp")
         no_vsock = asyncio.create_task(self._lost_vsock(), name=f"watch/vm/{self._clues.sandbox_id}/vsock")
@@ -637,7 +637,7 @@ class QemuVm:
     async def vcpu_thread_ids(self) -> tuple[int, ...]:
         monitor = self._live("list vCPU threads", Phase.CREATED, Phase.RUNNING, Phase.PAUSED)
         threads = tuple(cpu.thread_id for cpu in await monitor.cpus())
-        # A QEMU in its guest's hands would have the shim move and pin processes of the host.
+        # A QEMU that its guest controls could make the shim move and pin other processes of the host.
         if not _are_threads_of(self.pid, threads):
             sandbox_id = self._clues.sandbox_id
             raise QmpError(f"list vCPU threads of vm {sandbox_id!r}: qemu names a thread that is not its own")

@@ -42,7 +42,7 @@ def candidate_cids(start: int) -> Iterator[int]:
 
 
 def _random_cid() -> int:
-    """Of the kernel's making: the module `random` takes longer to import than all the rest to happen."""
+    """A number from the kernel: importing the module `random` takes longer than the reservation."""
     return FIRST_CID + int.from_bytes(os.urandom(8)) % (LAST_CID - FIRST_CID + 1)
 
 

@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 REACH_S = 30.0
 """Seconds for which a service that is being restarted is tried again, before the VM is left to `pyshim cleanup`."""
 LATE_S = 30.0
-"""Seconds after its deadline for which an answer to CreateVM or StartVM is awaited: it says what there is to stop."""
+"""Seconds after its deadline to wait for the answer to CreateVM or StartVM, which names the VM to stop."""
 DOUBT_S = 5.0
 """Seconds after a CreateVM whose connection was lost: a service that lives may still make the VM."""
 FIRST_PAUSE_S, LAST_PAUSE_S = 0.1, 2.0
@@ -176,7 +176,7 @@ class RemoteVm:
         )
 
     async def _created(self, vm_id: str, request: Coroutine[Any, Any, str]) -> None:
-        """CreateVM has been answered, and the ledger says so, even when the caller has given up."""
+        """CreateVM has been answered and the answer is in the ledger, even if the caller was cancelled."""
         try:
             self._agent_path = _checked_agent_path(vm_id, await request)
         except ServiceUnreachable:
@@ -218,7 +218,7 @@ class RemoteVm:
         log.info("remote vm started", extra={"sandbox": config.sandbox_id})
 
     async def _started(self, request: Coroutine[Any, Any, None]) -> None:
-        """StartVM has been answered, even when the caller has given up."""
+        """StartVM has been answered, even if the caller was cancelled."""
         try:
             await request
         except ServiceUnreachable:
@@ -232,7 +232,7 @@ class RemoteVm:
 
     @within_s(_stop_s, "stop vm")
     async def stop(self) -> None:
-        """As `Hypervisor.stop`. It goes on in its own task when the caller gives up; later calls wait for that task."""
+        """As `Hypervisor.stop`. If the caller is cancelled, it continues in its own task; later calls wait for it."""
         if self._stopping is None or (self._stopping.done() and not _succeeded(self._stopping)):
             name = self._vm.sandbox_id if self._vm is not None else ""
             self._stopping = asyncio.create_task(self._stop(), name=f"stop/vm/{name}")
@@ -283,7 +283,7 @@ class RemoteVm:
             pause_s = min(pause_s * 2, LAST_PAUSE_S)
 
     async def _ask(self, method: str, action: str, call: Coroutine[Any, Any, None]) -> None:
-        """The call has ended. After the deadline, or when the caller gives up, it goes on, and `stop` waits for it."""
+        """The call has ended. After the deadline or a cancellation it continues, and `stop` waits for it."""
         remote = self._service_config(action)
         asking = asyncio.create_task(call, name=f"{method}/{self._config(action).sandbox_id}")
         asking.add_done_callback(_retrieved)

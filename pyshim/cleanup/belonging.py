@@ -29,7 +29,7 @@ class _Belongings(NamedTuple):
     id: str
     container_ids: frozenset[str]
     own: tuple[str, ...]
-    """The directories that are the sandbox's alone."""
+    """The directories that belong to this sandbox only."""
     places: Places
     proc_root: str
 
@@ -73,7 +73,7 @@ def _known(state: SandboxState | None) -> frozenset[str]:
 
 
 def is_foreign(entry: LedgerEntry, check: Callable[[LedgerEntry], None]) -> bool:
-    """The check that `belongs_to` made refuses the entry: nothing will ever undo it."""
+    """The check of `belongs_to` refuses the entry, so no run undoes it."""
     try:
         check(entry)
     except FailedPrecondition:

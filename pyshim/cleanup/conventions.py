@@ -150,7 +150,7 @@ def _cgroups_of(sandbox_id: str, root: str, pids: Set[int]) -> list[LedgerEntry]
 
 def _holds_only(cgroup: str, pids: Set[int]) -> bool:
     found = {pid for directory, _, _ in os.walk(cgroup) for pid in members(directory)}
-    # One that is ending, as the VMM after a SIGKILL, has no command line any more, and cannot be told from others.
+    # A process that is ending, such as a VMM after SIGKILL, has lost its command line and cannot be identified.
     found = {pid for pid in found if processes.arguments(pid)}
     return all(processes.parent(pid) in pids for pid in found - pids)
 

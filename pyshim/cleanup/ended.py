@@ -22,7 +22,7 @@ EXIT_LOST = 255
 EXITS = "/run/crio/exits"
 """CRI-O's default of `container_exits_dir`: a file of a container's id makes it look at the container."""
 _LOOK_S = 5.0
-"""Seconds between two looks at the bundles."""
+"""Seconds between two reads of the bundles."""
 _REPLY_GRACE_S = 1.0
 
 

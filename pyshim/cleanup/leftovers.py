@@ -36,7 +36,7 @@ LOCK_WAIT_S = 10.0
 UNDO_S = 30.0
 """Seconds for one entry when no caller waits: a process may write its core, or have much memory to give back."""
 WATCH_PAUSE_S = 1.0
-"""Seconds between two looks at a shim that ends its remote VM, which takes minutes."""
+"""Seconds between two checks of a shim that ends its remote VM, which takes minutes."""
 REST_S = 60.0
 """Seconds for a shim whose remote VM is gone to undo the rest and exit."""
 _ONE_UNDO_S = 1.5
@@ -165,7 +165,7 @@ def _end_daemon(shim: ShimRecord, *, has_resources: Callable[[], bool], may_kill
     deleted it lives on, without resources, and is left alone.
     """
     daemon = processes.ProcessRef(shim.pid, shim.start_ticks)
-    # Asked first as well: a number that can be no pid is an error to pidfd_open.
+    # Checked first: pidfd_open raises for a number that cannot be a pid.
     if not processes.is_alive(daemon) or not _can_be_shim(shim):
         return
     with contextlib.suppress(ProcessLookupError), processes.opened(daemon) as fd:
@@ -201,7 +201,7 @@ def _wait_or_kill(store: StateStore, sandbox_id: str, shim: ShimRecord, hold_s: 
                 if not are_stopped(remote_vms(store.load(sandbox_id).ledger)):
                     continue
             until = min(until, now + REST_S)
-        # One that is stuck in the kernel dies later, and does nothing any more.
+        # A process that is stuck in the kernel ends later without running again.
         with contextlib.suppress(DeadlineExceeded):
             if _can_be_shim(shim):
                 processes.kill(daemon, time.monotonic() + TIMEOUT_S)

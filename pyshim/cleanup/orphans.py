@@ -37,7 +37,7 @@ class Orphan(NamedTuple):
 
 
 class Spared(NamedTuple):
-    """A sandbox that is not to be touched, and why."""
+    """A sandbox that must not be cleaned, with the reason."""
 
     sandbox_id: str
     reason: str
@@ -51,7 +51,7 @@ def candidates(store: StateStore, places: Places) -> tuple[str, ...]:
 
 
 def judged(store: StateStore, sandbox_id: str, places: Places) -> Orphan | Spared | None:
-    """The sandbox as an orphan of ours or spared; None when nothing on the host was ours."""
+    """The sandbox as an orphan or spared; None if nothing on the host belongs to it."""
     known_by, state, shim = "its state", None, None
     try:
         state = store.load(sandbox_id)

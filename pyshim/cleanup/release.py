@@ -71,7 +71,7 @@ def release_all(
             check(entry)
             release(entry, timeout_s=left_s)
         except Exception as error:
-            # Any error of an entry that makes no sense: those before it must still be undone.
+            # Whatever the error: the entries before this one must still be undone.
             is_named = isinstance(error, ShimError)
             errors.append(str(error) if is_named else f"release {entry.kind.value} {entry.key!r}: {error!r}")
             left.append(entry)
@@ -100,7 +100,7 @@ def _release_file(entry: LedgerEntry, _deadline: float) -> None:
 
 
 def _unlink(path: str, is_kind: Callable[[int], bool], problem: str) -> None:
-    """Nothing is at `path`. Raises OSError when something else is: it is not what we made."""
+    """The path does not exist. Raises OSError if another kind of file is there, which the shim did not make."""
     name = os.path.basename(path)
     with parent_of(path, _root_of(path)) as above_fd, contextlib.suppress(FileNotFoundError, NotADirectoryError):
         if above_fd is None:

@@ -54,7 +54,7 @@ _NOT_PINNED = Pinning(pairs={}, reason="enable_vcpus_pinning is false")
 
 
 class SandboxCgroups:
-    """`saved()` is what is true of them, for the state on disk."""
+    """The cgroups of one sandbox; `saved()` describes them for the state on disk."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class SandboxCgroups:
     # ---- before and while the VM starts
 
     async def enter(self) -> None:
-        """The cgroups are there with their limits, and the shim is where it belongs; `leave` takes all of it back."""
+        """The cgroups exist with their limits, and the shim is in its own; `leave` undoes both."""
         plan = self._plan
         if not plan.groups:
             return
@@ -115,7 +115,7 @@ class SandboxCgroups:
             self._note(filter(None, [await self._host.pin(self.own_pid, cpus)]))
 
     async def _try_placement(self) -> None:
-        """The cgroup's CPUs are those of the placement; one that the pod's cgroup does not allow is given up.
+        """The cgroup's CPUs are those of the placement; a placement that the pod's cgroup does not allow is dropped.
 
         Its memory nodes stay as they are: the kernel kills who meets their end, while other nodes have memory left.
         """
@@ -214,7 +214,7 @@ class SandboxCgroups:
             await self._pin(self._placement_cpus())
 
     async def allow(self, device: Device) -> None:
-        """The VMM may open the device it is about to be given."""
+        """The VMM may open the device that is plugged next."""
         path = getattr(device, "path", "")
         if roles := self._plan.listed:
             rules = await self._host.device_rules((path,) if path else ())
@@ -230,7 +230,7 @@ class SandboxCgroups:
         """
         if not self._plan.groups:
             return
-        # A pod's own sandbox container asks for nothing and does no work.
+        # A pod's sandbox container requests nothing and does no work.
         containers = tuple(each for each in containers if each)
         refuse_realtime(containers)
         block_io = block_io_settings(self._plan, containers, self._io_limited)
@@ -308,7 +308,7 @@ class SandboxCgroups:
             self._note([f"a thread is not where it is placed: {problem}"] if problem else ())
             self._on_change()
         elif self._config.runtime.enable_vcpus_pinning:
-            # A cancellation between lock and release would leave the lock taken.
+            # A cancellation between lock and release would leave it locked.
             await to_the_end(self._decide_pinning(cpus))
         if self._placed is None and not (self._pinning.pairs or had.pairs or self._nodes):
             return
@@ -338,13 +338,13 @@ class SandboxCgroups:
     # ---- the end
 
     async def explain(self, end: VmExit) -> str:
-        """Why the VM ended: by the host's OOM killer, by itself, or by the guest."""
+        """The reason of the VM's end: the host's OOM killer, the VMM, or the guest."""
         if end.kind is not VmExitKind.VMM_DIED or not self._plan.groups:
             return end.reason
         return await self._with_oom(Member.VMM, "the VMM", end.reason)
 
     async def explain_failed_start(self, reason: str) -> str:
-        """Why no VM came to be, when its VMM was too large for the pod's cgroup."""
+        """The reason of a failed start if the VMM was too large for the pod's cgroup."""
         return await self._with_oom(Member.VMM, "the VMM", reason) if self._entries else reason
 
     async def explain_virtiofsd(self, reason: str) -> str:
@@ -365,7 +365,7 @@ class SandboxCgroups:
         return f"the host's OOM killer ended {name}, as cgroup '{oom.limited_by}' met its memory limit{limit}: {reason}"
 
     async def leave(self) -> None:
-        """The shim is out, the cgroups are gone and struck out of the ledger. Idempotent."""
+        """The shim has left; the cgroups are removed, also from the ledger. Idempotent."""
         if not self._entries:
             return
         async with self._lock:
@@ -400,7 +400,7 @@ class SandboxCgroups:
         )
 
     def saved(self) -> Mapping[str, object]:
-        """A JSON object; numbers of processes are those it was left with."""
+        """A JSON object; the numbers of processes are those at the sandbox's end."""
         plan = self._plan
         if not plan.groups:
             return {"Mode": str(plan.mode), **self._class_saved(), "Notes": list(self._notes)}
@@ -466,7 +466,7 @@ class SandboxCgroups:
 
 
 def _repeated(setting: GroupSetting) -> str:
-    """What distinguishes the writes into one file that add to each other: a rule, or a device's line."""
+    """The key of a write into a file that takes several: a rule, or a device's line."""
     if setting.controller == "devices":
         return setting.value
     return setting.value.partition(" ")[0] if setting.controller in ("io", "blkio") else ""

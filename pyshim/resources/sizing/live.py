@@ -78,7 +78,7 @@ class Resizer:
         self.memory_mib = plan.vm.memory.boot_mib
 
     async def join(self, container_id: ContainerId, resources: Resources) -> None:
-        """The VM has room for the container; when this raises it counts for nothing and what was added goes again."""
+        """The VM has room for the container. If this raises, it does not count and added memory is removed."""
         async with self._lock:
             self._demand(container_id, resources)  # refused before it counts
             self._asked[container_id] = resources
@@ -122,7 +122,7 @@ class Resizer:
         return self._asked.get(container_id, {})
 
     async def leave(self, container_id: ContainerId) -> None:
-        """The container asks for nothing any more; the VM shrinks soon. Idempotent."""
+        """The container no longer counts; the VM shrinks soon. Idempotent."""
         if self._asked.pop(container_id, None) is not None:
             self._shrink_soon()
 
@@ -188,7 +188,7 @@ class Resizer:
         return [self._demand(container_id, resources) for container_id, resources in self._asked.items()]
 
     def _demand(self, container_id: str, resources: Resources) -> Demand:
-        """The CPU sets of a placed VM's containers say where it runs, and nothing about its size."""
+        """For a placed VM the CPU sets of containers decide where it runs, not its size."""
         found = demand(container_id, resources)
         return found if self._plan.placement is None else replace(found, cpus=frozenset())
 
@@ -207,7 +207,7 @@ class Resizer:
             raise
 
     def _restore(self, container_id: ContainerId, before: Resources | None) -> None:
-        """The container counts as it did; one that ended meanwhile stays ended."""
+        """The container counts as before, unless it has ended meanwhile."""
         if before is None:
             self._asked.pop(container_id, None)
         elif container_id in self._asked:
@@ -221,7 +221,7 @@ class Resizer:
         plan = await self._decide()
         had = self.vcpus, self.memory_mib
         if plan.vcpus > self.vcpus or any(step_mib > self.memory_mib for step_mib in plan.memory_steps_mib):
-            # The limits first: memory that is set aside is charged, and met by the OOM killer, as it is plugged.
+            # The limits first: preallocated memory is charged when it is plugged, and could meet the OOM killer.
             await self._fit(self._asked.values(), _larger(plan.record, self.record))
         try:
             if plan.vcpus > self.vcpus:
@@ -237,7 +237,7 @@ class Resizer:
         self._keep(plan.record)
 
     async def _grow_memory(self, step_mib: int) -> None:
-        """One step, used by the guest before the next: it may need its pages to describe the next one's."""
+        """One step. The guest uses its memory before the next step: it may need it to describe the next."""
         before_mib = self.memory_mib
         self.memory_mib = await self._hypervisor.resize_memory(step_mib)
         if self.memory_mib != before_mib and not self._plan.vm.memory.virtio_mem:
@@ -248,7 +248,7 @@ class Resizer:
         self._tasks.supervise(f"shrink/{self._plan.sandbox_id}", self._shrink())
 
     async def _shrink(self) -> None:
-        """In steps, as the guest gives back: between them a container that needs more gets the lock."""
+        """In steps, as the guest returns memory: between them a container that needs more gets the lock."""
         more = True
         while more:
             async with self._lock:
@@ -285,7 +285,7 @@ class Resizer:
         return False
 
     async def _take_stock(self) -> None:
-        """The sizes are the VM's after a change that went wrong half-way; added memory was taken back if it can be."""
+        """After a change that failed half-way, the sizes are the VM's; added memory was removed if possible."""
         try:
             self.vcpus = len(await self._hypervisor.vcpu_thread_ids())
             self.memory_mib = await self._hypervisor.resize_memory(self.memory_mib)
@@ -319,7 +319,7 @@ class Resizer:
         )
 
     def _keep(self, decided: SizingRecord) -> None:
-        """The record says what the VM has, where that is not what was decided; news is logged and persisted."""
+        """The record has the VM's size where it differs from the decision; a change is logged and persisted."""
         record = replace(
             decided,
             vcpus=_had(decided.vcpus, self.vcpus),
