@@ -1,4 +1,4 @@
-"""Removing the socket a dead shim left; apart from address.py, which `start` imports."""
+"""Removes the socket of a dead shim. Not in address.py, to keep the imports of `start` few."""
 
 import contextlib
 import errno

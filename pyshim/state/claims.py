@@ -1,4 +1,4 @@
-"""CPUs, cgroups and devices that the node's other sandboxes have, by their states. One shim at a time decides by it."""
+"""CPUs, cgroups and devices of the node's other sandboxes, from their states. One shim at a time decides by them."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -2,10 +2,10 @@
 
     ROOT/KEY/memory, state      the machine (`hypervisors/qemu/saved_machine.py`)
     ROOT/KEY/template.json      `Template`; its time is that of the last use
-    ROOT/making                 one in the making, which nobody uses: it gets its name when it is whole
-    ROOT/KEY.tried              none could be made, why, and when: pods do not ask for one again so soon
+    ROOT/making                 one in the making, which is not used: it gets its name when it is whole
+    ROOT/KEY.tried              the reason and time of a failed attempt: pods do not ask for one again so soon
 
-Whoever makes one has locked ROOT. Any number of VMs may continue from a template, also from one that is removed
+The maker of a template has locked ROOT. Any number of VMs may continue from a template, also from one that is removed
 meanwhile: they have their own copy, or boot.
 """
 
@@ -28,11 +28,11 @@ from pyshim.model.units import MIB
 from pyshim.model.vm import VmConfig
 
 MOST_TEMPLATES = 8
-"""On one host; the one that was used least recently makes room."""
+"""On one host; the template that was used least recently is removed for a new one."""
 MOST_BYTES = 4 << 30
-"""Of all templates on a host, likewise: they are in its memory."""
+"""Of all templates on a host, with the same rule: they are in its memory."""
 MOST_DAYS = 30
-"""The age to which a template is used: what a machine has worked out since its boot, keys included, gets no older."""
+"""Age limit of a template: it also limits the age of what the machine derived since its boot, keys included."""
 _MEMORY, _STATE, _RECORD = "memory", "state", "template.json"
 _MAKING = "making"
 _TRIED = ".tried"
@@ -66,7 +66,7 @@ class TemplateStore:
         return stored.directory
 
     def all(self) -> Iterator[StoredTemplate | TemplateDamaged]:
-        """Every template, in the order of their keys; instead of one that cannot be used, why."""
+        """Every template, in the order of their keys; for one that cannot be used, the error that says why."""
         for key in self._keys():
             try:
                 yield self._stored(key)
@@ -79,11 +79,11 @@ class TemplateStore:
                 yield TemplateDamaged(f"make template {key!r}: {file.read(_MAX_RECORD_BYTES) or 'it is being made'}")
 
     def discard(self, key: str) -> None:
-        """There is no template of that key."""
+        """Removes the template of that key. Idempotent."""
         _remove(f"{self._root}/{key}")
 
     def discard_useless(self, *, dry_run: bool) -> Iterator[str]:
-        """What no VM can continue from any more is gone; why, one by one. Nothing happens while a template is made."""
+        """Removes templates that no VM can continue from; yields each reason. Does nothing while a template is made."""
         if not self._keys() and not os.path.isdir(f"{self._root}/{_MAKING}"):
             return
         with suppress(Unavailable), self.locked():
@@ -104,7 +104,7 @@ class TemplateStore:
     def note_trial(self, key: str, reason: str = "") -> None:
         """For an hour no pod asks for a template of that key, unless one is made; `reason` is why it was not.
 
-        Where the directory takes no file, as when it is full or was removed, pods may ask sooner.
+        If no file can be written there, because it is full or was removed, pods may ask sooner.
         """
         with suppress(OSError), open(f"{self._root}/{key}{_TRIED}", "w", encoding="utf-8") as file:
             file.write(reason)
@@ -116,7 +116,7 @@ class TemplateStore:
             return False
 
     def discard_all(self) -> int:
-        """No template is left, nor the root directory if nothing else is in it. Returns the number there were."""
+        """Removes all templates, and the root directory if nothing else is in it. Returns the number of templates."""
         keys = self._keys()
         for name in (*keys, _MAKING):
             _remove(f"{self._root}/{name}")
@@ -128,7 +128,7 @@ class TemplateStore:
 
     @contextmanager
     def locked(self) -> Iterator[OwnedFd]:
-        """Nobody else makes a template, until the descriptor and all copies of it are closed.
+        """No other process makes a template until the descriptor and all its copies are closed.
 
         Raises Unavailable while another process makes one.
         """
@@ -143,7 +143,7 @@ class TemplateStore:
     def making(self, key: str, memory_mib: int) -> Iterator[str]:
         """An empty directory for a new template's machine; after the block the template is in use.
 
-        The caller has locked the templates. Raises ResourceExhausted where there is no room for the memory.
+        The caller has locked the templates. Raises ResourceExhausted if the memory does not fit.
         """
         self._check_room(memory_mib)
         _remove(f"{self._root}/{_MAKING}")
@@ -250,8 +250,8 @@ def _record(path: str) -> Template:
 
 
 def _remove(directory: str) -> None:
-    """The template in it is gone; what else may be in it stays, with it."""
-    for name in (_RECORD, _STATE, _MEMORY):  # first what is looked at first
+    """The template in it is gone; the directory stays if it has other files."""
+    for name in (_RECORD, _STATE, _MEMORY):  # the record first: without it no reader uses the rest
         with suppress(FileNotFoundError, NotADirectoryError):
             os.unlink(f"{directory}/{name}")
     with suppress(OSError):
@@ -259,7 +259,7 @@ def _remove(directory: str) -> None:
 
 
 def machine_facts(vm: VmConfig) -> MachineFacts:
-    """What of this host shapes the machine. Raises FailedPrecondition naming a file that is missing."""
+    """The facts of this host that determine the machine. Raises FailedPrecondition naming a file that is missing."""
     boot = vm.boot
     named = (vm.hypervisor_path, boot.kernel, boot.initrd, boot.image, boot.firmware)
     paths = (*(path for path in named if path), *(disk.path for disk in vm.extensions))
@@ -271,7 +271,7 @@ def machine_facts(vm: VmConfig) -> MachineFacts:
 
 
 def _identity_now(path: str) -> str:
-    """Empty when it cannot be looked at."""
+    """Empty if the file cannot be examined."""
     try:
         return file_identity(os.stat(path))
     except OSError:
@@ -284,7 +284,7 @@ def _identity(path: str) -> str:
 
 
 def _cpu() -> str:
-    """The first CPU's lines but those that change by themselves."""
+    """The first CPU's lines, without those that change or differ by CPU."""
     with open("/proc/cpuinfo", encoding="utf-8") as file:
         first = file.read().partition("\n\n")[0]
     changing = ("cpu MHz", "bogomips", "processor", "core id", "apicid", "initial apicid", "physical id")
