@@ -483,9 +483,15 @@ class Sandbox:
             await asyncio.sleep(OOM_PAUSE_S)
 
     async def _ask_guest_to_end(self, agent: Agent) -> None:
-        """The agent has flushed and unmounted its file systems. A guest that does not answer in time is ended."""
+        """The agent has flushed and unmounted its file systems. A guest that does not answer in time is ended.
+
+        kata-agent does so when a container is removed, and not at the end of the sandbox.
+        """
         try:
             async with asyncio.timeout(DESTROY_TIMEOUT_S):
+                for container_id in self.attachments.writers():
+                    with suppress(ShimError):  # removed before, or the guest does not answer
+                        await agent.remove_container(container_id, int(DESTROY_TIMEOUT_S))
                 await agent.destroy_sandbox()
         except (ShimError, TimeoutError) as exc:
             log.debug("destroy sandbox", extra={"sandbox": self.plan.sandbox_id, "error": str(exc)})

@@ -30,8 +30,8 @@ class PluggedDevices:
     def __contains__(self, device_id: str) -> bool:
         return device_id in self._users
 
-    def users(self, device_id: str) -> int:
-        return len(self._users[device_id])
+    def users(self, device_id: str) -> frozenset[str]:
+        return frozenset(self._users[device_id])
 
     def add(self, device_id: str, user: str) -> None:
         """The device, which is in the VM, stays there at least until `user` is detached."""

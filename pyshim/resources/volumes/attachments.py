@@ -114,7 +114,12 @@ class Attachments:
 
     def all(self) -> tuple[tuple[BlockDevice, GuestLocation, int], ...]:
         """Every disk in the VM, its place there, and how many use it."""
-        return tuple((one.disk, one.location, self._plugged.users(one.disk.id)) for one in self._attached.values())
+        return tuple((one.disk, one.location, len(self._plugged.users(one.disk.id))) for one in self._attached.values())
+
+    def writers(self) -> frozenset[str]:
+        """The containers that have a disk they can write to."""
+        writable = (each.disk.id for each in self._attached.values() if not each.disk.read_only)
+        return frozenset().union(*map(self._plugged.users, writable)) - {_SANDBOX}
 
     def direct_disk(self, volume_path: str) -> tuple[BlockDevice, DirectVolume]:
         """The disk of a direct volume. Raises NotFound when no container of the sandbox has it."""

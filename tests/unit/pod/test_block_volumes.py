@@ -42,6 +42,17 @@ async def test_a_device_is_plugged_and_told_to_the_guest_and_unplugged_with_its_
     assert vm.is_running
 
 
+async def test_a_guest_unmounts_a_containers_disks_before_it_ends_with_it(stack: Stack) -> None:
+    """kata-agent does not at DestroySandbox: what was written and not synced would be lost."""
+    app = await stack.run("c1", ["exit", "0"], linux={"devices": [DISK]})
+
+    await stack.pod.wait(app, None)
+    await until(lambda: not stack.hypervisors[0].is_running)
+
+    calls = [call for call in stack.agent.calls if call in ("RemoveContainer", "DestroySandbox")]
+    assert calls == ["RemoveContainer", "DestroySandbox"]
+
+
 async def test_a_machine_that_takes_no_devices_says_so(stack: Stack) -> None:
     stack.block_hotplug = False
 
