@@ -17,26 +17,30 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 from statistics import median
 
 from bench.ground import PROJECT
 from bench.measures import PYKATA, Ground, cpu_s, memory_of
 from bench.remote_stub import SOCKET
-from bench.stub_pods import options, wait_until_idle
+from bench.stub_pods import options, wait_until_idle, wakeups
 from bench.stub_whole_pods import Pod, spec_of
 from integration.framework import oci, shim_config
 from integration.framework.direct import direct_shim, wait_until_gone
 from integration.framework.runtime import Runtime
 from integration.framework.waiting import eventually
+from pyshim.ttrpc import RemoteError
 
 _SYSLOG = Path("/dev/log")
 _IDLE_S = 0.3
 """Seconds without CPU time after which a daemon counts as idle."""
 _MANY = 10
 _EXECS = 5
+_WAKEUPS_S = 5.0
 _OURS = ("forked", "executed")
 _NETNS = "bench"
 """A network namespace for all pods: a remote VM is refused in the host's."""
@@ -54,6 +58,7 @@ class Contestant:
 TITLES = {
     "start_wall": "`start`",
     "start_cpu": "`start`, CPU time",
+    "reply_wall": "`start` and the first reply of the daemon",
     "idle_cpu": "the daemon until it is idle, CPU time",
     "sandbox_wall": "Create and Start of a sandbox",
     "sandbox_cpu": "of it the shim's CPU time",
@@ -64,10 +69,12 @@ TITLES = {
     "gone_wall": "Kill, Wait and Delete of a container",
     "end_wall": "Kill, Wait and Delete of the sandbox",
     "end_cpu": "of it the shim's CPU time",
+    "together_wall": f"{_MANY} Creates and Starts of a sandbox at once",
+    "wakeups": f"an idle shim's wake-ups in {_WAKEUPS_S:.0f} s",
     "pss": "an idle shim with a container, PSS",
     "many_pss": f"{_MANY} of them, PSS each",
 }
-"""The rows of the table, by series. A series of PSS is in MiB, every other one in seconds, shown in ms."""
+"""The rows of the table, by series. PSS is in MiB, wake-ups are a number, all others are in seconds, shown in ms."""
 Samples = dict[str, list[float]]
 
 
@@ -125,8 +132,7 @@ def as_markdown(found: dict[str, Samples], facts: dict[str, str], note: str) -> 
     lines += ["|---|" + "---:|" * (len(found) + len(theirs))]
     lost = []
     for series, title in TITLES.items():
-        scale, unit = (1, "MiB") if series.endswith("pss") else (1000, "ms")
-        shown = [f"{median(samples[series]) * scale:.3g} {unit}" for samples in found.values()]
+        shown = [_shown(series, median(samples[series])) for samples in found.values()]
         best = {each: min(_ratio(found[ours], found[each], series) for ours in _OURS) for each in theirs}
         lines.append(f"| {title} | {' | '.join(shown)} | {' | '.join(f'{ratio:.2f}' for ratio in best.values())} |")
         lost += [f"- {title}: {each}" for each, ratio in best.items() if ratio > 1]
@@ -135,8 +141,16 @@ def as_markdown(found: dict[str, Samples], facts: dict[str, str], note: str) -> 
     return "\n".join(lines) + "\n"
 
 
+def _shown(series: str, value: float) -> str:
+    if series == "wakeups":
+        return f"{value:.0f}"
+    return f"{value:.3g} MiB" if series.endswith("pss") else f"{value * 1000:.3g} ms"
+
+
 def _ratio(ours: Samples, theirs: Samples, series: str) -> float:
-    return median(our / their for our, their in zip(ours[series], theirs[series], strict=True))
+    """The median of the rounds' ratios; 1 where both are 0."""
+    pairs = zip(ours[series], theirs[series], strict=True)
+    return median(our / their if their else (inf if our else 1.0) for our, their in pairs)
 
 
 def _round(ground: Ground, runtime: Runtime) -> Samples:
@@ -149,12 +163,19 @@ def _round(ground: Ground, runtime: Runtime) -> Samples:
                 pod.exec("one-c")
         wait_until_idle(pod.pid, _IDLE_S)
         samples["pss"].append(memory_of(pod.pid).pss_mib)
+        samples["wakeups"].append(wakeups(pod.pid, _WAKEUPS_S))
         with _timed(samples, "gone", pod.pid):
             _end(pod, "one-c")
         with _timed(samples, "end", pod.pid):
             _end(pod, "one")
     with ExitStack() as end:
-        pods = [end.enter_context(_pod(ground, runtime, f"many{number}", defaultdict(list))) for number in range(_MANY)]
+        pods = [
+            end.enter_context(_shim(ground, runtime, f"many{number}", defaultdict(list))) for number in range(_MANY)
+        ]
+        with ThreadPoolExecutor(_MANY) as pool:  # each shim's client has its own loop
+            began_s = time.monotonic()
+            list(pool.map(_begin_sandbox, pods))
+            samples["together_wall"].append(time.monotonic() - began_s)
         for each in pods:
             _begin(each, f"{each.shim.container}-c")
             end.callback(_end, each, f"{each.shim.container}-c")
@@ -193,21 +214,34 @@ def _end(pod: Pod, name: str) -> None:
 @contextmanager
 def _pod(ground: Ground, runtime: Runtime, name: str, samples: Samples) -> Iterator[Pod]:
     """A pod without containers."""
+    with _shim(ground, runtime, name, samples) as pod:
+        with _timed(samples, "sandbox", pod.pid):
+            _begin_sandbox(pod)
+        yield pod
+
+
+def _begin_sandbox(pod: Pod) -> None:
+    pod.call("Create", bundle=str(pod.shim.bundle), options=options(pod.ground.config))
+    pod.call("Start")
+
+
+@contextmanager
+def _shim(ground: Ground, runtime: Runtime, name: str, samples: Samples) -> Iterator[Pod]:
+    """A shim that serves a pod which is not created yet."""
     bundle = ground.directory / name
     with direct_shim(runtime, ground.binaries, name, bundle, _spec(name, name, "sandbox")) as shim:
         began_s, cpu_began_s = time.monotonic(), _children_cpu_s()
         shim.start(options(ground.config))
         samples["start_wall"].append(time.monotonic() - began_s)
         samples["start_cpu"].append(_children_cpu_s() - cpu_began_s)
+        with suppress(RemoteError):  # it has no such task
+            shim.call("State")
+        samples["reply_wall"].append(time.monotonic() - began_s)
         # A forked daemon gets its own command line after `start` has ended.
         (daemon,) = eventually(lambda: runtime.shims(name), what=f"the daemon of {name!r} is there")
         wait_until_idle(daemon.pid, _IDLE_S)
         samples["idle_cpu"].append(cpu_s(daemon.pid))
-        pod = Pod(ground, shim, daemon.pid)
-        with _timed(samples, "sandbox", pod.pid):
-            pod.call("Create", bundle=str(bundle), options=options(ground.config))
-            pod.call("Start")
-        yield pod
+        yield Pod(ground, shim, daemon.pid)
     wait_until_gone(shim)
     Path(shim.socket_path).unlink(missing_ok=True)  # Kata's Go shim leaves it
     shutil.rmtree(bundle, ignore_errors=True)
