@@ -19,13 +19,13 @@ DEVICES = (
     *(f"virtio-{kind}-pci" for kind in ("balloon", "blk", "mem", "net", "pmem", "rng", "scsi", "serial")),
     *(f"virtio-{kind}-device" for kind in ("blk", "net", "rng", "serial")),
     *("vhost-user-fs-pci", "vhost-user-fs-device", "vhost-vsock-pci", "vhost-vsock-device", "vhost-user-blk-pci"),
-    *("vhost-user-vsock-pci", "vhost-user-vsock-device"),
+    *("vhost-user-vsock-pci", "vhost-user-vsock-device", "vmgenid"),
 )
 """Types whose properties are looked up one by one."""
 OPTIONS = ("chardev", "drive", "memory", "mon", "name", "numa", "rtc", "sandbox", "smp-opts")
 _BARE = frozenset({"-no-user-config", "-nodefaults", "-no-reboot", "-S"})
 _FREE = frozenset(
-    {"-append", "-bios", "-blockdev", "-display", "-global", "-initrd", "-kernel", "-serial", "-uuid", "-vga"}
+    {"-append", "-bios", "-blockdev", "-display", "-global", "-incoming", "-initrd", "-kernel", "-serial", "-uuid", "-vga"}
 )
 """Options whose value is a name, or is judged when QEMU opens what it names."""
 _KEYED = {

@@ -10,7 +10,6 @@ from typing import Any
 
 from tests.grammar.check import DEVICES, OBJECTS, OPTIONS, Grammar
 
-_LIMIT_S = 60.0
 _ARGV = ("-machine", "none", "-accel", "tcg", "-S", "-nodefaults", "-display", "none", "-qmp", "stdio")
 _CPU = "-x86_64-cpu"
 _EXTRA_TYPES = frozenset({"virtserialport", "isa-serial", "virtio-scsi-device"})
@@ -20,18 +19,16 @@ _EXTRA_TYPES = frozenset({"virtserialport", "isa-serial", "virtio-scsi-device"})
 def asked(binary: str, commands: list[dict[str, Any]]) -> list[Any]:
     """The answer to each command, None where the binary has no such thing."""
     lines = [{"execute": "qmp_capabilities"}, *commands, {"execute": "quit"}]
-    words = [json.dumps({**line, "id": number}) for number, line in enumerate(lines)]
-    done = subprocess.run(
-        [binary, *_ARGV], input="\n".join(words).encode() + b"\n", capture_output=True, timeout=_LIMIT_S, check=False
-    )
-    answers: dict[int, Any] = {}
-    for text in done.stdout.splitlines():
-        message = json.loads(text)
-        if "id" in message:
-            answers[message["id"]] = message.get("return")
-    if len(answers) < len(lines) - 1:
-        raise AssertionError(f"{binary} answered {len(answers)} of {len(lines)}: {done.stderr[-2000:]!r}")
-    return [answers.get(number) for number in range(1, len(commands) + 1)]
+    answers: list[Any] = []
+    with subprocess.Popen([binary, *_ARGV], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as qemu:
+        assert qemu.stdin is not None
+        assert qemu.stdout is not None
+        # One at a time: at the end of its input QEMU drops the commands that wait.
+        for number, line in enumerate(lines):
+            qemu.stdin.write(json.dumps({**line, "id": number}) + "\n")
+            qemu.stdin.flush()
+            answers.append(next(found for text in qemu.stdout if (found := json.loads(text)).get("id") == number))
+    return [answer.get("return") for answer in answers[1:-1]]
 
 
 def introspected(binary: str) -> Grammar:
