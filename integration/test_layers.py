@@ -33,6 +33,7 @@ _needs_snapshotter = pytest.mark.skipif(
     not releases.chosen().leaves_mounts_to_shims,
     reason=f"containerd {releases.chosen().generation} leaves no layers to a shim (CONTAINERD=2.3)",
 )
+_KIND = "io.kubernetes.cri.container-type"
 _FILE_BYTES = 200 * verity.BLOCK_BYTES
 """More than one block of hashes covers."""
 _FILL = "dd if=/dev/zero of=/full bs=64k 2>&1 | grep -c 'No space left'; rm /full"
@@ -241,6 +242,27 @@ def test_a_layer_with_a_root_hash_is_verified_block_by_block(run: Run, scratch: 
     lines = run(mounts, script, shim_config.variant(scratch, shared_fs="none"))
 
     assert lines == [str(_FILE_BYTES), "Input/output error"]
+
+
+def test_a_verified_layer_is_free_for_the_next_container_of_the_pod(
+    runtime: Runtime, containerd: Containerd, name: str, scratch: Path
+) -> None:
+    """Its device in the guest is gone with the last container, or a new one of the same name could not be made."""
+    mounts, _ = _verified(scratch)
+    config = shim_config.variant(scratch, shared_fs="none")
+    kind = {"io.kubernetes.cri.sandbox-id": name}
+    pod = {**oci.spec("pause", name=name, rootfs="rootfs"), "annotations": {**kind, _KIND: "sandbox"}}
+    with direct_shim(runtime, PROJECT / "bin", name, scratch / "bundle", pod) as shim:
+        shim.start()
+        _create(shim, mounts, config)
+        shim.call("Start")
+        for app in ("one", "two"):
+            spec = oci.spec("sh", "-c", "test -s /kept", name=app, rootfs="rootfs")
+            bundle = oci.write({**spec, "annotations": {**kind, _KIND: "container"}}, scratch / app).parent
+            shim.call("Create", id=app, bundle=str(bundle), rootfs=mounts)
+            shim.call("Start", id=app)
+            assert shim.call("Wait", task_v2_pb2.WaitResponse, id=app).exit_status == 0
+            shim.call("Delete", id=app)
 
 
 def test_a_wrong_root_hash_is_an_error_of_create(

@@ -25,7 +25,19 @@ DEVICES = (
 OPTIONS = ("chardev", "drive", "memory", "mon", "name", "numa", "rtc", "sandbox", "smp-opts")
 _BARE = frozenset({"-no-user-config", "-nodefaults", "-no-reboot", "-S"})
 _FREE = frozenset(
-    {"-append", "-bios", "-blockdev", "-display", "-global", "-incoming", "-initrd", "-kernel", "-serial", "-uuid", "-vga"}
+    {
+        "-append",
+        "-bios",
+        "-blockdev",
+        "-display",
+        "-global",
+        "-incoming",
+        "-initrd",
+        "-kernel",
+        "-serial",
+        "-uuid",
+        "-vga",
+    }
 )
 """Options whose value is a name, or is judged when QEMU opens what it names."""
 _KEYED = {
