@@ -23,6 +23,7 @@ from guest.agent.errors import AgentError, DeadlineExceeded, Internal, os_cause
 log = logging.getLogger(__name__)
 
 # Of a program's stdout, and of its stderr; the rest is dropped.
+_LOAD_TIMEOUT_S = 30.0
 _MAX_OUTPUT_BYTES = 1 << 20
 _SEARCH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 ENVIRONMENT = {"PATH": ":".join(_SEARCH)}
@@ -182,6 +183,16 @@ class Children:
             finally:
                 child.send_signal(signal.SIGKILL)
             return Finished(code, _written(out), _written(err))
+
+    async def load_modules(self, *modules: str) -> None:
+        """The modules that the guest has are loaded; one that is built in cannot be, and need not be."""
+        program = find_program("modprobe")
+        if program is None:
+            return
+        for module in modules:
+            ended = await self.run([program, module], timeout_s=_LOAD_TIMEOUT_S)
+            if ended.code:
+                log.info("module not loaded", extra={"kernel_module": module, "error": ended.complaint})
 
     async def call(
         self,

@@ -5,21 +5,18 @@ Source of the interface: the kernel's uapi/linux/dm-ioctl.h.
 
 from __future__ import annotations
 
-import logging
 import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from fcntl import ioctl
 from typing import NamedTuple
 
-from guest.agent.children import Children, find_program
+from guest.agent.children import Children
 from guest.agent.errors import Internal, os_cause
-
-log = logging.getLogger(__name__)
 
 SECTOR_BYTES = 512
 _CONTROL = "/dev/mapper/control"
-_LOAD_TIMEOUT_S = 30.0
 _VERSION = (4, 0, 0)
 _HEADER = struct.Struct("=3IIIIiIIIQ128s129s7x")
 """struct dm_ioctl: version, data_size, data_start, target_count, open_count, flags, event_nr, padding, dev, name and
@@ -42,12 +39,7 @@ class Target(NamedTuple):
 
 async def map_device(children: Children, name: str, target: Target, modules: Sequence[str]) -> str:
     """The node of the new device `name`, once `modules` are loaded. Internal says why there is none."""
-    program = find_program("modprobe")
-    if program is not None:
-        for module in modules:  # a module that is built in cannot be loaded, and need not be
-            ended = await children.run([program, module], timeout_s=_LOAD_TIMEOUT_S)
-            if ended.code:
-                log.info("module not loaded", extra={"kernel_module": module, "error": ended.complaint})
+    await children.load_modules(*modules)
     try:
         return _map(name, target)
     except OSError as error:
@@ -57,17 +49,13 @@ async def map_device(children: Children, name: str, target: Target, modules: Seq
 
 def unmap_device(name: str) -> None:
     """The device is gone, or goes when the file system on it does. Raises OSError."""
-    control = os.open(_CONTROL, os.O_RDWR | os.O_CLOEXEC)
-    try:
+    with _opened(_CONTROL, os.O_RDWR) as control:
         _ask(control, _REMOVE, name, _DEFERRED)
-    finally:
-        os.close(control)
 
 
 def _map(name: str, target: Target) -> str:
     flags = _READ_ONLY if target.is_read_only else 0
-    control = os.open(_CONTROL, os.O_RDWR | os.O_CLOEXEC)
-    try:
+    with _opened(_CONTROL, os.O_RDWR) as control:
         device = _ask(control, _CREATE, name)
         try:
             _ask(control, _LOAD, name, flags, table(target))
@@ -75,15 +63,19 @@ def _map(name: str, target: Target) -> str:
         except OSError:
             _ask(control, _REMOVE, name)
             raise
-    finally:
-        os.close(control)
     return f"/dev/dm-{(device & 0xFF) | (device >> 12 & 0xFFF00)}"
 
 
 def sectors_of(disk: str) -> int:
-    fd = os.open(disk, os.O_RDONLY | os.O_CLOEXEC)
-    try:
+    with _opened(disk, os.O_RDONLY) as fd:
         return os.lseek(fd, 0, os.SEEK_END) // SECTOR_BYTES
+
+
+@contextmanager
+def _opened(path: str, flags: int) -> Iterator[int]:
+    fd = os.open(path, flags | os.O_CLOEXEC)
+    try:
+        yield fd
     finally:
         os.close(fd)
 

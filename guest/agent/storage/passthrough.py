@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 
 from protos.agent.agent_pb2 import Device
 
-from guest.agent.children import Children, find_program
+from guest.agent.children import Children
 from guest.agent.errors import FailedPrecondition, InvalidArgument, os_cause
 from guest.agent.files import write_text
 from guest.agent.storage.block import SYS, pci_folder, pci_slots
@@ -26,7 +26,6 @@ log = logging.getLogger(__name__)
 GUEST_DRIVES = "vfio-pci-gk"
 _ENV_PREFIX, _ENV_INFO = "PCIDEVICE_", "_INFO"
 _DRIVER = "vfio-pci"
-_LOAD_TIMEOUT_S = 30.0
 
 
 def functions_of(device: Device) -> list[tuple[str, str]]:
@@ -70,9 +69,8 @@ async def _folder(hotplug: Hotplug, path: str) -> str:
 
 async def bind(children: Children, device: Device, functions: dict[str, str]) -> str:
     """The node of the IOMMU group that the functions, now bound to vfio-pci, make up. FailedPrecondition otherwise."""
-    program = find_program("modprobe")
-    if program is not None and not os.path.isdir(f"{SYS}/bus/pci/drivers/{_DRIVER}"):
-        await children.run([program, _DRIVER], timeout_s=_LOAD_TIMEOUT_S)
+    if not os.path.isdir(f"{SYS}/bus/pci/drivers/{_DRIVER}"):
+        await children.load_modules(_DRIVER)
     groups = {bind_function(SYS, address) for address in functions.values()}
     if len(groups) != 1:
         raise FailedPrecondition(

@@ -25,12 +25,19 @@ _WORDS = {
     "hashtype": r"[01]",
     "no-superblock": r"true|false",
 }
-_DEFAULTS = {"blocksize": "4096", "hashsize": "4096", "algorithm": "sha256", "salt": "", "hashtype": "1"}
+_DEFAULTS = {
+    "blocksize": "4096",
+    "hashsize": "4096",
+    "algorithm": "sha256",
+    "salt": "",
+    "hashtype": "1",
+    "no-superblock": "false",
+}
 
 
 def verity_target(words: Sequence[str], disk: str) -> Target:
     """The target that checks `disk`, whose hash tree is behind its data. InvalidArgument names a word that is wrong."""
-    values = {"no-superblock": "false", **_DEFAULTS}
+    values = dict(_DEFAULTS)
     for word in words:
         key, _, value = word.removeprefix(PREFIX)[1:].partition("=")
         if key not in _WORDS or re.fullmatch(_WORDS[key], value) is None:
@@ -42,13 +49,11 @@ def verity_target(words: Sequence[str], disk: str) -> Target:
     if offset % data_bytes or offset % hash_bytes:
         raise InvalidArgument(f"verify {disk!r}: hash offset {offset} is not a multiple of the block sizes")
     superblock = 0 if values["no-superblock"] == "true" else -(-_SUPERBLOCK_BYTES // hash_bytes)
-    numbers = (data_bytes, hash_bytes, offset // data_bytes, offset // hash_bytes + superblock)
+    sizes = f"{data_bytes} {hash_bytes} {offset // data_bytes} {offset // hash_bytes + superblock}"
+    hashes = f"{values['algorithm']} {values['roothash']} {values['salt'] or '-'}"
     return Target(
         type="verity",
         sectors=offset // SECTOR_BYTES,
-        parameters=" ".join(
-            (values["hashtype"], disk, disk, *map(str, numbers), values["algorithm"], values["roothash"])
-        )
-        + f" {values['salt'] or '-'}",
+        parameters=f"{values['hashtype']} {disk} {disk} {sizes} {hashes}",
         is_read_only=True,
     )
