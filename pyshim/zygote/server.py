@@ -36,8 +36,8 @@ def run(
     """None in the zygote when it has ended: idle for `idle_s` (0: never), by a signal, or because its code changed.
 
     In every process that it forks this returns as well, with the words of the daemon which that process now is. What
-    `prepare` makes before the fork is in the child, too. Where
-    another zygote serves the same address, this one waits until that ends, or ends at once if it would not stay itself.
+    `prepare` makes before the fork is in the child, too. If another zygote serves the same address, this one waits
+    until that ends, or ends at once if it would not stay itself.
     Raises OSError, BootstrapError when it cannot serve.
     """
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))

@@ -14,6 +14,7 @@ from pyshim.model.guest import Storage
 from pyshim.model.ids import ContainerId, GuestPath
 from pyshim.model.kind import ContainerKind, membership
 from pyshim.model.oci import OciSpec
+from pyshim.resources.volumes.plan.share import guest_container_dir
 
 DRIVER = "image_guest_pull"
 """Also the type of a virtual volume that asks for it."""
@@ -43,7 +44,7 @@ def root_pulled_in_guest(
         source=image,
         fs_type="overlay",
         options=(),
-        mount_point=GuestPath(f"/run/kata-containers/{container_id}/rootfs"),
+        mount_point=GuestPath(f"{guest_container_dir(container_id)}/rootfs"),
     )
 
 

@@ -19,8 +19,8 @@ from pyshim.model.task import RootfsMount
 from pyshim.resources.volumes.plan.disk_volumes import DISK_TYPES, NEW_ENCRYPTED, disk_id, disk_storage
 from pyshim.resources.volumes.plan.disks import digest, disk
 from pyshim.resources.volumes.plan.layers import VERITY_OPTION, is_layer
+from pyshim.resources.volumes.plan.share import guest_container_dir
 
-_GUEST_DIR = "/run/kata-containers"
 _LAYERS_DIR = "/run/layers"
 """In the guest. Short, so that as many layers as an image of Docker's may have (127) fit the options of one mount."""
 _CREATE_DIRECTORY = "io.katacontainers.volume.overlayfs.create_directory="
@@ -123,7 +123,7 @@ def _overlay(mount: RootfsMount, below: Sequence[RootfsMount], container_id: Con
             options.append(text)
     _check_order(options, below, what)
     if on_host:  # the guest has no directories of the host
-        directories = [f"{_GUEST_DIR}/{container_id}/{name}" for name in ("upper", "work")]
+        directories = [f"{guest_container_dir(container_id)}/{name}" for name in ("upper", "work")]
         options += [f"upperdir={directories[0]}", f"workdir={directories[1]}"]
     size_bytes = len(",".join(options))
     if size_bytes > _MOUNT_OPTIONS_BYTES:
@@ -181,4 +181,4 @@ def _point(mount: RootfsMount) -> str:
 
 
 def _root(container_id: ContainerId) -> GuestPath:
-    return GuestPath(f"{_GUEST_DIR}/{container_id}/rootfs")
+    return GuestPath(f"{guest_container_dir(container_id)}/rootfs")

@@ -8,7 +8,7 @@ are Kata's (its operators look there).
 import posixpath
 
 from pyshim.model.errors import InvalidArgument
-from pyshim.model.ids import GuestPath, HostPath, SandboxId
+from pyshim.model.ids import ContainerId, GuestPath, HostPath, SandboxId
 from pyshim.model.labels import NO_LABELS, ProcessLabels
 from pyshim.model.mounts import HostMount, Propagation, TargetKind
 from pyshim.model.plans import SharePlan
@@ -23,6 +23,11 @@ WATCHABLE_DIR = "watchable"
 make it, since it has the share read-only.
 """
 GUEST_SANDBOX_DIR = GuestPath("/run/kata-containers/sandbox")
+
+
+def guest_container_dir(container_id: ContainerId) -> str:
+    """The guest's directory of a container: its root file system if it is not shared, and what is written to it."""
+    return f"/run/kata-containers/{container_id}"
 
 
 def no_share(sandbox_id: SandboxId) -> SharePlan:
