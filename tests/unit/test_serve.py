@@ -309,7 +309,7 @@ async def test_a_daemon_looks_who_can_change_its_code_and_its_pods_configuration
     monkeypatch.setattr(pyshim.serve, "IDLE_S", 0.05)
     code, configuration = tmp_path / "code", tmp_path / "config.toml"
     code.touch()
-    configuration.write_text("[hypervisor.qemu]\n")
+    configuration.write_text("[hypervisor.qemu]\n[runtime]\nconfine_shim = false\n")
     code.chmod(0o666)
     configuration.chmod(0o666)
     monkeypatch.setattr(pyshim.serve, "code_paths", lambda: (str(code),))
