@@ -70,14 +70,6 @@ def test_containers_created_together_start_in_any_order(cri: Cri, pod: Pod) -> N
     assert [container.run_to_end() for container in created] == ["0\n", "1\n", "2\n"]
 
 
-def test_a_container_that_was_never_started_is_removed(cri: Cri, pod: Pod) -> None:
-    container = pod.create()
-
-    container.remove()
-
-    assert container.id not in cri.containers()
-
-
 @pytest.mark.parametrize(
     ("script", "code"),
     [("exit 3", 3), ("kill -SEGV $$", 139), ("kill -KILL $$", 137)],
@@ -181,16 +173,6 @@ def test_the_end_of_the_sandbox_task_ends_its_containers_and_the_vm(cri: Cri, ru
         assert [container.exit_code() for container in containers] == [137, 137]
         eventually(lambda: not pod.is_ready, what="the sandbox is not ready")
         eventually(lambda: not runtime.vmms(pod.id), what="the VM is gone")
-
-
-def test_the_end_of_an_app_container_leaves_the_others_and_the_sandbox_alone(cri: Cri, pod: Pod) -> None:
-    first, second = pod.start(), pod.start()
-
-    cri.daemon.ctr("--namespace", "k8s.io", "task", "kill", "--signal", "KILL", first.id)
-
-    assert first.exit_code() == 137
-    assert second.is_running
-    assert pod.is_ready
 
 
 def test_a_lost_guest_ends_every_task_with_255(cri: Cri, runtime: Runtime) -> None:

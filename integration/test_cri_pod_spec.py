@@ -21,13 +21,6 @@ def test_hostname_and_dns_reach_every_container(cri: Cri) -> None:
             assert "nameserver 192.0.2.53" in container.sh("cat /etc/resolv.conf")
 
 
-def test_a_host_network_pod_is_refused_by_name(cri: Cri) -> None:
-    said = refusal(lambda: cri.run_pod("node-agent", hostname="node-7", host_network=True))
-
-    assert "hostNetwork is true, and a VM cannot have the host's network" in said
-    assert "allow_host_network" in said
-
-
 def test_dev_shm_is_shared_in_the_pod(pod: Pod) -> None:
     first, second = pod.start(), pod.start()
 

@@ -46,21 +46,6 @@ def test_exec_without_terminal_has_none(execute: Exec) -> None:
     assert execute("sh", "-c", "test -t 1 && echo terminal || echo none").out == "none\n"
 
 
-def test_missing_program_is_an_error_that_names_it_and_leaves_the_container(execute: Exec) -> None:
-    result = execute("/no/such/program")
-
-    assert result.code != 0
-    assert "/no/such/program" in result.err
-    assert execute("true").code == 0
-
-
-def test_exec_id_can_be_used_again_after_its_process_ended(ctr: Ctr, shared: str) -> None:
-    first = ctr("task", "exec", "--exec-id", "again", shared, "echo", "one")
-    second = ctr("task", "exec", "--exec-id", "again", shared, "echo", "two")
-
-    assert (first.out, second.out) == ("one\n", "two\n")
-
-
 def test_terminal_follows_a_resize(ctr: Ctr, shared: str) -> None:
     script = "echo ready; until [ \"$(stty size)\" = '50 132' ]; do sleep 0.1; done; echo resized"
     words = ("task", "exec", "-t", "--exec-id", "resize", shared, "sh", "-c", script)

@@ -1,15 +1,12 @@
-"""Exit codes and deaths by signal, of added processes (sharing one VM) and of a container's first process."""
+"""Exit codes and deaths by signal of added processes, which share one VM."""
 
 from __future__ import annotations
 
 import signal
-from pathlib import Path
 
 import pytest
 
 from .framework.ctr import Ctr
-from .framework.images import IMAGE
-from .framework.runtime import Runtime
 
 _CODES = (0, 1, 2, 3, 7, 10, 13, 42, 63, 64, 77, 99, 100, 125, 126, 127, 128, 200, 254, 255)
 _SIGNALS = ("HUP", "INT", "ABRT", "KILL", "USR1", "SEGV", "PIPE", "ALRM", "TERM")
@@ -29,17 +26,3 @@ def test_exec_killed_by_a_signal_returns_128_plus_its_number(ctr: Ctr, shared: s
     )
 
     assert result.code == 128 + signal.Signals[f"SIG{name}"]
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["KILL", "TERM"])
-def test_first_process_killed_by_a_signal_returns_128_plus_its_number(
-    ctr: Ctr, runtime: Runtime, name: str, scratch: Path, number: signal.Signals
-) -> None:
-    # The first process of a pid namespace gets only signals it handles, and KILL: this one hands TERM on as its status.
-    script = "trap 'exit 143' TERM; echo ready; while :; do sleep 0.1; done"
-    words = ("run", "--rm", "--runtime", runtime.name, IMAGE, name, "sh", "-c", script)
-    with ctr.background(scratch, *words) as running:
-        running.wait_for("ready")
-        ctr("task", "kill", "--signal", str(int(number)), name)
-
-        assert running.wait().code == 128 + number

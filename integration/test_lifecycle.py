@@ -44,13 +44,6 @@ def test_attach_shows_the_output_and_ends_with_the_task(ctr: Ctr, runtime: Runti
         assert attached.wait().code == 21
 
 
-def test_running_task_cannot_be_deleted(ctr: Ctr, shared: str) -> None:
-    refused = ctr("task", "rm", shared, check=False)
-
-    assert refused.code != 0
-    assert ctr.state_of(shared) == "RUNNING"
-
-
 def test_an_ended_task_takes_a_kill_and_no_exec(ctr: Ctr, background: str) -> None:
     ctr("task", "kill", "--signal", "KILL", background)
     ctr.wait_for_state(background, "STOPPED")
@@ -79,25 +72,6 @@ def test_kill_with_all_ends_every_process(ctr: Ctr, background: str, scratch: Pa
 
         assert side.wait().code == 137
     ctr.wait_for_state(background, "STOPPED")
-
-
-def test_kill_of_one_exec_leaves_the_rest(ctr: Ctr, shared: str, scratch: Path) -> None:
-    with ctr.background(scratch, "task", "exec", "--exec-id", "one", shared, "sh", "-c", "echo up; sleep 1000") as one:
-        one.wait_for("up")
-        ctr("task", "kill", "--exec-id", "one", "--signal", "KILL", shared)
-
-        assert one.wait().code == 137
-    assert ctr.state_of(shared) == "RUNNING"
-
-
-def test_execs_end_with_their_containers_first_process(ctr: Ctr, background: str, scratch: Path) -> None:
-    with ctr.background(
-        scratch, "task", "exec", "--exec-id", "side", background, "sh", "-c", "echo up; sleep 1000"
-    ) as side:
-        side.wait_for("up")
-        ctr("task", "kill", "--signal", "KILL", background)
-
-        assert side.wait().code == 137
 
 
 def test_paused_task_stands_still_and_goes_on_after_resume(ctr: Ctr, shared: str, scratch: Path) -> None:

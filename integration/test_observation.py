@@ -1,11 +1,10 @@
-"""A task as an operator sees it from outside: metrics, processes, events."""
+"""A task as an operator sees it from outside: processes, events."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,24 +15,6 @@ from .framework.runtime import Runtime
 from .framework.waiting import eventually
 
 PROJECT = Path(__file__).resolve().parents[1]
-
-
-def test_metrics_show_memory_cpu_and_process_count(ctr: Ctr, shared: str) -> None:
-    metrics = json.loads(ctr("task", "metrics", "--format", "json", shared).out)
-
-    assert _number(metrics, ("memory", "usage")) > 0
-    assert _number(metrics, ("cpu", "usage")) > 0
-    assert metrics["pids"]["current"] >= 1
-
-
-def test_cpu_time_grows_with_work(ctr: Ctr, shared: str) -> None:
-    def used() -> int:
-        return _number(json.loads(ctr("task", "metrics", "--format", "json", shared).out), ("cpu", "usage"))
-
-    before = used()
-    ctr("task", "exec", "--exec-id", "work", shared, "sh", "-c", "i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done")
-
-    assert used() > before
 
 
 def test_ps_lists_an_added_process_while_it_runs(ctr: Ctr, shared: str, scratch: Path) -> None:
@@ -78,24 +59,6 @@ def test_events_come_in_the_order_of_the_tasks_life(ctr: Ctr, runtime: Runtime, 
     assert (init_exit["id"], init_exit.get("exit_status")) == (name, 137)
 
 
-def test_init_exit_is_published_after_the_exits_of_all_execs(
-    ctr: Ctr, runtime: Runtime, name: str, scratch: Path
-) -> None:
-    with ctr.background(scratch, "events") as watching:
-        until_watching(ctr, watching.out)
-        ctr("run", "--detach", "--runtime", runtime.name, IMAGE, name, "sleep", "100000")
-        for number in range(3):
-            ctr("task", "exec", "--detach", "--exec-id", f"side{number}", name, "sleep", "100000")
-        ctr("task", "kill", "--signal", "KILL", name)
-        ctr.wait_for_state(name, "STOPPED")
-        ctr("task", "rm", name, check=False)
-        watching.wait_for("/tasks/delete")
-        exits = [body["id"] for topic, body in task_events(watching.out(), name) if topic == "/tasks/exit"]
-
-    assert sorted(exits[:-1]) == ["side0", "side1", "side2"]
-    assert exits[-1] == name
-
-
 @pytest.mark.parametrize("code", [0, 5])
 def test_start_is_published_before_exit_even_for_a_process_that_ends_at_once(
     ctr: Ctr, runtime: Runtime, name: str, scratch: Path, code: int
@@ -107,17 +70,6 @@ def test_start_is_published_before_exit_even_for_a_process_that_ends_at_once(
         events = task_events(watching.out(), name)
 
     assert [topic for topic, _ in events] == ["/tasks/create", "/tasks/start", "/tasks/exit", "/tasks/delete"]
-
-
-def _number(metrics: dict[str, Any], where: tuple[str, str]) -> int:
-    """memory.usage or cpu.usage of the metrics of either cgroup version (v1 nests a message, v2 names it
-    differently).
-    """
-    group = metrics[where[0]]
-    if where == ("cpu", "usage") and "usage_usec" in group:
-        return int(group["usage_usec"])
-    value = group["usage"]
-    return int(value if isinstance(value, int) else value.get("usage", value.get("total", 0)))
 
 
 @pytest.mark.vm

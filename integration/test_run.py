@@ -77,9 +77,3 @@ def test_vmm_and_shim_run_outside_no_foreign_descriptor(runtime: Runtime, shared
     for process in (*runtime.shims(shared), *runtime.vmms(shared)):
         targets = [str(link.readlink()) for link in Path(f"/proc/{process.pid}/fd").iterdir()]
         assert not [t for t in targets if "containerd.sock" in t or t.startswith("/run/pyshim-integration")], process
-
-
-@pytest.mark.vm
-def test_shim_is_the_only_one_of_its_pod(runtime: Runtime, shared: str) -> None:
-    assert len(runtime.shims(shared)) == 1
-    assert len(runtime.vmms(shared)) == 1

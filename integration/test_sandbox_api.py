@@ -140,19 +140,6 @@ def _update(cri: Cri, pod: Pod, resources: Mapping[str, object]) -> None:
     asyncio.run(ask())
 
 
-def test_a_pod_obeys_the_containerd_that_comes_after_a_killed_one(cri: Cri, runtime: Runtime, pod: Pod) -> None:
-    container = pod.start()
-    before = [shim.pid for shim in runtime.shims(pod.id)]
-
-    cri.daemon.restart(signal.SIGKILL)
-    cri.connect()
-
-    assert pod.is_ready
-    assert container.is_running
-    assert pod.start().is_running
-    assert [shim.pid for shim in runtime.shims(pod.id)] == before
-
-
 @pytest.mark.parametrize("part", ["shim", "vmm"])
 @pytest.mark.parametrize("watched", [True, False], ids=["watched", "away"])
 def test_the_end_of_a_part_is_the_pods_end_and_nothing_is_left(

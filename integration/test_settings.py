@@ -6,11 +6,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
-from .framework import oci
 from .framework.ctr import Ctr, Result
 from .framework.images import IMAGE
 from .framework.runtime import Runtime
@@ -75,23 +73,3 @@ def test_device_that_was_not_given_cannot_be_opened(inside: Script) -> None:
     result = inside("mknod /dev/kmsg c 1 11 && head -c 1 /dev/kmsg")
 
     assert result.code != 0
-
-
-def test_spec_decides_hostname_user_groups_limits_and_directory(
-    ctr: Ctr, runtime: Runtime, name: str, plain_rootfs: Path, scratch: Path
-) -> None:
-    script = "hostname; id -u; id -g; id -G; ulimit -n; pwd; cat /proc/self/oom_score_adj"
-    config = oci.spec("sh", "-c", script, name=name, rootfs=plain_rootfs)
-    config["hostname"] = "chosen-name"
-    config["process"] |= {
-        "user": {"uid": 1000, "gid": 50, "additionalGids": [7, 8]},
-        "cwd": "/var",
-        "rlimits": [{"type": "RLIMIT_NOFILE", "soft": 321, "hard": 432}],
-        "oomScoreAdj": 123,
-    }
-
-    words = ("run", "--rm", "--runtime", runtime.name, "--config", oci.write(config, scratch), name)
-    result = ctr(*words, check=False)
-
-    assert result.code == 0, result
-    assert result.lines == ["chosen-name", "1000", "50", "50 7 8", "321", "/var", "123"]

@@ -73,24 +73,6 @@ def test_life_of_a_task_from_create_to_delete(shim_for: Shims) -> None:
     assert not os.path.exists(shim.socket_path)
 
 
-def test_waits_before_start_and_after_exit_give_the_same_latched_status(shim_for: Shims) -> None:
-    shim = shim_for("sh", "-c", "exit 5")
-    shim.call("Create", bundle=str(shim.bundle))
-
-    async def start() -> object:
-        return await shim.ask("Start")
-
-    async def wait() -> task_v2_pb2.WaitResponse:
-        waited: task_v2_pb2.WaitResponse = await shim.ask("Wait", task_v2_pb2.WaitResponse)
-        return waited
-
-    early_one, early_two, _ = shim.together(wait, wait, start)
-    late = shim.call("Wait", task_v2_pb2.WaitResponse)
-
-    assert [r.exit_status for r in (early_one, early_two, late)] == [5, 5, 5]
-    assert early_one.exited_at == early_two.exited_at == late.exited_at
-
-
 def test_second_start_is_refused_and_changes_nothing(shim_for: Shims) -> None:
     shim = shim_for("sleep", "1000")
     shim.call("Create", bundle=str(shim.bundle))
@@ -99,28 +81,6 @@ def test_second_start_is_refused_and_changes_nothing(shim_for: Shims) -> None:
     with pytest.raises(RemoteError):
         shim.call("Start")
     assert _state(shim).status == RUNNING
-
-
-def test_killed_created_task_stops_and_wakes_its_waiters(shim_for: Shims) -> None:
-    shim = shim_for("sleep", "1000")
-    shim.call("Create", bundle=str(shim.bundle))
-
-    shim.call("Kill", signal=9)
-
-    assert shim.call("Wait", task_v2_pb2.WaitResponse, within_s=30).exit_status == 137
-    assert _state(shim).status == STOPPED
-
-
-def test_a_signal_after_exit_and_delete_after_delete_are_not_found(shim_for: Shims) -> None:
-    shim = shim_for("true")
-    shim.call("Create", bundle=str(shim.bundle))
-    shim.call("Start")
-    shim.call("Wait")
-
-    shim.call("Kill", signal=15)  # CRI-O stops what has ended
-    assert [_code(shim, "Kill", signal=number) for number in (0, 1)] == [Code.NOT_FOUND] * 2
-    shim.call("Delete")
-    assert _code(shim, "Delete") == Code.NOT_FOUND
 
 
 @pytest.mark.vm
@@ -177,20 +137,6 @@ def test_an_unopened_fifo_does_not_keep_a_task_from_running_and_ending(shim_for:
     shim.call("Start", within_s=10)
 
     assert shim.call("Wait", task_v2_pb2.WaitResponse, within_s=30).exit_status == 8
-    shim.call("Delete", within_s=15)
-
-
-@pytest.mark.vm
-def test_stopped_writer_on_an_unopened_fifo_can_be_killed(shim_for: Shims, scratch: Path) -> None:
-    stdout = scratch / "stdout"
-    os.mkfifo(stdout)
-    shim = shim_for("sh", "-c", "head -c 10000000 /dev/zero")
-    shim.call("Create", bundle=str(shim.bundle), stdout=str(stdout))
-    shim.call("Start")
-
-    shim.call("Kill", signal=9, all=True)
-
-    shim.call("Wait", within_s=30)
     shim.call("Delete", within_s=15)
 
 
