@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import os
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from protos.containerd import task_v2_pb2
 from pyshim.model.units import MIB
-from pyshim.ttrpc import Client
 
 from .framework import shim_config
 from .framework.cgroups import SandboxCgroups, hierarchy, members, pod_cgroup
 from .framework.ctr import Ctr
+from .framework.direct import update_task
 from .framework.images import IMAGE
 from .framework.loop_devices import loop_device
 from .framework.runtime import Runtime
@@ -53,27 +49,6 @@ def _run(ctr: Ctr, runtime: Runtime, name: str, config: Path, *options: str) -> 
     return SandboxCgroups(name)
 
 
-def _update(name: str, **resources: Any) -> None:
-    """Task.Update as containerd sends it."""
-    request = task_v2_pb2.UpdateTaskRequest(id=name)
-    request.resources.type_url = "types.containerd.io/opencontainers/runtime-spec/1/LinuxResources"
-    request.resources.value = json.dumps(resources).encode()
-
-    async def ask() -> None:
-        sock = socket.socket(socket.AF_UNIX)
-        bundle = Path("/run/containerd/io.containerd.runtime.v2.task/default") / name
-        sock.connect((bundle / "address").read_text().removeprefix("unix://"))
-        sock.setblocking(False)
-        client = Client(sock)
-        try:
-            await client.call("containerd.task.v2.Task", "Update", request.SerializeToString(), timeout_s=90)
-        finally:
-            client.close()
-            await asyncio.sleep(0)
-
-    asyncio.run(ask())
-
-
 def _other_threads(sandbox: SandboxCgroups) -> set[int]:
     return {int(tid) for tid in os.listdir(f"/proc/{sandbox.vmm}/task")} - sandbox.vcpu_threads
 
@@ -99,7 +74,7 @@ def test_with_an_overhead_cgroup_only_vcpu_threads_are_in_the_pods_before_and_af
     assert len(sandbox.vcpu_threads) == 1
     _assert_vcpus_apart(sandbox)
 
-    _update(name, cpu={"quota": 150_000, "period": 100_000})
+    update_task(name, cpu={"quota": 150_000, "period": 100_000})
 
     assert len(sandbox.vcpu_threads) == 2
     _assert_vcpus_apart(sandbox)
@@ -215,9 +190,9 @@ def test_a_block_io_limit_holds_while_it_is_set(ctr: Ctr, runtime: Runtime, name
         disk = {"major": os.major(number), "minor": os.minor(number)}
         free = _rate(ctr, name, device)
 
-        _update(name, blockIO={"throttleReadBpsDevice": [{**disk, "rate": int(free / 4)}]})
+        update_task(name, blockIO={"throttleReadBpsDevice": [{**disk, "rate": int(free / 4)}]})
         limited = _rate(ctr, name, device)
-        _update(name, blockIO={"throttleReadBpsDevice": [{**disk, "rate": 0}]})
+        update_task(name, blockIO={"throttleReadBpsDevice": [{**disk, "rate": 0}]})
         free_again = _rate(ctr, name, device)
 
         print(f"fio: {free / MIB:.1f} MiB/s, limited to a quarter {limited / MIB:.1f}, then {free_again / MIB:.1f}")

@@ -19,6 +19,7 @@ from .conftest import GROUND, own_name
 from .framework import shim_config
 from .framework.ctr import Ctr, Result
 from .framework.images import IMAGE
+from .framework.kubelet_volumes import Payload
 from .framework.networks import PodNetwork, pod_network
 from .framework.registry import Registry, registry
 from .framework.runtime import Runtime
@@ -44,35 +45,6 @@ def images(network: PodNetwork) -> Iterator[Registry]:
         yield made
 
 
-class Kubelet:
-    """A ConfigMap volume as the kubelet writes it: a directory per version, and one link that says which counts."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory / "pods/u/volumes/kubernetes.io~configmap/settings"
-        self.directory.mkdir(parents=True)
-        self._version = 0
-
-    def publish(self, files: dict[str, str]) -> None:
-        self._version += 1
-        fresh = self.directory / f"..2024_{self._version}"
-        fresh.mkdir()
-        for name, text in files.items():
-            (fresh / name).write_text(text)
-        os.symlink(fresh.name, self.directory / "..data_tmp")
-        old = os.readlink(self.directory / "..data") if (self.directory / "..data").is_symlink() else ""
-        os.rename(self.directory / "..data_tmp", self.directory / "..data")
-        for name in files:
-            if not (self.directory / name).is_symlink():
-                os.symlink(f"..data/{name}", self.directory / name)
-        for link in self.directory.iterdir():
-            if not link.name.startswith("..") and link.name not in files:
-                link.unlink()
-        if old:
-            for file in (self.directory / old).iterdir():
-                file.unlink()
-            (self.directory / old).rmdir()
-
-
 @pytest.fixture(scope="module")
 def host_files(module_leaves_nothing: None) -> Path:
     directory = GROUND / "copied"
@@ -90,10 +62,11 @@ def host_files(module_leaves_nothing: None) -> Path:
 
 
 @pytest.fixture(scope="module")
-def kubelet(host_files: Path) -> Kubelet:
-    kubelet = Kubelet(host_files)
-    kubelet.publish({"colour": "blue\n", "shape": "round\n"})
-    return kubelet
+def settings(host_files: Path) -> Payload:
+    """A ConfigMap."""
+    settings = Payload(host_files / "pods/u/volumes/kubernetes.io~configmap/settings")
+    settings.write({"colour": "blue\n", "shape": "round\n"})
+    return settings
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +93,7 @@ def container(
     network: PodNetwork,
     images: Registry,
     host_files: Path,
-    kubelet: Kubelet,
+    settings: Payload,
     scratch_volume: Path,
 ) -> Iterator[str]:
     config = shim_config.variant(host_files, shared_fs="none", kernel_params=f"agent.image_source={images.url}")
@@ -139,7 +112,7 @@ def container(
             *(word for item in annotations.items() for word in ("--annotation", "=".join(item))),
             *("--mount", f"type=bind,src={host_files}/tree,dst=/tree,options=rbind:rw"),
             *("--mount", f"type=bind,src={host_files}/single,dst=/etc/single,options=bind:ro"),
-            *("--mount", f"type=bind,src={kubelet.directory},dst=/settings,options=rbind:ro"),
+            *("--mount", f"type=bind,src={settings.path},dst=/settings,options=rbind:ro"),
             *("--mount", f"type=bind,src={scratch_volume},dst=/cache,options=rbind:rw"),
             *(IMAGE, name, "sleep", "100000"),
         )
@@ -206,14 +179,17 @@ def test_a_single_file_is_copied_and_read_only(inside: Script) -> None:
     assert "Read-only file system" in result.err
 
 
-def test_a_configmap_follows_the_kubelet_and_keeps_nothing_of_the_old(inside: Script, kubelet: Kubelet) -> None:
+def test_a_configmap_follows_the_kubelet_and_keeps_nothing_of_the_old(inside: Script, settings: Payload) -> None:
     assert inside("cat /settings/colour /settings/shape").out == "blue\nround\n"
+    old = os.readlink(settings.path / "..data")
 
-    kubelet.publish({"colour": "red\n", "size": "large\n"})
+    settings.write({"colour": "red\n", "size": "large\n"})
 
     eventually(lambda: inside("cat /settings/size").out == "large\n", what="the new version in the guest")
     assert inside("cat /settings/colour").out == "red\n"
-    eventually(lambda: inside("cat /settings/..2024_1/colour; cat /settings/shape").out == "", what="the old one empty")
+    eventually(
+        lambda: inside("cat /settings/..2026*.1/colour; cat /settings/shape").out == "", what="the old one empty"
+    )
     assert inside("cat /settings/shape").code != 0
 
 
@@ -221,9 +197,9 @@ def _wait_for_version(inside: Script, version: str) -> None:
     eventually(lambda: inside("cat /settings/size").out == f"{version}\n", what=f"version {version}")
 
 
-def test_a_reader_never_sees_half_a_version(ctr: Ctr, container: str, inside: Script, kubelet: Kubelet) -> None:
+def test_a_reader_never_sees_half_a_version(ctr: Ctr, container: str, inside: Script, settings: Payload) -> None:
     """Two files that always change together are read through the link while the volume changes."""
-    kubelet.publish({"colour": "v0\n", "size": "v0\n"})
+    settings.write({"colour": "v0\n", "size": "v0\n"})
     _wait_for_version(inside, "v0")
     script = (
         "while :; do cd /settings/..data && a=$(cat colour) b=$(cat size); cd /;"
@@ -233,7 +209,7 @@ def test_a_reader_never_sees_half_a_version(ctr: Ctr, container: str, inside: Sc
         GROUND / "copied", "task", "exec", "--exec-id", "reader", container, "sh", "-c", script
     ) as reader:
         for version in ("v1", "v2"):
-            kubelet.publish({"colour": f"{version}\n", "size": f"{version}\n"})
+            settings.write({"colour": f"{version}\n", "size": f"{version}\n"})
             _wait_for_version(inside, version)
         result = reader.wait()
 

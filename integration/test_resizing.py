@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import socket
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,19 +10,18 @@ from typing import Any
 
 import pytest
 
-from protos.containerd import task_v2_pb2
 from pyshim.model.units import MIB
-from pyshim.ttrpc import Client, RemoteError
+from pyshim.ttrpc import RemoteError
 
 from .framework import shim_config
 from .framework.ctr import Ctr
+from .framework.direct import update_task
 from .framework.images import IMAGE
 from .framework.runtime import Runtime
 from .framework.waiting import eventually
 
 pytestmark = pytest.mark.vm
 FAILED_PRECONDITION = 9
-_BUNDLES = Path("/run/containerd/io.containerd.runtime.v2.task/default")
 _PYSHIM = Path(__file__).resolve().parents[1] / "bin" / "pyshim"
 _BLOCK_MIB = 128
 
@@ -58,24 +55,6 @@ class Guest:
         record = self.record()
         return record["vcpus"]["granted"], record["memory_mib"]["granted"]
 
-    def update(self, **resources: Any) -> None:
-        """Task.Update as containerd sends it. Raises RemoteError."""
-        request = task_v2_pb2.UpdateTaskRequest(id=self.name)
-        request.resources.type_url = "types.containerd.io/opencontainers/runtime-spec/1/LinuxResources"
-        request.resources.value = json.dumps(resources).encode()
-        asyncio.run(self._ask("Update", request.SerializeToString()))
-
-    async def _ask(self, method: str, payload: bytes) -> bytes:
-        sock = socket.socket(socket.AF_UNIX)
-        sock.connect((_BUNDLES / self.name / "address").read_text().removeprefix("unix://"))
-        sock.setblocking(False)
-        client = Client(sock)
-        try:
-            return await client.call("containerd.task.v2.Task", method, payload, timeout_s=90)
-        finally:
-            client.close()
-            await asyncio.sleep(0)
-
 
 def _config(scratch: Path, runtime: str, **hypervisor: object) -> Path:
     """The shipped file, with a drop-in for what it does not set itself."""
@@ -107,9 +86,9 @@ def test_static_vm_takes_updates_up_to_its_size(ctr: Ctr, runtime: Runtime, name
     guest = _run(ctr, runtime, name, config, "--memory-limit", str(300 * MIB), *cgroup)
     size = guest.granted()
 
-    guest.update(memory={"limit": 200 * MIB}, cpu={"quota": 50_000, "period": 100_000})
+    update_task(guest.name, memory={"limit": 200 * MIB}, cpu={"quota": 50_000, "period": 100_000})
     with pytest.raises(RemoteError, match="900 MiB for all containers are more than the 812 MiB") as refused:
-        guest.update(memory={"limit": 900 * MIB})
+        update_task(guest.name, memory={"limit": 900 * MIB})
 
     assert int(refused.value.code) == FAILED_PRECONDITION
     limits = guest.ctr(
@@ -131,10 +110,10 @@ def test_dynamic_vm_grows_by_hotplug_for_its_container_and_by_update(
     assert guest.granted() == (1, 256 + 2 * _BLOCK_MIB)
     eventually(lambda: _agrees(guest), what=lambda: f"{guest.record()} in the guest, not {guest.look()}")
     (cpus, before_mib) = guest.look()
-    guest.update(cpu={"quota": 150_000, "period": 100_000}, memory={"limit": 500 * MIB})
+    update_task(guest.name, cpu={"quota": 150_000, "period": 100_000}, memory={"limit": 500 * MIB})
     assert guest.granted() == (2, 256 + 4 * _BLOCK_MIB)
     guest.comes_to(cpus + 1, before_mib + 2 * _BLOCK_MIB)
-    guest.update(memory={"limit": 2048 * MIB})
+    update_task(guest.name, memory={"limit": 2048 * MIB})
     record = guest.record()
     assert record["memory_mib"]["granted"] == 1280
     assert record["memory_mib"]["limited_by"] == "default_maxmemory"
@@ -179,10 +158,10 @@ def test_virtio_mem_follows_updates_up_and_down(ctr: Ctr, runtime: Runtime, name
     _, boot_mib = guest.look()
     assert guest.granted() == (1, 256)
 
-    guest.update(memory={"limit": 2560 * MIB})
+    update_task(guest.name, memory={"limit": 2560 * MIB})
     assert guest.granted() == (1, 2816)
     assert guest.look()[1] == boot_mib + 2560
-    guest.update(memory={"limit": 256 * MIB})
+    update_task(guest.name, memory={"limit": 256 * MIB})
 
     eventually(lambda: guest.granted() == (1, 512), what=lambda: f"memory given back: {guest.record()}")
     assert guest.look()[1] == boot_mib + 256

@@ -6,13 +6,11 @@ SANDBOXER=shim runs the other files on such pods (docs/HACKING.md). That nothing
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import os
 import shutil
 import signal
-import socket
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -25,11 +23,12 @@ from protos.containerd import sandbox_pb2
 from protos.cri import v1_pb2 as pb
 from pyshim.model.units import MIB
 from pyshim.task.sandbox_service import SANDBOX_SERVICE
-from pyshim.ttrpc import Client, RemoteError
+from pyshim.ttrpc import RemoteError
 
 from .framework import processes, releases, shim_config
 from .framework.cri import Cri, Pod, pod_config, refusal
 from .framework.cri_session import SANDBOX_API_HANDLER, SANDBOX_API_VM_CONFIG, SANDBOX_API_VM_HANDLER
+from .framework.direct import ask_shim, linux_resources
 from .framework.runtime import Runtime
 from .framework.waiting import eventually
 from .test_cleanup import pyshim
@@ -120,24 +119,9 @@ def test_the_end_of_the_file_server_is_the_pods_end(cri: Cri, runtime: Runtime, 
 
 def _update(cri: Cri, pod: Pod, resources: Mapping[str, object]) -> None:
     """UpdateSandbox, to the shim itself. Raises RemoteError."""
-    request = sandbox_pb2.UpdateSandboxRequest(sandbox_id=pod.id)
-    request.resources.type_url = "types.containerd.io/opencontainers/runtime-spec/1/LinuxResources"
-    request.resources.value = json.dumps(resources).encode()
+    request = sandbox_pb2.UpdateSandboxRequest(sandbox_id=pod.id, resources=linux_resources(resources))
     bundle = cri.daemon.directories.state / "io.containerd.sandbox.controller.v1.shim" / "k8s.io" / pod.id
-    address = json.loads((bundle / "bootstrap.json").read_text())["address"]
-
-    async def ask() -> None:
-        sock = socket.socket(socket.AF_UNIX)
-        sock.connect(address.removeprefix("unix://"))
-        sock.setblocking(False)
-        client = Client(sock)
-        try:
-            await client.call(SANDBOX_SERVICE, "UpdateSandbox", request.SerializeToString(), timeout_s=90)
-        finally:
-            client.close()
-            await asyncio.sleep(0)
-
-    asyncio.run(ask())
+    ask_shim(json.loads((bundle / "bootstrap.json").read_text())["address"], SANDBOX_SERVICE, "UpdateSandbox", request)
 
 
 @pytest.mark.parametrize("part", ["shim", "vmm"])
