@@ -24,9 +24,7 @@ from pyshim.model.volumes import VirtiofsdPlan
 from pyshim.resources.volumes.host.virtiofsd import start_virtiofsd
 from pyshim.resources.volumes.host.virtiofsd_flavours import VirtiofsdFlavours
 from tests.fakes.ledger import FakeLedger
-from tests.fakes.namespaces import EchoHost
 from tests.fakes.tiny_kernel import HALT, bzimage
-from tests.fakes.vhost_user import VhostUserBackend
 from tests.fakes.vm_config import OURS
 from tests.unit.hypervisors.test_cmdline import CONFIGS
 
@@ -198,23 +196,6 @@ async def test_memory_at_boot_and_added_later_is_preferred_from_its_node(
         assert len([line for line in maps.splitlines() if line.split()[1] == "prefer:0"]) >= 2
     finally:
         await vm.stop()
-
-
-def test_a_vhost_user_nic_is_connected_to_who_listens_before_the_guest_runs(tmp_path: Path) -> None:
-    nic = VhostUserNic(
-        id="direct-0",
-        mac="02:00:00:00:00:07",
-        socket_path=str(tmp_path / "a, b.sock"),
-        queues=1,
-        queue_size=1024,
-        mtu=1400,
-    )
-    config = replace(runnable(CONFIGS["q35-initrd-only"], tmp_path), vhost_user_nics=(nic,))
-
-    with VhostUserBackend(Path(nic.socket_path), EchoHost("02:00:00:00:00:01", "10.0.0.1")) as backend:
-        asyncio.run(accepted(config, tmp_path))
-
-    assert backend.requests[:1] == [1]  # GET_FEATURES
 
 
 def test_a_vhost_user_nic_without_a_server_fails_in_qemus_own_words(tmp_path: Path) -> None:

@@ -120,18 +120,6 @@ def test_every_golden_file_belongs_to_a_config() -> None:
     assert sorted(file.stem for file in GOLDEN.glob("*.txt")) == sorted(CONFIGS)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-def test_the_uuid_is_in_the_argv_so_that_a_clean_up_finds_the_process(name: str) -> None:
-    assert CONFIGS[name].uuid in qemu_argv(CONFIGS[name], table(CONFIGS[name]))
-
-
-def test_descriptors_are_numbered_from_three_without_gaps() -> None:
-    numbers = table(CONFIGS["q35-two-nics"])
-
-    assert (numbers.qmp, numbers.console, numbers.serial, numbers.agent) == (3, 4, 5, 6)
-    assert [nic_fds.vhosts + nic_fds.taps for nic_fds in numbers.nics] == [(7, 8, 9, 10), (11,)]
-
-
 def test_commas_in_paths_are_doubled_where_qemu_splits_at_them() -> None:
     config = with_boot(vm_config(vm_dir="/vm,1"), image="/img,1", kernel="/k,1", initrd="/i,1")
 
@@ -159,14 +147,6 @@ def test_memory_comes_from_the_hosts_nodes_in_every_versions_words(
     assert words in ram
     assert ("host-nodes" in ram) is bool(nodes)
     assert [problems(argv, grammar) for grammar in tables().values()] == [[]] * len(tables())
-
-
-def test_without_room_for_memory_no_slots_are_offered() -> None:
-    config = with_memory(vm_config(), max_mib=256)
-
-    argv = qemu_argv(config, table(config))
-
-    assert argv[argv.index("-m") + 1] == "256M"
 
 
 def test_a_pmem_image_gets_a_slot_and_room_of_its_own() -> None:

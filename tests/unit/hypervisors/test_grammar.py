@@ -18,7 +18,7 @@ from pyshim.config.load import build_config
 from pyshim.config.sources import read_source
 from pyshim.model.confidential import NO_TEE, Tee, TeeFacts
 from pyshim.model.errors import ShimError
-from pyshim.model.host_facts import Accelerator, CgroupMode
+from pyshim.model.host_facts import CgroupMode
 from pyshim.model.ids import SandboxId
 from pyshim.model.kind import ContainerKind
 from pyshim.model.oci import parse_spec
@@ -114,30 +114,6 @@ def test_every_golden_file_belongs_to_a_cell() -> None:
     assert sorted(file.name for file in GOLDEN.iterdir()) == sorted(f"{one}.{host}.txt" for one, host in CELLS)
 
 
-@pytest.mark.parametrize(
-    ("shipped", "host", "oldest"),
-    [
-        ("qemu", "plain-host", "7.2"),
-        ("qemu-sev", "sev-es-host", "7.2"),
-        ("qemu-snp", "snp-host", "10.0"),
-        ("qemu-tdx", "tdx-host", "10.1"),
-    ],
-)
-def test_each_technology_needs_the_qemu_that_brought_it(shipped: str, host: str, oldest: str) -> None:
-    words = argv(planned(shipped, HOSTS[host]))
-
-    assert minimum_version(words) == oldest
-    for version, grammar in tables().items():
-        understood = tuple(map(int, version.split("."))) >= tuple(map(int, oldest.split(".")))
-        assert (problems(words, grammar) == []) is understood, version
-
-
-@pytest.mark.parametrize("shipped", ["qemu-tdx", "qemu-snp", "qemu-sev"])
-def test_a_file_for_confidential_guests_never_gives_a_plain_one(shipped: str) -> None:
-    with pytest.raises(ShimError, match="this host has no"):
-        planned(shipped, HOSTS["plain-host"])
-
-
 @pytest.mark.parametrize("name", CONFIGS)
 def test_every_version_understands_the_plain_argvs(name: str) -> None:
     words = qemu_argv(CONFIGS[name], table(CONFIGS[name]))
@@ -209,30 +185,17 @@ def test_the_installed_qemu_takes_the_sev_object_and_stops_at_the_hardware(name:
 
 
 @needs_qemu
-def test_the_initdata_disk_is_realized(tmp_path: Path) -> None:
-    disk = tmp_path / "initdata.img"
+@pytest.mark.parametrize("name", ["initdata", "extension-coco"])
+def test_a_read_only_disk_beside_the_image_is_realized_with_its_serial_number(tmp_path: Path, name: str) -> None:
+    disk = tmp_path / "disk.img"
     disk.write_bytes(bytes(512))
-    config = vm_config(initdata=str(disk))
+    extension = ExtensionDisk(name="coco", path=str(disk))
+    config = vm_config(initdata=str(disk)) if name == "initdata" else vm_config(extensions=(extension,))
     words = qemu_argv(config, table(config))
-    wanted = [(option, value) for option, value in pairwise(words) if "initdata" in value]
+    node, device = [(option, value) for option, value in pairwise(words) if name in value]
 
-    ended = started(("-machine", "q35,accel=tcg", *(word for pair in wanted for word in pair)))
+    ended = started(("-machine", "q35,accel=tcg", *node, *device))
 
-    assert len(wanted) == 2
-    assert (ended.returncode, ended.stderr) == (0, "")
-    assert config.cpu.accelerator is Accelerator.TCG
-
-
-@needs_qemu
-def test_an_extension_disk_is_realized_with_its_serial_number(tmp_path: Path) -> None:
-    disk = tmp_path / "coco.img"
-    disk.write_bytes(bytes(512))
-    config = vm_config(extensions=(ExtensionDisk(name="coco", path=str(disk)),))
-    words = qemu_argv(config, table(config))
-    wanted = [(option, value) for option, value in pairwise(words) if "extension-coco" in value]
-
-    ended = started(("-machine", "q35,accel=tcg", *(word for pair in wanted for word in pair)))
-
-    assert "serial=extension-coco" in wanted[1][1]
-    assert "read-only=on" in wanted[0][1]
+    assert f"serial={name}" in device[1]
+    assert "read-only=on" in node[1]
     assert (ended.returncode, ended.stderr) == (0, "")

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from hypervisors.qemu.cmdline import check_config, fd_table, qemu_argv
 from hypervisors.qemu.guards.sev import Encryption, encryption_of
 from hypervisors.qemu.hotplug import capabilities_of
-from pyshim.model.confidential import Guard, SevGuard, SnpGuard, TdxGuard, UnixQuotes, VsockQuotes
+from pyshim.model.confidential import Guard, SevGuard, SnpGuard, TdxGuard, VsockQuotes
 from pyshim.model.errors import FailedPrecondition, InvalidArgument
 from pyshim.model.host_facts import Accelerator
 from pyshim.model.vm import ImageDriver, MemoryBacking, VmConfig, VsockChannel
@@ -39,56 +39,6 @@ def argv(config: VmConfig) -> tuple[str, ...]:
     return qemu_argv(config, fd_table(config, guest_cid=42, image_bytes=1 << 20, encryption=Encryption(51, 1)))
 
 
-def added(guard: Guard) -> tuple[set[str], set[str]]:
-    """(words the guard adds, words it takes away), against the same VM without it."""
-    plain, guarded = argv(replace(confidential(guard), guard=None)), argv(confidential(guard))
-    return set(guarded) - set(plain), set(plain) - set(guarded)
-
-
-@pytest.mark.parametrize(
-    ("guard", "name", "words"),
-    [
-        (
-            TDX,
-            "tdx",
-            {'{"qom-type":"tdx-guest","id":"tdx","quote-generation-socket":{"type":"vsock","cid":"2","port":"4050"}}'},
-        ),
-        (
-            SNP,
-            "snp",
-            {"sev-snp-guest,id=snp,cbitpos=51,reduced-phys-bits=1,kernel-hashes=on,policy=196608"},
-        ),
-        (
-            SEV,
-            "sev",
-            {
-                "sev-guest,id=sev,cbitpos=51,reduced-phys-bits=1,kernel-hashes=on,policy=1",
-                "-drive",
-                "if=pflash,format=raw,read-only=on,file=/opt/OVMF,,1.fd",
-            },
-        ),
-        (
-            SEV_ES,
-            "sev",
-            {
-                "sev-guest,id=sev,cbitpos=51,reduced-phys-bits=1,kernel-hashes=on,policy=5",
-                "-drive",
-                "if=pflash,format=raw,read-only=on,file=/opt/OVMF,,1.fd",
-            },
-        ),
-    ],
-    ids=["tdx", "snp", "sev", "sev-es"],
-)
-def test_a_guard_is_an_addition_to_the_plain_argv(guard: Guard, name: str, words: set[str]) -> None:
-    more, less = added(guard)
-
-    plain = "q35,accel=kvm,mem-merge=off,dump-guest-core=off"
-    machine = f"{plain},kernel-irqchip=split,confidential-guest-support={name},memory-backend=ram0"
-    assert more == {machine, *words}
-    firmware = {"-bios", "/opt/OVMF,1.fd"} if isinstance(guard, SevGuard) else set()
-    assert less == {f"{plain},memory-backend=ram0", *firmware}
-
-
 def test_the_digest_of_the_owners_document_is_in_the_object() -> None:
     tdx = json.loads(
         next(word for word in argv(confidential(replace(TDX, mrconfigid=b"m" * 48))) if "tdx-guest" in word)
@@ -99,11 +49,10 @@ def test_the_digest_of_the_owners_document_is_in_the_object() -> None:
     assert snp.endswith(f",host-data={base64.b64encode(b'h' * 32).decode()}")
 
 
-def test_quotes_can_come_by_a_unix_socket() -> None:
-    words = argv(confidential(replace(TDX, quotes=UnixQuotes(path="/run/tdx-qgs/qgs.socket"))))
+def test_quotes_can_come_over_vsock() -> None:
+    document = json.loads(next(word for word in argv(confidential(TDX)) if "tdx-guest" in word))
 
-    document = json.loads(next(word for word in words if "tdx-guest" in word))
-    assert document["quote-generation-socket"] == {"type": "unix", "path": "/run/tdx-qgs/qgs.socket"}
+    assert document["quote-generation-socket"] == {"type": "vsock", "cid": "2", "port": "4050"}
 
 
 def test_id_block_and_its_authentication_go_together() -> None:
@@ -112,16 +61,6 @@ def test_id_block_and_its_authentication_go_together() -> None:
     words = argv(confidential(replace(SNP, id_block=block, id_auth=auth)))
 
     assert any(f",id-block={block},id-auth={auth}" in word for word in words)
-
-
-def test_the_document_itself_is_a_read_only_disk_named_by_its_serial() -> None:
-    words = argv(confidential(TDX, initdata="/vm/initdata.img"))
-
-    assert (
-        "driver=raw,node-name=initdata,read-only=on,file.driver=file,file.filename=/vm/initdata.img,file.aio=threads"
-        in words
-    )
-    assert "virtio-blk-pci,drive=initdata,id=virtio-initdata0,serial=initdata" in words
 
 
 @pytest.mark.parametrize("name", GUARDS)

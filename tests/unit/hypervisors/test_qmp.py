@@ -59,13 +59,6 @@ async def test_a_peer_that_hangs_up_before_the_greeting_is_gone_not_late() -> No
         await monitor.connect(ours, 20)
 
 
-async def test_version_is_known_after_the_greeting() -> None:
-    async with Session() as session:
-        assert session.monitor.version == (7, 2, 0)
-        assert session.monitor.is_open
-    assert not session.monitor.is_open
-
-
 async def test_a_refusal_carries_qemus_words_and_the_command() -> None:
     def refuse(peer: QmpPeer, request: dict[str, Any]) -> None:
         peer.refuse(request, "GenericError", "Bus 'pcie.0' does not support hotplugging\x1b[31m")
@@ -228,16 +221,3 @@ async def test_real_qemu_answers_takes_descriptors_and_quits(real_clock: None) -
 
     assert children.alive == ()
     assert [event.text("reason") for event in events if event.name == "SHUTDOWN"] == ["host-qmp-quit"]
-
-
-@pytest.mark.skipif(shutil.which(QEMU) is None, reason=f"needs {QEMU}")
-async def test_real_qemu_killed_in_the_middle_is_gone(real_clock: None) -> None:
-    children = Children()
-    monitor = Monitor(name="none", on_event=lambda _event: None)
-    await monitor.connect(await real_qemu(children), 30)
-
-    await children.alive[0].end()
-
-    with pytest.raises(QmpGone):
-        await monitor.status()
-    await monitor.close()

@@ -156,16 +156,6 @@ async def test_the_agents_socket_takes_a_connection_as_soon_as_create_returns(tm
     assert stat.S_IMODE(mode) == 0o600
 
 
-async def test_qemus_own_words_come_at_once_when_it_refuses(bench: Bench) -> None:
-    with pytest.raises(VmStartFailed) as caught:
-        await bench.vm.create(bench.config(machine_options=("nonsense=on",), start_timeout_s=50))
-
-    text = str(caught.value)
-    assert text.startswith("start vm 'pod1': qemu-system-x86_64 (pid ")
-    assert "exited with status 1: " in text
-    assert "nonsense" in text
-
-
 @pytest.mark.parametrize(
     ("script", "start_timeout_s", "error", "text"),
     [

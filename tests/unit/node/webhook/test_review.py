@@ -73,7 +73,6 @@ def denial(found: dict[str, Any], chosen: PodClass | None = None) -> str:
     ("containers", "written", "size"),
     [
         pytest.param([LIMITED], {}, "2 vCPU, 1136 MiB", id="limits-reach-the-shim"),
-        pytest.param([{}], {}, "1 vCPU, 512 MiB", id="nothing-asked"),
         pytest.param(
             [REQUESTS],
             {"requested_vcpus": "3", "requested_memory": "4096"},
@@ -85,24 +84,6 @@ def denial(found: dict[str, Any], chosen: PodClass | None = None) -> str:
             {"requested_vcpus": "0.1", "requested_memory": "64"},
             "1 vCPU, 512 MiB",
             id="never-less-than-a-pod-that-asks-for-nothing",
-        ),
-        pytest.param(
-            [{"limits": {"cpu": "2", "memory": "4Gi"}}, {"requests": {"cpu": "2", "memory": "4Gi"}}],
-            {"requested_vcpus": "4", "requested_memory": "8192"},
-            "5 vCPU, 8304 MiB",
-            id="one-with-limits-one-without",
-        ),
-        pytest.param(
-            [{"requests": {"cpu": "3", "memory": "4Gi"}, "limits": {"cpu": "4"}}],
-            {"requested_memory": "4096"},
-            "5 vCPU, 4208 MiB",
-            id="each-resource-by-itself",
-        ),
-        pytest.param(
-            [{"requests": {"cpu": "0.1001", "memory": "4097Ki"}}],
-            {"requested_vcpus": "0.101", "requested_memory": "5"},
-            "1 vCPU, 512 MiB",
-            id="rounded-up",
         ),
     ],
 )
@@ -202,15 +183,6 @@ def test_generated_pods_are_counted_as_kubernetes_counts_them(block: int) -> Non
 
 
 # ---- called again
-
-
-@pytest.mark.parametrize("policy", ["sum", "overhead"])
-def test_a_second_call_changes_nothing(policy: str) -> None:
-    chosen = pod_class(runtime={"sizing_policy": policy})
-    once = mutated(pod(REQUESTS, annotations={"team": "a"}), chosen)
-
-    assert MARK in annotations_of(once)
-    assert mutated(once, chosen) == once
 
 
 def test_a_sidecar_of_another_webhook_is_counted_in_the_next_call() -> None:
