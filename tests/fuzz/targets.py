@@ -237,12 +237,12 @@ def _nri_events(data: bytes) -> None:
     with suppress(*unreadable):
         nri_translate.runtime(data)
     with suppress(*unreadable):
-        pods.pod_runs(nri_translate.pod_of(data))
+        pods.pod_started(nri_translate.pod_of(data))
     with suppress(*unreadable):
-        nri_translate.adjusted(pods.container_comes(*nri_translate.container_of(data)), mark=True)
+        nri_translate.adjusted(pods.create_container(*nri_translate.container_of(data)), mark=True)
     with suppress(*unreadable):
         container_id, asked = nri_translate.wanted_update(data)
-        nri_translate.updated(container_id, pods.container_changes(container_id, asked))
+        nri_translate.updated(container_id, pods.update_container(container_id, asked))
     with suppress(*unreadable):
         found, containers, _ = nri_translate.inventory(data)
         pods.synchronize(found, containers)

@@ -6,7 +6,7 @@ import os
 import re
 import socket
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import click
 from msgspec.structs import replace
@@ -278,7 +278,7 @@ def run(
     log.set_up(debug=False)
     machine = read_machine()
     check_reserved(machine, reserved)
-    place = place_or_share
+    place: Callable[[Assignments, Need], Assignments] = place_or_share
     if policy_name != DEFAULT:
         place = GuardedPolicy(load(policy_name), on_refusal=_log_refusal).place
     pods = Pods(Assignments(machine=machine, reserved=reserved), frozenset(handlers), rdt_classes, place)

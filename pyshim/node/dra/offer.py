@@ -62,11 +62,11 @@ async def publish(api: Api, table: InstanceTable) -> None:
 
 
 async def _create(api: Api, specs: list[dict[str, object]], generation: int) -> None:
-    for each in slices.objects(specs, generation):
+    wanted = slices.objects(specs, generation)
+    for each in wanted:
         kept = await api.create_slice(each)
-        field = slices.lost_field(kept, each)
-        if field:
-            for one in slices.objects(specs, generation):
+        if field := slices.lost_field(kept, each):
+            for one in wanted:
                 await _delete(api, one["metadata"]["name"])
             raise FailedPrecondition(
                 f"offer devices of {slices.DRIVER}: the API server drops {field!r} of a slice (hint: a quota needs"

@@ -89,38 +89,29 @@ def objects(specs: Sequence[Object], generation: int) -> list[dict[str, Any]]:
 
 def newest(found: Sequence[Object]) -> int:
     """The highest generation of the pool among the driver's slices; 0 without any."""
-    return max((_pool(each).get("generation", 0) for each in found if _is_of_pool(each)), default=0)
+    return max((_generation(each) for each in found if _is_of_pool(each)), default=0)
 
 
 def outdated(found: Sequence[Object], generation: int) -> list[str]:
     """The names of the pool's slices of earlier generations."""
-    return [
-        each["metadata"]["name"]
-        for each in found
-        if _is_of_pool(each) and _pool(each).get("generation", 0) < generation
-    ]
+    return [each["metadata"]["name"] for each in found if _is_of_pool(each) and _generation(each) < generation]
 
 
 def offers(found: Sequence[Object], specs: Sequence[Object]) -> bool:
     """True if the newest generation at the API server is made of `specs` and no others."""
     generation = newest(found)
-    there = [each["spec"] for each in found if _is_of_pool(each) and _pool(each).get("generation", 0) == generation]
+    there = [each["spec"] for each in found if _is_of_pool(each) and _generation(each) == generation]
     wanted = [each["spec"] for each in objects(specs, generation)]
     return len(there) == len(wanted) and all(any(_has_all(one, spec) for one in there) for spec in wanted)
 
 
 def _has_all(kept: Any, wanted: Any) -> bool:
     """True if `kept` has all of `wanted`. The API server adds defaults."""
-    if isinstance(wanted, Mapping):
-        return isinstance(kept, Mapping) and all(
-            key in kept and _has_all(kept[key], each) for key, each in wanted.items()
-        )
-    if isinstance(wanted, list):
-        return (
-            isinstance(kept, list)
-            and len(kept) == len(wanted)
-            and all(_has_all(one, other) for one, other in zip(kept, wanted, strict=True))
-        )
+    match kept, wanted:
+        case Mapping(), Mapping():
+            return all(key in kept and _has_all(kept[key], each) for key, each in wanted.items())
+        case list(), list():
+            return len(kept) == len(wanted) and all(map(_has_all, kept, wanted))
     return bool(kept == wanted)
 
 
@@ -132,10 +123,9 @@ def lost_field(kept: Object, sent: Object) -> str:
     return ""
 
 
-def _pool(found: Object) -> Object:
-    pool = found["spec"]["pool"]
-    return pool if isinstance(pool, Mapping) else {}
+def _generation(found: Object) -> int:
+    return int(found["spec"]["pool"].get("generation", 0))
 
 
 def _is_of_pool(found: Object) -> bool:
-    return _pool(found).get("name") == POOL
+    return bool(found["spec"]["pool"].get("name") == POOL)

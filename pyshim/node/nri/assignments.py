@@ -16,7 +16,7 @@ the nearest ones.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from fractions import Fraction
 from functools import cached_property
 from itertools import combinations
@@ -109,10 +109,9 @@ def check_need(need: Need) -> None:
 
 def place_within(assignments: Assignments, need: Need, nodes: tuple[int, ...]) -> Placement:
     """The placement that `place` makes on CPUs of these nodes. Raises PlacementError."""
-    view = _View(release(assignments, need.sandbox_id))
+    view = _View(release(assignments, need.sandbox_id), nodes)
     if not view.of_nodes(view.shared, nodes):
         raise PlacementError(f"{_placing(need)}: no CPU of {_nodes(nodes)} is left to share")
-    view.limit(nodes)
     return _exclusive(view, need) if need.exclusive else _shared(view, need)
 
 
@@ -157,7 +156,9 @@ def free_cpus(assignments: Assignments) -> tuple[int, ...]:
     return tuple(sorted(_View(assignments).free))
 
 
-def place_or_share(assignments: Assignments, need: Need) -> Assignments:
+def place_or_share(
+    assignments: Assignments, need: Need, place: Callable[[Assignments, Need], Assignments] = place
+) -> Assignments:
     """As `place`, but a VM that finds no exclusive CPUs gets shared ones; its need and `why` say so."""
     try:
         return place(assignments, need)
@@ -223,18 +224,19 @@ def _with(assignments: Assignments, need: Need, placement: Placement) -> Assignm
 def _settled(assignments: Assignments) -> Assignments:
     """Placements that use the shared CPUs have the present ones."""
     view = _View(assignments)
+    pools = {nodes: view.pool(nodes) for nodes in {each.cpu_nodes for each in assignments.placements.values()}}
     settled = {}
     for sandbox_id, placement in assignments.placements.items():
-        pool = view.pool(placement.cpu_nodes)
+        pool = pools[placement.cpu_nodes]
         cpus = placement.vcpu_cpus if placement.exclusive else pool
         settled[sandbox_id] = replace(placement, vcpu_cpus=cpus, service_cpus=pool)
     return replace(assignments, placements=settled)
 
 
 class _View:
-    """A machine and what is taken of it, for one decision."""
+    """A machine and what is taken of it, for one decision; with `limit`, only CPUs of these nodes are free."""
 
-    def __init__(self, assignments: Assignments) -> None:
+    def __init__(self, assignments: Assignments, limit: tuple[int, ...] | None = None) -> None:
         self._assignments = assignments
         machine = assignments.machine
         self.cpus = {cpu.id: cpu for cpu in machine.cpus if cpu.online}
@@ -246,16 +248,14 @@ class _View:
         self.shared = {cpu for cpu in unowned if not self.cpus[cpu].isolated}
         self.free = unowned - set(assignments.reserved)
         """CPUs that may become exclusive."""
-        self.with_cpus = tuple(node for node in self.nodes if any(cpu.node == node for cpu in self.cpus.values()))
+        with_cpus = {cpu.node for cpu in self.cpus.values()}
+        if limit is not None:
+            with_cpus &= {*limit}
+            self.free = set(self.of_nodes(self.free, limit))
+        self.with_cpus = tuple(node for node in self.nodes if node in with_cpus)
         """Nodes that a VM may be on."""
         self.with_memory = tuple(node for node in self.with_cpus if self.nodes[node].memory_bytes > 0)
-        self._pools: dict[tuple[int, ...], tuple[int, ...]] = {}
         self._at = {node.id: at for at, node in enumerate(machine.nodes)}
-
-    def limit(self, nodes: tuple[int, ...]) -> None:
-        """Only CPUs of these nodes are free. Called before the cached properties are read."""
-        self.with_cpus = tuple(node for node in self.with_cpus if node in nodes)
-        self.free = set(self.of_nodes(self.free, nodes))
 
     @cached_property
     def cores(self) -> Mapping[int, frozenset[int]]:
@@ -302,11 +302,6 @@ class _View:
 
     def pool(self, nodes: tuple[int, ...]) -> tuple[int, ...]:
         """The shared CPUs of `nodes`; if they have none, of the nearest node that has some."""
-        if nodes not in self._pools:
-            self._pools[nodes] = self._pool(nodes)
-        return self._pools[nodes]
-
-    def _pool(self, nodes: tuple[int, ...]) -> tuple[int, ...]:
         if found := self.of_nodes(self.shared, nodes):
             return found
         near = sorted(self.with_cpus, key=lambda other: (min(self.distance(node, other) for node in nodes), other))
@@ -379,8 +374,6 @@ def _homes(view: _View, need: Need, cpus: Iterable[int], wanted: int) -> list[_N
                 best, best_size = [], size
             if size == best_size:
                 best.append(_NodeChoice(cpu_nodes=nodes, memory_nodes=memory_nodes, memory_fits=memory_fits))
-    if not best:  # all nodes of the machine together would suffice
-        raise PlacementError(f"{_placing(need)}: {_nodes(view.with_cpus)} have not the CPUs and the memory")
     return best
 
 
@@ -400,14 +393,14 @@ def _shared(view: _View, need: Need) -> Placement:
     cpus = len(view.of_nodes(view.shared, home.cpu_nodes))
     load = _load(view, home, need)
     vcpus = _count(int(load), "vCPU") if load.denominator == 1 else f"{float(load):.1f} vCPUs"
-    load_text = f"{vcpus} on {_count(cpus, 'CPU')}"
+    sharing = f"{vcpus} on {_count(cpus, 'CPU')} with it"
     return Placement(
         vcpu_cpus=(),
         service_cpus=(),
         cpu_nodes=home.cpu_nodes,
         memory_nodes=view.bound(home.memory_nodes),
         exclusive=False,
-        why=f"shared CPUs of {_nodes(home.cpu_nodes)}: {load_text} with it{_costs(view, home, need)}",
+        why=f"shared CPUs of {_nodes(home.cpu_nodes)}: {sharing}{_costs(view, home, need)}",
     )
 
 
@@ -436,7 +429,7 @@ def _exclusive(view: _View, need: Need) -> Placement:
     split = _shared_cores(view, cpus)
     whole = len({view.cpus[cpu].core for cpu in cpus}) - len(split)
     threads = sum(view.cpus[cpu].core in split for cpu in cpus)
-    parts = [_count(whole, "whole core")] * bool(whole) + [_count(threads, "thread")] * bool(threads)
+    parts = [_count(number, noun) for number, noun in ((whole, "whole core"), (threads, "thread")) if number]
     within = next(
         (f"one {'L3' if level == 'l3' else level}" for level in reversed(_LEVELS) if _groups(view, cpus, level) == 1),
         _count(_groups(view, cpus, "socket"), "socket"),

@@ -66,7 +66,7 @@ class NriPlugin:
         self._synced_pods: list[NriPod] = []
         self._synced_containers: list[NriContainer] = []
 
-    def pods_changed(self) -> None:
+    def send_updates(self) -> None:
         """A shim's request changed the CPUs of containers: send the updates."""
         self._changed.set()
 
@@ -77,6 +77,7 @@ class NriPlugin:
         """
         pause_s, logged = _FIRST_PAUSE_S, ""
         while True:
+            self._synchronized.clear()
             problem = await self._attempt(path)
             if self._synchronized.is_set():
                 pause_s, logged = _FIRST_PAUSE_S, ""
@@ -87,8 +88,7 @@ class NriPlugin:
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     async def _attempt(self, path: str) -> str:
-        """One connection, from its begin to its end. Returns the reason of its end."""
-        self._synchronized.clear()
+        """One connection, from its start to its end. Returns the reason of its end."""
         try:
             async with asyncio.timeout(REGISTRATION_S):
                 sock = await connected_unix_socket(path)
@@ -98,7 +98,6 @@ class NriPlugin:
 
     async def serve(self, sock: socket.socket) -> str:
         """Serves one runtime; returns why the connection ended. Owns the socket. Raises RegistrationRefused."""
-        self._synchronized.clear()
         mux = Mux(sock)
         server = Server(services={_PLUGIN: self._methods()}, log=log)
         tasks = TaskOwner()
@@ -166,14 +165,14 @@ class NriPlugin:
     def _methods(self) -> dict[str, ImmediateHandler]:
         self._synced_pods, self._synced_containers = [], []
         advisory: dict[str, Callable[[bytes], bytes | None]] = {
-            "RunPodSandbox": lambda payload: self._pods.pod_runs(translate.pod_of(payload)),
-            "StopPodSandbox": lambda payload: self._pods.pod_gone(translate.pod_of(payload).id),
-            "RemovePodSandbox": lambda payload: self._pods.pod_gone(translate.pod_of(payload).id),
+            "RunPodSandbox": lambda payload: self._pods.pod_started(translate.pod_of(payload)),
+            "StopPodSandbox": lambda payload: self._pods.pod_ended(translate.pod_of(payload).id),
+            "RemovePodSandbox": lambda payload: self._pods.pod_ended(translate.pod_of(payload).id),
             "CreateContainer": self._create_container,
-            "PostCreateContainer": lambda payload: self._pods.container_is(translate.container_of(payload)[1]),
+            "PostCreateContainer": lambda payload: self._pods.container_created(translate.container_of(payload)[1].id),
             "UpdateContainer": self._update_container,
-            "StopContainer": lambda payload: self._pods.container_gone(translate.container_of(payload)[1].id),
-            "RemoveContainer": lambda payload: self._pods.container_gone(translate.container_of(payload)[1].id),
+            "StopContainer": lambda payload: self._pods.container_ended(translate.container_of(payload)[1].id),
+            "RemoveContainer": lambda payload: self._pods.container_ended(translate.container_of(payload)[1].id),
         }
         events = {name: ImmediateHandler(self._event(name, act)) for name, act in advisory.items()}
 
@@ -204,15 +203,7 @@ class NriPlugin:
         return handle
 
     def _configure(self, payload: bytes, _call: CallContext) -> bytes:
-        runtime = translate.runtime(payload)
-        log.info(
-            "registered",
-            extra={
-                "runtime": f"{runtime.name} {runtime.version}",
-                "nri": runtime.nri or "?",
-                "request_timeout_s": runtime.request_timeout_s,
-            },
-        )
+        log.info("registered", extra=translate.runtime(payload))
         return translate.configured()
 
     def _synchronize(self, payload: bytes, _call: CallContext) -> bytes:
@@ -231,16 +222,16 @@ class NriPlugin:
     def _look_at_machine(self) -> None:
         """CPUs may have come or gone since the last runtime."""
         try:
-            self._pods.machine_is(self._read_machine())
+            self._pods.set_machine(self._read_machine())
         except MachineError as error:
             log.warning("machine not read again", extra={"error": str(error)})
 
     def _create_container(self, payload: bytes) -> bytes:
         pod, container = translate.container_of(payload)
-        wanted = self._pods.container_comes(pod, container)
+        wanted = self._pods.create_container(pod, container)
         mark, rdt_class = self._pods.shares_cpus(container.id), self._pods.rdt_class(pod, container)
         return translate.adjusted(wanted, mark=mark, rdt_class=rdt_class)
 
     def _update_container(self, payload: bytes) -> bytes:
         container_id, asked = translate.wanted_update(payload)
-        return translate.updated(container_id, self._pods.container_changes(container_id, asked))
+        return translate.updated(container_id, self._pods.update_container(container_id, asked))

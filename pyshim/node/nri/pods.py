@@ -100,7 +100,6 @@ class Pods:
         """Sandboxes whose shim has asked and is running."""
         self._pods: dict[str, NriPod] = {}
         self._containers: dict[str, NriContainer] = {}
-        self._others: dict[str, Other] = {}
         self._sent: dict[str, CpuSet] = {}
         self._settled: set[str] = set()
         """Containers that the runtime has finished making: only those can be updated."""
@@ -123,7 +122,7 @@ class Pods:
         self._asked.add(need.sandbox_id)
         return self.assignments.placements[need.sandbox_id]
 
-    def placed_before(self, need: Need, placement: Placement) -> None:
+    def restore(self, need: Need, placement: Placement) -> None:
         """A running shim has this placement from an earlier run of the plugin. CPUs that are taken by now are
         logged."""
         if need.sandbox_id in self.assignments.placements:
@@ -132,14 +131,14 @@ class Pods:
         if self._keep(need, placement):
             log.info("placement restored", extra={"sandbox": need.sandbox_id, "pod": need.name, "why": placement.why})
 
-    def shim_gone(self, sandbox_id: str) -> None:
+    def shim_ended(self, sandbox_id: str) -> None:
         """The shim has ended, and the VM with it."""
         self._asked.discard(sandbox_id)
         self._release(sandbox_id)
 
     # ---- from the kernel
 
-    def machine_is(self, machine: Machine) -> None:
+    def set_machine(self, machine: Machine) -> None:
         """Every VM keeps its place on the new `machine`. One whose CPUs or nodes are gone loses it, with a warning."""
         before = self.assignments
         if machine == before.machine:
@@ -159,34 +158,32 @@ class Pods:
         self._settled = set(self._containers)
         for sandbox_id in set(self.assignments.placements) - self._asked - set(self._pods):
             self._release(sandbox_id)
-        self._others = {
-            each.id: self._other(each) for each in self._containers.values() if not self._is_vm(each.pod_id)
-        }
-        self._count_others()
+        others = [self._other(each) for each in self._containers.values() if not self._is_vm(each.pod_id)]
+        self.assignments = with_others(self.assignments, others)
         # The list includes stopped pods; a running one has containers.
         for pod_id in dict.fromkeys(each.pod_id for each in self._containers.values()):
             if pod_id in self._pods:
                 self._place_pod(self._pods[pod_id])
 
-    def pod_runs(self, pod: NriPod) -> None:
+    def pod_started(self, pod: NriPod) -> None:
         self._pods[pod.id] = pod
         self._place_pod(pod)
 
-    def pod_gone(self, pod_id: str) -> None:
+    def pod_ended(self, pod_id: str) -> None:
         """Stopped or removed; an unknown pod is ignored."""
         self._pods.pop(pod_id, None)
         self._asked.discard(pod_id)
         self._release(pod_id)
 
-    def container_comes(self, pod: NriPod, container: NriContainer) -> CpuSet | None:
+    def create_container(self, pod: NriPod, container: NriContainer) -> CpuSet | None:
         """The CPUs with which to create the container; None: those of the request."""
-        self.pod_runs(pod)
+        self.pod_started(pod)
         self._containers[container.id] = container
         self._sent[container.id] = container.had
         self._settled.discard(container.id)
         if not self._is_vm(pod.id):
-            self._others[container.id] = self._other(container)
-            self._count_others()
+            others = {**self.assignments.others, container.id: self._other(container)}
+            self.assignments = with_others(self.assignments, others.values())
         wanted = self._wanted(container)
         if wanted is None or wanted == container.had:
             return None
@@ -195,15 +192,15 @@ class Pods:
 
     def shares_cpus(self, container_id: str) -> bool:
         """It is in no VM and has no exclusive CPUs."""
-        other = self._others.get(container_id)
+        other = self.assignments.others.get(container_id)
         return other is not None and not other.own_cpus
 
-    def container_is(self, container: NriContainer) -> None:
-        """The runtime has made the container, and can update it from now on."""
-        if container.id in self._containers:
-            self._settled.add(container.id)
+    def container_created(self, container_id: str) -> None:
+        """The runtime can update the container from now on."""
+        if container_id in self._containers:
+            self._settled.add(container_id)
 
-    def container_changes(self, container_id: str, asked: CpuSet) -> CpuSet | None:
+    def update_container(self, container_id: str, asked: CpuSet) -> CpuSet | None:
         """The CPUs that the container should have in place of `asked`, another client's request; None: `asked`."""
         container = self._containers.get(container_id)
         if container is None or not asked.cpus:
@@ -212,12 +209,14 @@ class Pods:
         self._sent[container_id] = wanted or asked
         return wanted if wanted != asked else None
 
-    def container_gone(self, container_id: str) -> None:
+    def container_ended(self, container_id: str) -> None:
         self._containers.pop(container_id, None)
         self._sent.pop(container_id, None)
         self._settled.discard(container_id)
-        if self._others.pop(container_id, None) is not None:
-            self._count_others()
+        others = self.assignments.others
+        if container_id in others:
+            rest = [other for each, other in others.items() if each != container_id]
+            self.assignments = with_others(self.assignments, rest)
 
     # ---- for the runtime
 
@@ -272,9 +271,6 @@ class Pods:
         name = f"{pod.name if pod else container.pod_id}/{container.name}"
         return Other(container_id=container.id, name=name, memory_bytes=container.memory_bytes, own_cpus=own_cpus)
 
-    def _count_others(self) -> None:
-        self.assignments = with_others(self.assignments, self._others.values())
-
     def _wanted(self, container: NriContainer) -> CpuSet | None:
         """The CPUs it should have; None: leave it as it is."""
         placement = self.assignments.placements.get(container.pod_id)
@@ -284,8 +280,7 @@ class Pods:
                 return None
             cpus = {*placement.vcpu_cpus, *(placement.service_cpus if has_asked else ())}
             return replace(self._sent[container.id], cpus=tuple(sorted(cpus)))
-        other = self._others.get(container.id)
-        if other is None or other.own_cpus:
+        if not self.shares_cpus(container.id):
             return None
         sent = self._sent[container.id]
         if not sent.cpus and not any(each.exclusive for each in self.assignments.placements.values()):

@@ -7,6 +7,7 @@ answers.
 
 import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from typing import Protocol
 
 import msgspec
@@ -68,20 +69,14 @@ class GuardedPolicy:
         if assignments.needs.get(need.sandbox_id) == need:
             return assignments
         try:
-            return self._placed(release(assignments, need.sandbox_id), need)
+            return place_or_share(release(assignments, need.sandbox_id), need, self._placed)
         except _Refused as refused:
             self._on_refusal(need, str(refused))
             return place_or_share(assignments, need)
 
     def _placed(self, assignments: Assignments, need: Need) -> Assignments:
-        try:
-            decision = self._asked(assignments, need)
-        except PlacementError as error:
-            if not need.exclusive:
-                raise
-            decision = self._asked(assignments, replace(need, exclusive=False))
-            why = f"{str(error).partition(': ')[2]}; {decision.placement.why}"
-            decision = replace(decision, placement=replace(decision.placement, why=why))
+        """Raises PlacementError when the policy finds no room, _Refused."""
+        decision = self._asked(assignments, need)
         if decision.placement.exclusive and not need.exclusive:
             raise _Refused("exclusive CPUs for a VM that shares")
         try:
@@ -90,13 +85,12 @@ class GuardedPolicy:
             raise _Refused(str(error).partition(": ")[2]) from error
 
     def _asked(self, assignments: Assignments, need: Need) -> Decision:
-        """Raises PlacementError when the policy finds no room, _Refused."""
         try:
             # Checks the types: the object comes from foreign code.
             found = msgspec.convert(msgspec.to_builtins(self._answer(assignments, need)), Decision)
         except (PlacementError, _Refused):
             raise
-        except Exception as error:  # the code of others
+        except (Exception, SystemExit) as error:  # the code of others
             raise _Refused(f"{type(error).__name__}: {error}"[:MAX_WHY_CHARS]) from error
         why = "".join(each if each.isprintable() else " " for each in found.placement.why[:MAX_WHY_CHARS])
         return replace(found, placement=replace(found.placement, why=why))
@@ -105,20 +99,18 @@ class GuardedPolicy:
         """Asks in a thread, which cannot be ended: a late policy is not asked again while its call still runs."""
         if self._late is not None and self._late.is_alive():
             raise _Refused("an earlier answer is still due")
-        results: list[Decision | BaseException] = []
+        answer: Future[object] = Future()
 
         def work() -> None:
             try:
-                results.append(self._policy.place(assignments, need))
+                answer.set_result(self._policy.place(assignments, need))
             except BaseException as error:  # raised again in the thread that asked
-                results.append(error)
+                answer.set_exception(error)
 
         thread = threading.Thread(target=work, name="nri/policy", daemon=True)
         thread.start()
         thread.join(self._within_s)
-        if not results:
+        if not answer.done():
             self._late = thread
             raise _Refused(f"no answer within {self._within_s:g} s")
-        if isinstance(results[0], Exception):
-            raise results[0]
-        return results[0]
+        return answer.result()

@@ -27,7 +27,7 @@ async def serve(pods: Pods, plugin: NriPlugin, runtime: str | socket.socket, *, 
     Shims are answered at `placement_socket`, unless it is empty. Raises RegistrationRefused, ShimError, OSError.
     """
     with contextlib.ExitStack() as end:
-        shims = Shims(pods, on_change=plugin.pods_changed)
+        shims = Shims(pods, on_change=plugin.send_updates)
         shims.find(StateStore(register=REGISTER))
         work = []
         if placement_socket:

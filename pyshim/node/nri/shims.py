@@ -49,7 +49,7 @@ class Shims:
     def find(self, store: StateStore) -> None:
         """The placements of running sandboxes count again."""
         for shim, placed in placed_sandboxes(store, store.entered_ids()):
-            self._pods.placed_before(placed.need, placed.placement)
+            self._pods.restore(placed.need, placed.placement)
             self._watch(shim, placed.need.sandbox_id)
 
     async def serve(self, listener: socket.socket) -> None:
@@ -81,7 +81,7 @@ class Shims:
     def _gone(self, shim: ProcessRef, sandbox_id: str) -> None:
         if self._askers.get(sandbox_id) == shim:
             del self._askers[sandbox_id]
-            self._pods.shim_gone(sandbox_id)
+            self._pods.shim_ended(sandbox_id)
             self._on_change()
 
 

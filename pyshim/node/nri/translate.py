@@ -2,8 +2,6 @@
 
 from collections.abc import Mapping
 
-import msgspec
-
 from protos.nri import v1alpha1_pb2 as pb
 from pyshim.model.cpusets import cpu_set, cpuset_text
 from pyshim.model.placement import Need, whole_cpus
@@ -27,27 +25,21 @@ OURS = "io.pyshim.nri/cpus"
 _ALIVE = (pb.CONTAINER_CREATED, pb.CONTAINER_PAUSED, pb.CONTAINER_RUNNING)
 
 
-class Runtime(msgspec.Struct, frozen=True, kw_only=True):
-    name: str
-    version: str
-    nri: str
-    request_timeout_s: float
-    """Seconds after which it closes a plugin that has not answered."""
-
-
 def registration(name: str, index: str) -> bytes:
     return pb.RegisterPluginRequest(plugin_name=name, plugin_idx=index, NRI_version=_VERSION).SerializeToString()
 
 
-def runtime(payload: bytes) -> Runtime:
-    """Of a Configure request."""
+def runtime(payload: bytes) -> dict[str, object]:
+    """The runtime that sends this Configure request, as fields of a log line.
+
+    It closes a plugin that has not answered within `request_timeout_s` seconds.
+    """
     message = pb.ConfigureRequest.FromString(payload)
-    return Runtime(
-        name=message.runtime_name,
-        version=message.runtime_version,
-        nri=message.NRI_version,
-        request_timeout_s=message.request_timeout / 1000,
-    )
+    return {
+        "runtime": f"{message.runtime_name} {message.runtime_version}",
+        "nri": message.NRI_version or "?",
+        "request_timeout_s": message.request_timeout / 1000,
+    }
 
 
 def configured() -> bytes:

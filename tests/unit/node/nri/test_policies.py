@@ -163,7 +163,7 @@ def test_a_restarted_plugin_keeps_what_a_policy_placed_and_asks_it_for_the_next_
     placement = before.ask(need("a", 2))
 
     after = Pods(EMPTY, frozenset({"pykata"}), place=guard.place)
-    after.placed_before(need("a", 2), placement)
+    after.restore(need("a", 2), placement)
     after.ask(need("b", 2))
 
     assert {each: had.vcpu_cpus for each, had in after.assignments.placements.items()} == {"a": (8, 9), "b": (10, 11)}
