@@ -119,7 +119,7 @@ class Claims:
             raise FailedPrecondition(f"prepare claim {name!r}: {error.strerror}: '{error.filename}'") from error
 
     def unprepare(self, uid: str) -> None:
-        """Nothing of the claim is left. Idempotent. Raises FailedPrecondition."""
+        """The claim's specs and record are removed. Idempotent. Raises FailedPrecondition."""
         record = self._record(uid)
         try:
             for path in self._specs.glob(_file_name("*", uid)):

@@ -1,4 +1,4 @@
-"""Keeps the pool's ResourceSlices at the API server as the operator's table has them."""
+"""Keeps the pool's ResourceSlices at the API server equal to the operator's table."""
 
 import asyncio
 import contextlib
@@ -38,7 +38,7 @@ def _write_copy(path: Path, content: bytes) -> None:
 
 
 async def publish(api: Api, table: InstanceTable) -> None:
-    """The pool offers what the table says, and no slice of an earlier generation is left.
+    """The pool offers the devices of the table, and slices of earlier generations are deleted.
 
     Drivers of several nodes may do this at once. The slices of a generation have the same names everywhere; a driver
     that finds a name taken reads the pool again. Raises Unavailable, FailedPrecondition when the API server drops a

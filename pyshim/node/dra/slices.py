@@ -25,7 +25,7 @@ def product_of(device: str) -> str:
 
 
 def slice_specs(table: InstanceTable) -> list[dict[str, Any]]:
-    """The specs of the pool's slices, without generation: the same table gives the same specs."""
+    """The specs of the pool's slices, without generation. The same table gives the same specs."""
     devices = [
         _device(name, number, product)
         for name, product in sorted(table.device.items())

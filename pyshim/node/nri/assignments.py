@@ -51,7 +51,7 @@ __all__ = [
 _LEVELS = ("node", "socket", "die", "l3")
 """The groups of CPUs, from far to near."""
 _ALL_SETS_OF = 2
-"""All sets of up to so many nodes are tried; of larger sets only a node with its nearest neighbours."""
+"""Up to this many nodes every set is tried; beyond it, only each node with its nearest neighbours."""
 
 
 class PlacementError(ResourceExhausted):
@@ -59,23 +59,23 @@ class PlacementError(ResourceExhausted):
 
 
 class Other(msgspec.Struct, frozen=True, kw_only=True):
-    """A container that is in no VM of ours."""
+    """A container outside our VMs."""
 
     container_id: str
     name: str
     """`NAMESPACE/POD/CONTAINER`, for people."""
     memory_bytes: int
-    """Its request, 0 where unknown: counted on all nodes by their size."""
+    """Its request, 0 if unknown. All nodes bear it in proportion to their size."""
     own_cpus: tuple[int, ...]
-    """Its exclusive CPUs, given by another manager (the kubelet's); empty: it runs on the shared CPUs."""
+    """Its exclusive CPUs, from another manager (the kubelet's). If empty, it runs on the shared CPUs."""
 
 
 class Assignments(msgspec.Struct, frozen=True, kw_only=True):
-    """All that is placed on a machine. `place`, `release`, `keep` and `with_others` make the next one."""
+    """Everything placed on a machine. `place`, `release`, `keep` and `with_others` return a changed copy."""
 
     machine: Machine
     reserved: tuple[int, ...]
-    """Never exclusive, like the kubelet's `reservedSystemCPUs`; they are shared CPUs unless they are isolated."""
+    """CPUs that never become exclusive, like the kubelet's `reservedSystemCPUs`; shared unless they are isolated."""
     needs: Mapping[str, Need] = {}
     """By sandbox id."""
     placements: Mapping[str, Placement] = {}
@@ -120,7 +120,7 @@ def apply(
 ) -> Assignments:
     """`need` has `placement`, which a policy chose, and the VMs in `moved` have new CPU nodes.
 
-    Raises PlacementError for CPUs, nodes and VMs that are not there or not free.
+    Raises PlacementError for CPUs, nodes and VMs that do not exist or are taken.
     """
     view = _View(assignments)
     if placement.exclusive and len(set(placement.vcpu_cpus)) != need.vcpus:
@@ -172,7 +172,7 @@ def place_or_share(
 
 
 def release(assignments: Assignments, sandbox_id: str) -> Assignments:
-    """The sandbox has no placement any more; shared VMs use its CPUs. Nothing changes if it had none."""
+    """The sandbox's placement has ended, and shared VMs use its CPUs. Nothing changes if it had none."""
     if sandbox_id not in assignments.needs:
         return assignments
     return _settled(
@@ -202,7 +202,7 @@ def keep(assignments: Assignments, need: Need, placement: Placement) -> Assignme
 
 
 def with_others(assignments: Assignments, others: Iterable[Other]) -> Assignments:
-    """`others` are the containers in no VM; shared VMs have followed."""
+    """`others` are the containers outside our VMs; shared VMs have followed."""
     return _settled(replace(assignments, others={other.container_id: other for other in others}))
 
 
@@ -222,7 +222,7 @@ def _with(assignments: Assignments, need: Need, placement: Placement) -> Assignm
 
 
 def _settled(assignments: Assignments) -> Assignments:
-    """Placements that use the shared CPUs have the present ones."""
+    """All placements use the shared CPUs as they are now."""
     view = _View(assignments)
     pools = {nodes: view.pool(nodes) for nodes in {each.cpu_nodes for each in assignments.placements.values()}}
     settled = {}
@@ -345,7 +345,7 @@ class _View:
 
 
 class _NodeChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """Nodes that would do for a VM."""
+    """A candidate for a VM: the nodes of its CPUs and of its memory."""
 
     cpu_nodes: tuple[int, ...]
     memory_nodes: tuple[int, ...]
@@ -353,7 +353,10 @@ class _NodeChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _homes(view: _View, need: Need, cpus: Iterable[int], wanted: int) -> list[_NodeChoice]:
-    """The fewest and nearest nodes with `wanted` of `cpus`, and with the memory if any have it; at least one."""
+    """The candidates with the fewest and nearest nodes that have `wanted` of `cpus`, and the memory if any have it.
+
+    There is at least one, since all nodes together suffice.
+    """
     counts = Counter(view.cpus[cpu].node for cpu in cpus)
     memory_fits = not view.with_memory or sum(view.free_bytes[node] for node in view.with_memory) >= need.memory_bytes
     best: list[_NodeChoice] = []
@@ -367,7 +370,7 @@ def _homes(view: _View, need: Need, cpus: Iterable[int], wanted: int) -> list[_N
             memory_nodes = view.memory_of(nodes) if memory_fits else view.with_memory
             if memory_fits and memory_nodes and sum(view.free_bytes[each] for each in memory_nodes) < need.memory_bytes:
                 continue
-            # Where memory comes from all nodes, homes differ by the nodes of their CPUs.
+            # If memory comes from all nodes, candidates differ by the nodes of their CPUs.
             together = {*nodes, *memory_nodes} if memory_fits else set(nodes)
             size = len(together), view.spread(together)
             if best_size is None or size < best_size:
@@ -381,7 +384,7 @@ def _homes(view: _View, need: Need, cpus: Iterable[int], wanted: int) -> list[_N
 
 
 def _shared(view: _View, need: Need) -> Placement:
-    """On the shared CPUs of the nodes with the least vCPUs for each."""
+    """A placement on the nodes whose shared CPUs have the fewest vCPUs each."""
     wanted = min(need.vcpus, len(view.of_nodes(view.shared, view.with_cpus)))
 
     def crowd(home: _NodeChoice) -> tuple[object, ...]:
@@ -412,10 +415,10 @@ def _load(view: _View, home: _NodeChoice, need: Need) -> Fraction:
 
 
 def _exclusive(view: _View, need: Need) -> Placement:
-    """On CPUs of its own, as many as it has vCPUs."""
-    must_keep_one = view.shared <= view.free  # none is reserved
+    """A placement with one exclusive CPU for each vCPU."""
+    must_keep_one = view.shared <= view.free  # no shared CPU is reserved
     if must_keep_one and not view.free <= view.shared:
-        # There are isolated CPUs, so that a choice may leave CPUs over and none of them to share.
+        # Isolated CPUs are free as well, so the choice could take every shared CPU: set one aside.
         view.free.discard(min(view.shared))
         must_keep_one = False
     spare = len(view.free) - must_keep_one
@@ -459,7 +462,7 @@ def _best(view: _View, need: Need) -> tuple[_NodeChoice, tuple[int, ...]]:
 
 
 def _cpus_of(view: _View, cpus: tuple[int, ...], count: int) -> tuple[int, ...]:
-    """`count` of `cpus`, close to each other: the better choice of those from wholly free cores and those from all."""
+    """`count` of `cpus`, close to each other: chosen from wholly free cores or from all, whichever is better."""
     there = frozenset(cpus)
     whole = [cpu for cpu in cpus if view.cores[view.cpus[cpu].core] <= there]
     options = [_close(view, pool, count, _LEVELS) for pool in (tuple(whole), cpus) if len(pool) >= count]
@@ -467,7 +470,7 @@ def _cpus_of(view: _View, cpus: tuple[int, ...], count: int) -> tuple[int, ...]:
 
 
 def _close(view: _View, cpus: tuple[int, ...], count: int, levels: tuple[str, ...]) -> tuple[int, ...]:
-    """From one group of the first level, the best of those that suffice; else all of the largest group, and others."""
+    """`count` of `cpus` from the best group of the first level that has so many; else the largest group and others."""
     if not levels:
         return _from_cores(view, cpus, count)
     groups: dict[int, list[int]] = {}
@@ -483,7 +486,7 @@ def _close(view: _View, cpus: tuple[int, ...], count: int, levels: tuple[str, ..
 
 
 def _from_cores(view: _View, cpus: tuple[int, ...], count: int) -> tuple[int, ...]:
-    """Whole cores first; the rest from cores that are partly taken already, if there are any."""
+    """`count` of `cpus`: whole cores first, the rest from cores that are partly taken already, if there are any."""
     by_core: dict[int, list[int]] = {}
     for cpu in sorted(cpus, key=lambda cpu: not view.cpus[cpu].isolated):
         by_core.setdefault(view.cpus[cpu].core, []).append(cpu)
@@ -499,7 +502,7 @@ def _from_cores(view: _View, cpus: tuple[int, ...], count: int) -> tuple[int, ..
 
 
 def _quality(view: _View, cpus: tuple[int, ...]) -> tuple[object, ...]:
-    """The cost of an exclusive set, the worst part first; the least is the best."""
+    """The cost of an exclusive set, its gravest part first; the least is the best."""
     mixed = _shared_cores(view, cpus)
     left = []
     for level in reversed(_LEVELS):
@@ -518,7 +521,7 @@ def _quality(view: _View, cpus: tuple[int, ...]) -> tuple[object, ...]:
 
 
 def _shared_cores(view: _View, cpus: Iterable[int]) -> frozenset[int]:
-    """Cores of which the VM has a part only."""
+    """Cores that the VM would share with others."""
     taken = frozenset(cpus)
     return frozenset(core for cpu in taken if not view.cores[core := view.cpus[cpu].core] <= taken)
 
@@ -528,7 +531,7 @@ def _groups(view: _View, cpus: Iterable[int], level: str) -> int:
 
 
 def _crowding(view: _View, cpus: tuple[int, ...], home: _NodeChoice) -> tuple[object, ...]:
-    """How many CPUs the shared VMs of the nodes lack for one CPU per vCPU; then, whether no shared CPU is left."""
+    """The harm to shared VMs: CPUs they lack for one CPU per vCPU, then whether the nodes lose all shared CPUs."""
     remaining = [view.of_nodes(view.shared - set(cpus), (node,)) for node in home.cpu_nodes]
     missing = sum(
         max(Fraction(0), view.load[node] - len(left)) for node, left in zip(home.cpu_nodes, remaining, strict=True)

@@ -20,9 +20,9 @@ class Description(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """CPUs are numbered as Linux does on x86-64: the first threads of all cores, then the second ones."""
 
     memory_mib: int | tuple[int, ...]
-    """Of each node, or a number for every one."""
+    """The memory of each node: one number for all, or a list."""
     cores: int
-    """In each L3."""
+    """Cores of each L3."""
     sockets: int = 1
     dies: int = 1
     """In each socket."""

@@ -1,7 +1,7 @@
 """NRI's multiplexed connection: several byte streams, each with a number, over one stream socket.
 
 A frame is the number of its stream and the length of its payload, both 4 bytes big-endian, and the payload, of one
-ttrpc message at most. Streams are not opened or closed on the wire; each side assumes that the other has them.
+ttrpc message at most. Streams are not opened or closed on the wire; each side assumes that the other serves them.
 `FrameReader` is the protocol without I/O. `Mux` gives each stream an end of a socket pair: what runs on a socket runs
 on a stream, and the kernel limits the bytes that wait for a slow reader. Source: containerd/nri pkg/net/multiplex.
 """
@@ -19,9 +19,9 @@ RUNTIME_SERVICE = 2
 """The stream on which the runtime serves and the plugin calls."""
 HEADER = struct.Struct(">II")
 MAX_PAYLOAD_BYTES = 10 + (4 << 20)
-"""Header and body of the largest ttrpc message. No peer sends more in one frame."""
+"""Header and body of the largest ttrpc message, the most that a peer sends in one frame."""
 SENT_PAYLOAD_BYTES = 4096
-"""Go's peer reads a frame with one call, into a buffer of 4096 bytes, and gives up the connection for a larger one."""
+"""The Go implementation reads a frame with one call, into 4096 bytes, and disconnects after a larger one."""
 _READ_BYTES = 64 << 10
 
 
@@ -30,7 +30,7 @@ class MuxError(Exception):
 
 
 class MuxFrameReader:
-    """Bytes in, payloads out. It buffers no more than a frame's header: payload is returned as it arrives."""
+    """Splits bytes into payloads. It buffers at most a frame's header: payload is returned as it arrives."""
 
     def __init__(self) -> None:
         self._header = b""
@@ -108,8 +108,7 @@ class Mux:
         while data := await loop.sock_recv(self._trunk, _READ_BYTES):
             for stream, part in reader.feed(data):
                 if far := self._far_ends.get(stream):
-                    # A slow owner holds back all streams. Each owner reads whatever the other does, so none waits for
-                    # another.
+                    # A slow owner holds back all streams. Owners never wait for each other, so all streams go on.
                     await loop.sock_sendall(far, part)
         reader.end()
 

@@ -6,10 +6,9 @@ Theory of operation. One connection after the other, each like the first:
        ^                                                                             |
        +------------------------ pause <---------- the connection ends --------------+
 
-A runtime closes a plugin that is slower than its time-out, and pods go on without it. So every call is answered within
-the read that brought it, from the state in `Pods`, without waiting. Updates of other containers are separate requests:
-the runtime answers them only after the call that is under way, so a plugin that waited for them in that call would wait
-for itself.
+A runtime disconnects a plugin that exceeds its time-out, and pods go on without it. So every call is answered at once,
+from the state in `Pods`. Updates of other containers are separate requests: the runtime answers them only after the
+call under way, so a plugin that waited for them inside that call would wait for itself.
 """
 
 import asyncio
@@ -36,7 +35,7 @@ gives each 5 s by default."""
 UPDATE_S = 60.0
 """Seconds for one UpdateContainers: the runtime, and a shim for each container, do it one container at a time."""
 UPDATES_PER_CALL = 64
-"""The peer closes a connection of which it has 256 frames of 4 KiB unread; a call of this many is two of them."""
+"""The peer disconnects when 256 frames of 4 KiB are unread; a call with this many updates is two frames."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 """Seconds before the next attempt to connect; doubled until a runtime has synchronized the plugin."""
 _CLOSING_S = 1.0
@@ -46,14 +45,14 @@ _INDEX = re.compile(r"[0-9]{2}", re.ASCII)
 
 
 class RegistrationRefused(FailedPrecondition):
-    """The runtime refuses this plugin: another attempt would end the same."""
+    """The runtime refuses this plugin; another attempt would fail as well."""
 
 
 class NriPlugin:
     """`run` for the process's life, or `serve` for one connection."""
 
     def __init__(self, pods: Pods, *, name: str, index: str, read_machine: Callable[[], Machine]) -> None:
-        """`read_machine` reads the machine anew. Raises InvalidArgument for a name or index that no runtime takes."""
+        """`read_machine` reads the machine anew. Raises InvalidArgument for a name or index that runtimes refuse."""
         if not _NAME.fullmatch(name):
             raise InvalidArgument(f"name plugin {name[:100]!r}: only letters, digits and -_.+ are allowed")
         if not _INDEX.fullmatch(index):
@@ -67,7 +66,7 @@ class NriPlugin:
         self._synced_containers: list[NriContainer] = []
 
     def send_updates(self) -> None:
-        """A shim's request changed the CPUs of containers: send the updates."""
+        """Sends the runtime the updates that are due, soon."""
         self._changed.set()
 
     async def run(self, path: str) -> None:
@@ -101,7 +100,7 @@ class NriPlugin:
         mux = Mux(sock)
         server = Server(services={_PLUGIN: self._methods()}, log=log)
         tasks = TaskOwner()
-        # Served before it registers: the runtime configures the plugin before it answers the registration, or after.
+        # Serve before registering: the runtime may configure the plugin before it answers the registration.
         serving = tasks.spawn("nri/serve", server.serve_connection(mux.open(PLUGIN_SERVICE)))
         client = Client(mux.open(RUNTIME_SERVICE))
         carrying = tasks.spawn("nri/mux", mux.run())
@@ -189,7 +188,7 @@ class NriPlugin:
         }
 
     def _event(self, name: str, act: Callable[[bytes], bytes | None]) -> Callable[[bytes, CallContext], bytes]:
-        """A failure here is logged and the reply is empty: the pod runs unplaced rather than not at all."""
+        """A failure is logged and the reply is empty, so that the pod runs, though unplaced."""
 
         def handle(payload: bytes, _call: CallContext) -> bytes:
             try:

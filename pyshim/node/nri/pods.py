@@ -65,24 +65,24 @@ class NriContainer(msgspec.Struct, frozen=True, kw_only=True):
     rdt_class: str = ""
     """Of cache and memory bandwidth; empty for none."""
     whole_cpus: int
-    """CPUs of a container of a Guaranteed pod that has a whole number of them, else 0."""
+    """The CPUs of a Guaranteed pod's container if they are a whole number, else 0."""
 
     @property
     def has_own_cpus(self) -> bool:
-        """True when another manager, such as the kubelet's, gave it exclusive CPUs: as many as it has a right to.
+        """True if another manager, such as the kubelet's, gave it exclusive CPUs: as many as its whole limit.
 
-        Any other set is shared with others, whoever gave it.
+        Any other set is shared.
         """
         return bool(self.had.cpus) and not self.is_ours and len(self.had.cpus) == self.whole_cpus
 
 
 EXCLUSIVE, SHARED = "exclusive", "shared"
-"""VMs with CPUs of their own, and the others."""
+"""The two kinds of VMs in `rdt_classes`."""
 _NO_CLASSES: Mapping[str, str] = MappingProxyType({})
 
 
 class Pods:
-    """Mutable; every call leaves it consistent. `handlers` are the runtime handlers whose pods are VMs of ours."""
+    """The state of the node, consistent after each call. Pods with one of the runtime's `handlers` are VMs of ours."""
 
     def __init__(
         self,
@@ -102,10 +102,10 @@ class Pods:
         self._containers: dict[str, NriContainer] = {}
         self._sent: dict[str, CpuSet] = {}
         self._settled: set[str] = set()
-        """Containers that the runtime has finished making: only those can be updated."""
+        """Containers that the runtime has created and can update."""
 
     def rdt_class(self, pod: NriPod, container: NriContainer) -> str:
-        """The class for a container of a VM of ours without one; empty for no class."""
+        """The class to give to a container of our VM; empty for none, and if it has one already."""
         placement = self.assignments.placements.get(pod.id)
         if placement is None or container.rdt_class:
             return ""
@@ -123,8 +123,8 @@ class Pods:
         return self.assignments.placements[need.sandbox_id]
 
     def restore(self, need: Need, placement: Placement) -> None:
-        """A running shim has this placement from an earlier run of the plugin. CPUs that are taken by now are
-        logged."""
+        """A running shim has this placement from an earlier run of the plugin. If its CPUs are taken by now, it loses
+        the placement, with a warning."""
         if need.sandbox_id in self.assignments.placements:
             return
         self._asked.add(need.sandbox_id)
@@ -139,7 +139,7 @@ class Pods:
     # ---- from the kernel
 
     def set_machine(self, machine: Machine) -> None:
-        """Every VM keeps its place on the new `machine`. One whose CPUs or nodes are gone loses it, with a warning."""
+        """VMs keep their placements on the new `machine`. One whose CPUs or nodes are gone loses it, with a warning."""
         before = self.assignments
         if machine == before.machine:
             return
@@ -151,7 +151,7 @@ class Pods:
     # ---- from the runtime
 
     def synchronize(self, pods: Iterable[NriPod], containers: Iterable[NriContainer]) -> None:
-        """These are all of the runtime's pods and containers. It may not know VMs yet whose shim has asked."""
+        """These are all of the runtime's pods and containers, except VMs that are still booting."""
         self._pods = {pod.id: pod for pod in pods}
         self._containers = {each.id: each for each in containers}
         self._sent = {each.id: each.had for each in self._containers.values()}
@@ -160,7 +160,7 @@ class Pods:
             self._release(sandbox_id)
         others = [self._other(each) for each in self._containers.values() if not self._is_vm(each.pod_id)]
         self.assignments = with_others(self.assignments, others)
-        # The list includes stopped pods; a running one has containers.
+        # The runtime lists stopped pods as well; only running ones have containers.
         for pod_id in dict.fromkeys(each.pod_id for each in self._containers.values()):
             if pod_id in self._pods:
                 self._place_pod(self._pods[pod_id])
@@ -170,13 +170,13 @@ class Pods:
         self._place_pod(pod)
 
     def pod_ended(self, pod_id: str) -> None:
-        """Stopped or removed; an unknown pod is ignored."""
+        """The pod was stopped or removed. An unknown pod is ignored."""
         self._pods.pop(pod_id, None)
         self._asked.discard(pod_id)
         self._release(pod_id)
 
     def create_container(self, pod: NriPod, container: NriContainer) -> CpuSet | None:
-        """The CPUs with which to create the container; None: those of the request."""
+        """The CPUs with which to create the container; None for those of the request."""
         self.pod_started(pod)
         self._containers[container.id] = container
         self._sent[container.id] = container.had
@@ -191,7 +191,7 @@ class Pods:
         return wanted
 
     def shares_cpus(self, container_id: str) -> bool:
-        """It is in no VM and has no exclusive CPUs."""
+        """True for a container outside our VMs and without exclusive CPUs."""
         other = self.assignments.others.get(container_id)
         return other is not None and not other.own_cpus
 
@@ -201,7 +201,7 @@ class Pods:
             self._settled.add(container_id)
 
     def update_container(self, container_id: str, asked: CpuSet) -> CpuSet | None:
-        """The CPUs that the container should have in place of `asked`, another client's request; None: `asked`."""
+        """The CPUs the container should have instead of `asked`, another client's request; None for `asked`."""
         container = self._containers.get(container_id)
         if container is None or not asked.cpus:
             return None
@@ -221,7 +221,7 @@ class Pods:
     # ---- for the runtime
 
     def due(self) -> Mapping[str, CpuSet]:
-        """By container, the updates to send now."""
+        """The updates to send now, by container."""
         found = {}
         for container_id in self._settled:
             wanted = self._wanted(self._containers[container_id])
@@ -230,7 +230,7 @@ class Pods:
         return found
 
     def sent(self, updates: Mapping[str, CpuSet]) -> None:
-        """The runtime has these updates, carried out or not."""
+        """These updates were sent to the runtime, which may have failed to apply them."""
         self._sent.update({each: wanted for each, wanted in updates.items() if each in self._containers})
 
     # ---- pieces
@@ -272,7 +272,7 @@ class Pods:
         return Other(container_id=container.id, name=name, memory_bytes=container.memory_bytes, own_cpus=own_cpus)
 
     def _wanted(self, container: NriContainer) -> CpuSet | None:
-        """The CPUs it should have; None: leave it as it is."""
+        """The CPUs it should have; None to leave it as it is."""
         placement = self.assignments.placements.get(container.pod_id)
         if placement is not None:
             has_asked = container.pod_id in self._asked

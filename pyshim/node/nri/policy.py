@@ -1,8 +1,7 @@
 """A policy decides where a VM runs. `GuardedPolicy` replaces an answer that cannot be used.
 
 A policy is an object with the functions of `Policy`, found by its name (`policies.py`). If it raises, is late, or
-places a VM on CPUs or nodes that are not free, its answer is refused with a line in the log, and the default policy
-answers.
+places a VM on CPUs or nodes that are taken, its answer is refused and logged, and the default policy answers.
 """
 
 import threading
@@ -32,20 +31,20 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     """The answer of a policy."""
 
     placement: Placement
-    """`service_cpus` follow from `cpu_nodes`, and so do `vcpu_cpus` of a shared VM: both are filled in afterwards."""
+    """`service_cpus`, and `vcpu_cpus` of a shared VM, are ignored: they follow from `cpu_nodes`."""
     moved: Mapping[str, tuple[int, ...]] = {}
-    """By sandbox id, new CPU nodes of VMs that share CPUs. Their memory stays where it is; exclusive VMs never move."""
+    """New CPU nodes of shared VMs, by sandbox id. Their memory does not move, nor do exclusive VMs."""
 
 
 class Policy(Protocol):
-    """Pure functions: the same arguments have the same answer, and nothing else is read or changed."""
+    """A policy is pure: its answer depends on the arguments only, and it changes nothing."""
 
     def place(self, assignments: Assignments, need: Need) -> Decision:
         """The CPUs and nodes for `need`, which has no placement yet, and the reason in `placement.why`.
 
-        `assignments` has the machine, the VMs that are placed on it, and the containers in no VM. The CPUs of an
+        `assignments` has the machine, the VMs placed on it, and the containers outside them. The CPUs of an
         exclusive placement, as many as vCPUs, are among `free_cpus(assignments)`; a need that is not exclusive gets
-        shared CPUs. Raises PlacementError without room: an exclusive need is then asked again as a shared one.
+        shared CPUs. Raises PlacementError without room; after that, an exclusive need is asked again as a shared one.
         """
 
 
@@ -96,7 +95,7 @@ class GuardedPolicy:
         return replace(found, placement=replace(found.placement, why=why))
 
     def _answer(self, assignments: Assignments, need: Need) -> object:
-        """Asks in a thread, which cannot be ended: a late policy is not asked again while its call still runs."""
+        """Asks in a thread, which cannot be ended. While a late call runs, the policy is not asked again."""
         if self._late is not None and self._late.is_alive():
             raise _Refused("an earlier answer is still due")
         answer: Future[object] = Future()

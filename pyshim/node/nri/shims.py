@@ -1,9 +1,8 @@
 """The plugin's service for shims: the socket at which they ask before they boot a VM, and the placements in their
 states.
 
-One ttrpc call, its messages JSON: a `Need` in, a `Placement` out. A placement ends with the process that asked for it,
-so no call returns it. The sandbox's state has the placement, too: a restarted plugin reads the placements of its
-earlier run there.
+The one ttrpc call has JSON messages: a `Need` in, a `Placement` out. A placement ends with the process that asked for
+it, so no call returns it. The sandbox's state has the placement as well, and a restarted plugin reads it there.
 """
 
 import logging
@@ -37,7 +36,7 @@ class Shims:
         self._on_change = on_change
         self._ends = Ends()
         self._askers: dict[str, ProcessRef] = {}
-        """By sandbox: a name may be used again before its former shim has ended."""
+        """By sandbox. A sandbox's id may be used again before its former shim has ended."""
         self._server = Server(
             services={SERVICE: {METHOD: ImmediateHandler(self._place)}},
             log=log,
@@ -61,7 +60,7 @@ class Shims:
         self._ends.close()
 
     def _place(self, payload: bytes, call: CallContext) -> bytes:
-        """The placement, or PlacementError: the VM boots unplaced then. Raises InvalidArgument."""
+        """Raises PlacementError, with which the VM boots unplaced, and InvalidArgument."""
         try:
             need = msgspec.json.decode(payload, type=Need)
         except msgspec.DecodeError as error:

@@ -19,7 +19,7 @@ EVENTS = (
 )
 """The events to which the plugin subscribes. A runtime refuses a plugin that names an unknown event."""
 _VERSION = "v0.12.0"
-"""The release of NRI whose messages this file reads; runtimes log it."""
+"""The release of NRI whose messages this file reads. Runtimes log it."""
 OURS = "io.pyshim.nri/cpus"
 """Annotation of a container that was made while the plugin ran and had no CPUs of its own."""
 _ALIVE = (pb.CONTAINER_CREATED, pb.CONTAINER_PAUSED, pb.CONTAINER_RUNNING)
