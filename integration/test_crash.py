@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -134,32 +133,3 @@ def test_client_that_gives_up_while_the_vm_boots_leaves_nothing(
         lambda: ctr.state_of(name) in (None, "CREATED"), what="the abandoned task is created or gone", every_s=0.2
     )
     ctr.remove([name])
-
-
-@pytest.mark.vm
-def test_delete_after_kill_9_is_idempotent(ctr: Ctr, runtime: Runtime, name: str) -> None:
-    """containerd calls `delete` after the shim died; a second call by an operator finds nothing to do."""
-    ctr("run", "--detach", "--runtime", runtime.name, IMAGE, name, "sleep", "100000")
-    for process in runtime.shims(name):
-        os.kill(process.pid, signal.SIGKILL)
-    ctr.wait_for_state(name, None)
-
-    bundle = Path("/run/pyshim-integration/empty-bundle")
-    bundle.mkdir(exist_ok=True)
-    binary = Path(__file__).resolve().parents[1] / "bin" / runtime.binary
-    words = [
-        "-namespace",
-        "default",
-        "-address",
-        "/x",
-        "-publish-binary",
-        "/bin/true",
-        "-id",
-        name,
-        "-bundle",
-        str(bundle),
-        "delete",
-    ]
-    for _ in range(2):
-        done = subprocess.run([str(binary), *words], cwd=bundle, capture_output=True, timeout=60, check=False)
-        assert done.returncode == 0, done.stderr

@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import click
 import pytest
 from msgspec.structs import replace
 
@@ -337,14 +336,6 @@ def test_a_process_that_is_ending_does_not_make_a_cgroup_anothers(node: Node) ->
 
     ending.wait()
     assert [each.key for each in found if each.kind is ResourceKind.CGROUP] == [str(cgroup)]
-
-
-@pytest.mark.parametrize("words", [[], ["x", "--all"]])
-def test_it_wants_one_or_all(node: Node, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(click.UsageError, match="expected one of ID, --all and --strike"):
-        node.cleanup(*words)
-
-    assert capsys.readouterr().out == ""
 
 
 def test_an_unknown_id_is_clean(node: Node, capsys: pytest.CaptureFixture[str]) -> None:

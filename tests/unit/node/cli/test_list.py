@@ -301,23 +301,6 @@ def test_a_pod_is_listed_by_its_name(
 
 
 @pytest.mark.parametrize(
-    ("name", "error"),
-    [
-        ("b", "find sandbox 'b': no sandbox that begins so is recorded here (hint: pyshim list)"),
-        ("../a1", "check sandbox id '../a1': not a valid identifier"),
-    ],
-)
-def test_a_name_of_no_sandbox_is_an_error(
-    tmp_path: Path, sleeper: "subprocess.Popen[bytes]", name: str, error: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    save(tmp_path, "a1", ref(sleeper), ref(sleeper))
-
-    assert run(["list", name, "--state-dir", str(tmp_path)]) == 1
-
-    assert capsys.readouterr() == ("", f"pyshim: {error}\n")
-
-
-@pytest.mark.parametrize(
     ("pod", "expected"),
     [
         ("shop/web-0", "running"),
@@ -347,29 +330,6 @@ def test_a_pods_name_means_its_sandbox_that_runs(
 
 def test_a_node_without_sandboxes_is_an_empty_list(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert listed(tmp_path / "none", capsys) == []
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user")
-def test_without_root_it_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "sbs").mkdir(mode=0o700)
-    program = (
-        "import os, sys; from pyshim.node.cli import command; from pyshim.node.cli import listing;"
-        f"os.setuid(65534); sys.exit(command.run(['list', '--state-dir', '{tmp_path}/sbs']))"
-    )
-    tmp_path.chmod(0o755)
-
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=Path(__file__).parents[4],
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("pyshim: run 'list --state-dir ")
-    assert done.stderr.endswith("EACCES (permission denied) (hint: run it as root)\n")
-    assert done.stderr.count("\n") == 1
 
 
 def test_use_is_counted_from_the_second_look(sleeper: "subprocess.Popen[bytes]") -> None:

@@ -1,7 +1,6 @@
 """`pyshim`: its subcommands, `pyshim state`, and what wrong usage comes to."""
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -60,41 +59,6 @@ def test_state_is_printed_as_it_is_on_request(tmp_path: Path, capsys: pytest.Cap
     assert json.loads(capsys.readouterr().out) == RECORD
 
 
-@pytest.mark.parametrize(
-    ("text", "words", "error"),
-    [
-        (
-            "{}",
-            ["state", "pod2"],
-            "pyshim: find sandbox 'pod2': no sandbox that begins so is recorded here",
-        ),
-        ("{", ["state", "pod1"], "pyshim: parse state '{dir}/pod1/persist.json': Expecting property name"),
-        ("[]", ["state", "pod1"], "pyshim: parse state '{dir}/pod1/persist.json': not a JSON object\n"),
-        ("{}", ["state", "../x"], "pyshim: check sandbox id '../x': not a valid identifier\n"),
-    ],
-)
-def test_failure_is_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, words: list[str], error: str
-) -> None:
-    record_in(tmp_path, text)
-
-    assert operator_main([*words, "--state-dir", str(tmp_path)]) == 1
-
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.startswith(error.format(dir=tmp_path))
-    assert captured.err.count("\n") == 1
-
-
-@pytest.mark.parametrize("words", [[], ["frobnicate"], ["state"], ["launcher"]])
-def test_wrong_usage_exits_2(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert operator_main(words) == 2
-
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.startswith("Usage: pyshim")
-
-
 def test_help_names_every_subcommand_without_loading_any() -> None:
     program = """if True:
         import sys
@@ -108,15 +72,6 @@ def test_help_names_every_subcommand_without_loading_any() -> None:
     shown, loaded = output.rsplit("\n", 2)[:2]
     assert re.findall(r"^  ([a-z-]+)(?: |$)", shown.partition("Subcommands:")[2], re.MULTILINE) == list(SUBCOMMANDS)
     assert not {module for module, _summary in SUBCOMMANDS.values()} & set(loaded.split())
-
-
-def test_launcher_is_installed_by_the_command(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "pyshim", "launcher", "install", "--anyway", str(tmp_path / "bin")]
-
-    output = subprocess.check_output(command, text=True, cwd=Path(__file__).parents[4])
-
-    assert output == f"{tmp_path}/bin/containerd-shim-pykata-v2\n"
-    assert os.access(output.strip(), os.X_OK)
 
 
 def test_a_launcher_that_others_could_replace_is_not_installed_unless_that_is_said(

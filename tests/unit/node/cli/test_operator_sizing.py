@@ -137,13 +137,8 @@ def test_show_gives_the_record_to_programs(tmp_path: Path, capsys: pytest.Captur
     ("change", "said"),
     [
         pytest.param({"policy": 3}, "policy is not a string", id="policy"),
-        pytest.param({"vcpus": None}, "vcpus is missing", id="no-dimension"),
         pytest.param({"vcpus": {}}, "vcpus.base is missing", id="empty-dimension"),
         pytest.param({"vcpus": {**VCPUS, "base": "1/0"}}, "base is not a fraction", id="zero-division"),
-        pytest.param({"vcpus": {**VCPUS, "base": "1e999999999"}}, "base is not a fraction", id="exponent"),
-        pytest.param({"vcpus": {**VCPUS, "base": "x"}}, "base is not a fraction: 'x'", id="text"),
-        pytest.param({"vcpus": {**VCPUS, "granted": 1.5}}, "granted is not a whole", id="float"),
-        pytest.param({"vcpus": {**VCPUS, "granted": True}}, "granted is not a whole", id="boolean"),
         pytest.param({"warnings": "x"}, "warnings is not a list of strings", id="warnings"),
     ],
 )
@@ -182,28 +177,10 @@ POD = "apiVersion: v1\nkind: Pod\nmetadata: {name: p}\nspec:\n"
         pytest.param("", "no pod and no pod template in it, only nothing", id="empty"),
         pytest.param("kind: Service\n", "only Service", id="no-pod"),
         pytest.param(f"{POD}  containers: []\n", "containers: there is none", id="no-containers"),
-        pytest.param(f"{POD}  containers: 3\n", "containers: not a list", id="containers"),
-        pytest.param(f"{POD}  containers: [3]\n", "containers[0]: not a mapping", id="container"),
-        pytest.param(
-            f"{POD}  containers: [{{resources: {{limits: {{cpu: 2 CPUs}}}}}}]\n",
-            "containers[0].resources.limits.cpu: not a quantity: '2 CPUs'",
-            id="quantity",
-        ),
-        pytest.param(
-            f"{POD}  containers: [{{resources: {{limits: {{cpu: -1}}}}}}]\n",
-            "limits.cpu: negative: '-1'",
-            id="negative",
-        ),
-        pytest.param(
-            f"{POD}  containers: [{{resources: {{limits: {{cpu: [1]}}}}}}]\n", "limits.cpu: not a quantity", id="list"
-        ),
         pytest.param(
             f"{POD}  containers: [{{resources: {{limits: {{cpu: 1}}, requests: {{cpu: 2}}}}}}]\n",
             "requests.cpu: more than its limit",
             id="request-above-limit",
-        ),
-        pytest.param(
-            f"{POD}  overhead: {{cpu: .nan}}\n  containers: [{{}}]\n", "overhead.cpu: not a quantity", id="nan"
         ),
     ],
 )
