@@ -19,7 +19,6 @@ from pyshim.model.units import MIB
 from pyshim.resources.cgroups.plan.cgroups import cgroup_plan, parent_cgroup, sandbox_cgroup, slice_directory
 from pyshim.resources.cgroups.plan.pinning import pinning
 from pyshim.resources.cgroups.plan.settings import (
-    checked_cpuset,
     cpuset_settings,
     cpuset_union,
     device_settings,
@@ -297,11 +296,6 @@ def test_cpuset_is_the_union_and_one_container_without_a_set_may_use_all(
     assert cpuset_text(cpuset_union(resources, "cpus")) == union
 
 
-def test_a_cpu_the_host_does_not_have_is_refused_by_number() -> None:
-    with pytest.raises(InvalidArgument, match=r"CPUs 7 of '0,7' are not there: the cgroup above has 0-3"):
-        checked_cpuset(frozenset({0, 7}), frozenset(range(4)), "CPUs", "/pod1/c1")
-
-
 def test_an_unrestricted_set_is_taken_back() -> None:
     settings = cpuset_settings(_plan(host()), frozenset(), frozenset({0}))
 
@@ -349,8 +343,3 @@ def test_pinning(
 
     assert found.pairs == pairs
     assert reason in found.reason
-
-
-def test_the_sandbox_id_never_leads_out_of_the_overhead_cgroup() -> None:
-    assert _plan(host()).path(Role.OVERHEAD) == "/kata_overhead/s1"
-    assert _plan(host()).members[Member.SHIM] is Role.OVERHEAD

@@ -74,12 +74,6 @@ def scan(
     return NetworkScan(links=(LOOPBACK, *links), addresses=addresses, routes=routes, neighbours=neighbours)
 
 
-def test_an_empty_namespace_has_no_endpoints() -> None:
-    plan = network_plan(scan(addresses=(address(1, "127.0.0.1/8"), address(1, "::1/128"))))
-
-    assert (plan.endpoints, plan.interfaces, plan.routes, plan.neighbours) == ((), (), (), ())
-
-
 def test_a_link_becomes_a_device_with_its_mac_and_mtu() -> None:
     plan = network_plan(scan(ETH0))
 
@@ -304,15 +298,6 @@ def test_only_permanent_neighbours_reach_the_guest(change: dict[str, Any], sent:
 )
 def test_models_by_kata_s_names(text: str, model: NetworkModel) -> None:
     assert network_model(text) is model
-
-
-@pytest.mark.parametrize(
-    ("text", "error"),
-    [("l3forwarding", Unimplemented), ("bridged", InvalidArgument), ("", InvalidArgument)],
-)
-def test_a_model_that_is_not_available_is_refused_by_name(text: str, error: type[ShimError]) -> None:
-    with pytest.raises(error, match=f"'{text}'"):
-        network_model(text)
 
 
 @pytest.mark.parametrize("kind", ["macvlan", "macvtap", "ipvlan"])
