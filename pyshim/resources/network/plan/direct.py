@@ -1,17 +1,17 @@
 """Directly attachable network: a CNI plugin's file names the devices that the VM gets instead of a namespace's links.
 Pure.
 
-Kata's format: `{"netns", "devices": [{"name", "guest_mac", "device": {"type": "vfio" | "vhost-user", ...},
-"network_info": {"interface", "routes", "neighbors"}}]}`. Read strictly: a misspelt member would leave the
-pod without network, or with the network of another pod.
+The format is Kata's. Unknown members are refused: a misspelt one would leave the pod without network, or with the
+network of another pod. An optional member may also be `null`, which Go writes.
 """
 
 import hashlib
 import ipaddress
-import json
 import re
-from collections.abc import Callable
-from typing import Any, NoReturn, TypeVar
+from contextlib import suppress
+from typing import Annotated
+
+import msgspec
 
 from pyshim.model.errors import InvalidArgument, Unimplemented
 from pyshim.model.guest import NetworkAddress, NetworkInterface, NetworkNeighbour, NetworkRoute
@@ -21,35 +21,96 @@ from pyshim.resources.network.plan.network import IFF_NOARP, NUD_PERMANENT, RTNH
 
 MAX_DEVICES = 32
 MAX_QUEUES = 256
-_MAX_U32 = 0xFFFFFFFF
 _MAX_NAME_BYTES = 15
 _QUEUE_SIZES = (256, 512, 1024)
 """The values that QEMU accepts."""
 _MAC = re.compile(r"[0-9A-Fa-f]{2}(:[0-9A-Fa-f]{2}){5}")
-_FUNCTION = re.compile(r"([0-9A-Fa-f]{4}:)?[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]")
-_UNBUILT_TYPES = frozenset({"host-tap"})
+_FUNCTION = re.compile(r"([0-9a-f]{4}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
-T = TypeVar("T")
+_Byte = Annotated[int, msgspec.Meta(ge=0, le=0xFF)]
+_Short = Annotated[int, msgspec.Meta(ge=0, le=0xFFFF)]
+_Word = Annotated[int, msgspec.Meta(ge=0, le=0xFFFFFFFF)]
+
+
+class _Strict(msgspec.Struct, forbid_unknown_fields=True):
+    """An object of the file."""
+
+
+class _VhostUser(_Strict, tag="vhost-user"):
+    path: str
+    queue_num: Annotated[int, msgspec.Meta(ge=0, le=MAX_QUEUES)] | None = None
+    queue_size: int | None = None
+
+
+class _Vfio(_Strict, tag="vfio"):
+    pci_device_id: str
+
+
+class _HostTap(msgspec.Struct, tag="host-tap"):
+    """Kata's third type, which is refused by name."""
+
+
+class _Interface(_Strict):
+    ip_addresses: tuple[str, ...]
+    mtu: Annotated[int, msgspec.Meta(ge=68, le=65535)] | None = None
+    flags: _Word | None = None
+    ntype: str | None = None
+
+
+class _Route(_Strict):
+    dest: str | None = None
+    gateway: str | None = None
+    source: str | None = None
+    scope: _Byte | None = None
+    flags: _Word | None = None
+    mtu: _Short | None = None
+
+
+class _Neighbour(_Strict):
+    ip_address: str
+    hardware_addr: str
+    state: _Short | None = None
+    flags: _Byte | None = None
+    device: str | None = None
+    """Ignored: a neighbour belongs to the device that lists it."""
+
+
+class _NetworkInfo(_Strict):
+    interface: _Interface
+    routes: tuple[_Route, ...] | None = None
+    neighbors: tuple[_Neighbour, ...] | None = None
+
+
+class _Device(_Strict):
+    name: str
+    device: _VhostUser | _Vfio | _HostTap
+    network_info: _NetworkInfo
+    guest_mac: str | None = None
+
+
+class _File(_Strict):
+    devices: Annotated[tuple[_Device, ...], msgspec.Meta(max_length=MAX_DEVICES)]
+    netns: str | None = None
+    """Ignored: the namespace in which the plugin worked."""
 
 
 def direct_network(content: bytes, path: str, *, sandbox_id: str, queues: int) -> DirectNetwork:
     """The network that the file at `path` describes; a device that names no number of queue pairs has `queues`.
 
-    Raises InvalidArgument naming file and field, Unimplemented for a type of device that is not supported.
+    Raises InvalidArgument naming file and member, Unimplemented for a type of device that is not supported.
     """
     try:
-        document = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise InvalidArgument(f"read '{path}': not JSON: {error}") from error
-    top = _Fields(document, path, "")
-    top.take("netns", _text, "")  # where the plugin worked; nothing of it is connected
-    devices = top.take("devices", _list)
-    top.end()
-    if len(devices) > MAX_DEVICES:
-        top.refuse("devices", f"{len(devices)}, at most {MAX_DEVICES}")
+        file = msgspec.json.decode(content, type=_File)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidArgument(f"read '{path}': {error}") from error
     found = _Found(sandbox_id, queues)
-    for index, device in enumerate(devices):
-        _device(_Fields(device, path, f"devices[{index}]"), found)
+    for index, device in enumerate(file.devices):
+        if isinstance(device.device, _HostTap):
+            raise Unimplemented(f"read '{path}': devices[{index}].device.type: 'host-tap' is not available")
+        try:
+            found.add(device, device.device)
+        except ValueError as error:
+            raise InvalidArgument(f"read '{path}': devices[{index}]: {error}") from error
     return DirectNetwork(
         vhost_user=tuple(found.vhost_user),
         functions=found.functions,
@@ -61,103 +122,67 @@ def direct_network(content: bytes, path: str, *, sandbox_id: str, queues: int) -
 
 class _Found:
     def __init__(self, sandbox_id: str, queues: int) -> None:
-        self.sandbox_id = sandbox_id
-        self.queues = queues
         self.vhost_user: list[VhostUserNic] = []
         self.functions: dict[str, str] = {}
         self.interfaces: list[NetworkInterface] = []
         self.routes: list[NetworkRoute] = []
         self.neighbours: list[NetworkNeighbour] = []
+        self._sandbox_id = sandbox_id
+        self._queues = queues
 
+    def add(self, device: _Device, kind: _VhostUser | _Vfio) -> None:
+        """The device is in the lists. Raises ValueError saying which member is wrong."""
+        interface = self._interface(device)
+        if isinstance(kind, _VhostUser):
+            self.vhost_user.append(self._vhost_user(kind, interface))
+        else:
+            self.functions[interface.mac] = self._function(kind)
+        self.interfaces.append(interface)
+        info = device.network_info
+        self.routes += [_route(route, device.name) for route in info.routes or ()]
+        self.neighbours += [_neighbour(neighbour, device.name) for neighbour in info.neighbors or ()]
 
-class _Fields:
-    """A JSON object of the file, taken apart member by member; `at` is where it is."""
+    def _interface(self, device: _Device) -> NetworkInterface:
+        name, given = _interface_name(device.name), device.network_info.interface
+        if name in (interface.name for interface in self.interfaces):
+            raise ValueError(f"name {name!r} is another device's as well")
+        if not device.guest_mac and isinstance(device.device, _Vfio):
+            raise ValueError("guest_mac is missing")  # the card has a MAC that only the plugin can read
+        mac = _mac("guest_mac", device.guest_mac) if device.guest_mac else _local_mac(self._sandbox_id, name)
+        if mac in (interface.mac for interface in self.interfaces):
+            raise ValueError(f"guest_mac {mac} is another device's as well")
+        return NetworkInterface(
+            name=name,
+            addresses=tuple(_interface_address(text) for text in given.ip_addresses),
+            mtu=given.mtu or 1500,
+            mac=mac,
+            flags=(given.flags or 0) & IFF_NOARP,
+            type=given.ntype or "",
+            device_path="",
+        )
 
-    def __init__(self, value: Any, path: str, at: str) -> None:
-        self.path = path
-        self.at = at
-        if not isinstance(value, dict):
-            self.refuse("", "not an object")
-        self._left: dict[str, Any] = dict(value)
+    def _vhost_user(self, kind: _VhostUser, interface: NetworkInterface) -> VhostUserNic:
+        if not kind.path.startswith("/") or not kind.path.isprintable():
+            raise ValueError(f"path {kind.path[:80]!r} is not an absolute path")
+        if kind.queue_size and kind.queue_size not in _QUEUE_SIZES:
+            raise ValueError(f"queue_size {kind.queue_size} is not one of {', '.join(map(str, _QUEUE_SIZES))}, or 0")
+        return VhostUserNic(
+            id=f"direct-{len(self.vhost_user)}",
+            mac=interface.mac,
+            socket_path=kind.path,
+            queues=kind.queue_num or self._queues,
+            queue_size=kind.queue_size or 0,
+            mtu=interface.mtu,
+        )
 
-    def take(self, name: str, read: Callable[[Any], T], default: T | None = None) -> T:
-        """The member, which must be there unless it has a default; `null` is the same as nothing."""
-        value = self._left.pop(name, None)
-        if value is None:
-            if default is None:
-                self.refuse(name, "it is missing")
-            return default
-        try:
-            return read(value)
-        except ValueError as error:
-            self.refuse(name, str(error))
-
-    def inner(self, name: str) -> "_Fields":
-        return _Fields(self.take(name, _any), self.path, self._name(name))
-
-    def objects(self, name: str) -> list["_Fields"]:
-        rows: list[Any] = self.take(name, _list, [])
-        return [_Fields(row, self.path, f"{self._name(name)}[{index}]") for index, row in enumerate(rows)]
-
-    def end(self) -> None:
-        """Raises if a field was not read."""
-        if self._left:
-            self.refuse(min(self._left), "unknown")
-
-    def refuse(self, name: str, cause: str) -> NoReturn:
-        raise InvalidArgument(f"read '{self.path}': {self._name(name) or 'the file'}: {cause}")
-
-    def _name(self, name: str) -> str:
-        return ".".join(filter(None, (self.at, name)))
-
-
-# ---- devices
-
-
-def _device(fields: _Fields, found: _Found) -> None:
-    name = fields.take("name", _interface_name)
-    if name in (interface.name for interface in found.interfaces):
-        fields.refuse("name", f"{name!r} is another device's as well")
-    mac = fields.take("guest_mac", _mac, "")
-    what, info = fields.inner("device"), fields.inner("network_info")
-    fields.end()
-    kind = what.take("type", _text)
-    if kind == "vfio" and not mac:
-        fields.refuse("guest_mac", "it is missing")  # the card has a MAC that only the plugin can read
-    mac = mac or _local_mac(found.sandbox_id, name)
-    if mac in (interface.mac for interface in found.interfaces):
-        fields.refuse("guest_mac", f"{mac} is another device's as well")
-    fields_of_interface = info.inner("interface")
-    interface = _interface(fields_of_interface, name, mac)
-    _attach(kind, what, interface, found)
-    found.interfaces.append(interface)
-    found.routes += [_route(row, name) for row in info.objects("routes")]
-    found.neighbours += [_neighbour(row, name) for row in info.objects("neighbors")]
-    info.end()
-
-
-def _attach(kind: str, what: _Fields, interface: NetworkInterface, found: _Found) -> None:
-    match kind:
-        case "vfio":
-            address = what.take("pci_device_id", _function)
-            if address in found.functions.values():
-                what.refuse("pci_device_id", f"{address} is another device's as well")
-            found.functions[interface.mac] = address
-        case "vhost-user":
-            nic = VhostUserNic(
-                id=f"direct-{len(found.vhost_user)}",
-                mac=interface.mac,
-                socket_path=what.take("path", _absolute_path),
-                queues=what.take("queue_num", _whole(0, MAX_QUEUES), 0) or found.queues,
-                queue_size=what.take("queue_size", _queue_size, 0),
-                mtu=interface.mtu,
-            )
-            found.vhost_user.append(nic)
-        case _ if kind in _UNBUILT_TYPES:
-            raise Unimplemented(f"read '{what.path}': {what.at}.type: {kind!r} is not available")
-        case _:
-            what.refuse("type", f"{kind!r} is not one of 'vfio', 'vhost-user'")
-    what.end()
+    def _function(self, kind: _Vfio) -> str:
+        text = kind.pci_device_id.lower()
+        if not _FUNCTION.fullmatch(text):
+            raise ValueError(f"pci_device_id {text[:80]!r} is not a PCI address (like 0000:65:00.0)")
+        address = text if text.count(":") == 2 else f"0000:{text}"
+        if address in self.functions.values():
+            raise ValueError(f"pci_device_id {address} is another device's as well")
+        return address
 
 
 def _local_mac(sandbox_id: str, name: str) -> str:
@@ -166,152 +191,70 @@ def _local_mac(sandbox_id: str, name: str) -> str:
     return ":".join(f"{byte:02x}" for byte in (digest[0] & 0xFC | 0x02, *digest[1:6]))
 
 
-# ---- what goes to the guest
-
-
-def _interface(fields: _Fields, name: str, mac: str) -> NetworkInterface:
-    interface = NetworkInterface(
-        name=name,
-        addresses=tuple(fields.take("ip_addresses", _addresses)),
-        mtu=fields.take("mtu", _whole(68, 65535), 1500),
-        mac=mac,
-        flags=fields.take("flags", _whole(0, _MAX_U32), 0) & IFF_NOARP,
-        type=fields.take("ntype", _text, ""),
-        device_path="",
-    )
-    fields.end()
-    return interface
-
-
-def _route(fields: _Fields, device: str) -> NetworkRoute:
-    destination = fields.take("dest", _network, "")
-    gateway = fields.take("gateway", _address_or_none, "")
-    source = fields.take("source", _address_or_none, "")
+def _route(given: _Route, device: str) -> NetworkRoute:
+    destination = _network(given.dest) if given.dest else ""
+    gateway = _host_address("gateway", given.gateway) if given.gateway else ""
+    source = _host_address("source", given.source) if given.source else ""
     families = {4 if "." in text else 6 for text in (destination, gateway, source) if text}
     if len(families) != 1:
-        fields.refuse("", "it has addresses of both families" if families else "it has no address at all")
-    (family,) = families
-    route = NetworkRoute(
+        cause = "has addresses of both families" if families else "has no address at all"
+        raise ValueError(f"route to {given.dest or 'default'} {cause}")
+    return NetworkRoute(
         destination="" if destination in ("0.0.0.0/0", "::/0") else destination,
         gateway=gateway,
         device=device,
         source=source,
-        scope=fields.take("scope", _whole(0, 255), 0),
-        family=family,
-        flags=fields.take("flags", _whole(0, _MAX_U32), 0) & RTNH_F_ONLINK,
-        mtu=fields.take("mtu", _whole(0, 65535), 0),
+        scope=given.scope or 0,
+        family=families.pop(),
+        flags=(given.flags or 0) & RTNH_F_ONLINK,
+        mtu=given.mtu or 0,
     )
-    fields.end()
-    return route
 
 
-def _neighbour(fields: _Fields, device: str) -> NetworkNeighbour:
-    fields.take("device", _text, "")  # it is this device's, whatever it is called here
-    neighbour = NetworkNeighbour(
-        address=fields.take("ip_address", _host_address),
+def _neighbour(given: _Neighbour, device: str) -> NetworkNeighbour:
+    return NetworkNeighbour(
+        address=_host_address("ip_address", given.ip_address),
         device=device,
-        mac=fields.take("hardware_addr", _mac),
-        state=fields.take("state", _whole(0, 0xFFFF), 0) or NUD_PERMANENT,
-        flags=fields.take("flags", _whole(0, 0xFF), 0),
+        mac=_mac("hardware_addr", given.hardware_addr),
+        state=given.state or NUD_PERMANENT,
+        flags=given.flags or 0,
     )
-    fields.end()
-    return neighbour
 
 
-# ---- values; each raises ValueError saying what is wrong
+# ---- values; each raises ValueError naming the member
 
 
-def _any(value: Any) -> Any:
-    return value
-
-
-def _list(value: Any) -> list[Any]:
-    if not isinstance(value, list):
-        raise ValueError("not a list")
-    return value
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError("not a text")
-    return value
-
-
-def _whole(least: int, most: int) -> Callable[[Any], int]:
-    def read(value: Any) -> int:
-        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-            raise ValueError(f"{value!r} is not a whole number from {least} to {most}")
-        return value
-
-    return read
-
-
-def _queue_size(value: Any) -> int:
-    if value not in (0, *_QUEUE_SIZES) or isinstance(value, bool):
-        raise ValueError(f"{value!r} is not one of {', '.join(map(str, _QUEUE_SIZES))}, or 0")
-    return int(value)
-
-
-def _interface_name(value: Any) -> str:
-    name = _text(value)
+def _interface_name(name: str) -> str:
     fits = 0 < len(name.encode()) <= _MAX_NAME_BYTES and name not in (".", "..")
     if not fits or not name.isprintable() or any(char in "/:" or char.isspace() for char in name):
-        raise ValueError(f"{name[:80]!r} is not a name of an interface")
+        raise ValueError(f"name {name[:80]!r} is not a name of an interface")
     return name
 
 
-def _mac(value: Any) -> str:
-    text = _text(value)
+def _mac(member: str, text: str) -> str:
     if not _MAC.fullmatch(text) or int(text[:2], 16) & 1 or not text.strip("0:"):
-        raise ValueError(f"{text[:80]!r} is not a MAC address of a device")
+        raise ValueError(f"{member} {text[:80]!r} is not a MAC address of a device")
     return text.lower()
 
 
-def _function(value: Any) -> str:
-    text = _text(value).lower()
-    if not _FUNCTION.fullmatch(text):
-        raise ValueError(f"{text[:80]!r} is not a PCI address (like 0000:65:00.0)")
-    return text if text.count(":") == 2 else f"0000:{text}"
+def _interface_address(text: str) -> NetworkAddress:
+    with suppress(ValueError):
+        interface = ipaddress.ip_interface(text)
+        if "/" in text and not interface.is_loopback:
+            return NetworkAddress(address=str(interface.ip), prefix_length=interface.network.prefixlen)
+    raise ValueError(f"ip_addresses: {text[:80]!r} is not an address of a device with its prefix length")
 
 
-def _absolute_path(value: Any) -> str:
-    path = _text(value)
-    if not path.startswith("/") or not path.isprintable():
-        raise ValueError(f"{path[:80]!r} is not an absolute path")
-    return path
-
-
-def _addresses(value: Any) -> list[NetworkAddress]:
-    found = []
-    for text in _list(value):
-        try:
-            interface = ipaddress.ip_interface(_text(text))
-        except ValueError:
-            raise ValueError(f"{text!r} is not an address with its prefix length") from None
-        if interface.is_loopback or "/" not in text:
-            raise ValueError(f"{text!r} is not an address with its prefix length of a device")
-        found.append(NetworkAddress(address=str(interface.ip), prefix_length=interface.network.prefixlen))
-    return found
-
-
-def _network(value: Any) -> str:
-    text = _text(value)
-    if not text:
-        return ""
+def _network(text: str) -> str:
     try:
         return str(ipaddress.ip_network(text, strict=False))
     except ValueError:
-        raise ValueError(f"{text[:80]!r} is not a network") from None
+        raise ValueError(f"dest {text[:80]!r} is not a network") from None
 
 
-def _address_or_none(value: Any) -> str:
-    return _host_address(value) if value != "" else ""
-
-
-def _host_address(value: Any) -> str:
+def _host_address(member: str, text: str) -> str:
     """Without the prefix length it may be written with."""
-    text = _text(value)
     try:
         return str(ipaddress.ip_interface(text).ip)
     except ValueError:
-        raise ValueError(f"{text[:80]!r} is not an IP address") from None
+        raise ValueError(f"{member} {text[:80]!r} is not an IP address") from None

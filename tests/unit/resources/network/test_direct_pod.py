@@ -95,7 +95,7 @@ async def test_functions_are_hot_plugged_before_the_guest_is_told_of_them(stack:
             f"pass '{CARD}' of '{FILE}' through: cold_plug_vfio and hot_plug_vfio in 'test",
         ),
         ([FIRST, SECOND], {"cold_plug_vfio": "root-port", "pcie_root_port": 1}, ShimError, "place 2 devices"),
-        ([{**SOCKET, "guest_mac": "x"}], {}, InvalidArgument, f"read '{FILE}': devices[0].guest_mac: 'x' is not a MAC"),
+        ([{**SOCKET, "guest_mac": "x"}], {}, InvalidArgument, f"read '{FILE}': devices[0]: guest_mac 'x' is not a MAC"),
     ],
     ids=["no-port", "too-few-ports", "malformed"],
 )
