@@ -50,9 +50,7 @@ class SandboxNetwork:
             network = await self._connect_namespace(plan.netns_path, model)
         self._services.undo.push(network.disconnect)
         self.connected = network
-        self.vm = vm_with_network(
-            plan, nics=network.nics, vhost_user_nics=network.vhost_user_nics, functions=network.functions
-        )
+        self.vm = vm_with_network(plan, network)
 
     async def _connect_namespace(self, netns_path: str, model: str) -> Network:
         hypervisor = self._plan.config.hypervisor
@@ -62,15 +60,12 @@ class SandboxNetwork:
             hypervisor.network_queues or self._plan.vm.cpu.boot_vcpus,
             self._services.ledger,
             vhost_net=not hypervisor.disable_vhost_net,
-            rates=rate_limits(
-                received=hypervisor.rx_rate_limiter_max_rate,
-                sent=hypervisor.tx_rate_limiter_max_rate,
-            ),
+            rates=rate_limits(received=hypervisor.rx_rate_limiter_max_rate, sent=hypervisor.tx_rate_limiter_max_rate),
             pass_physical=hypervisor.cold_plug_vfio != "no-port",
             iommufd=self._plan.vm.guard is not None,
         )
 
-    async def _direct(self) -> "DirectNetwork | None":
+    async def _direct(self) -> DirectNetwork | None:
         """The devices that a file names for this sandbox: they come instead of the namespace's. None without a file."""
         plan = self._plan
         path = f"{plan.config.runtime.dan_conf}/{plan.sandbox_id}.json"

@@ -17,7 +17,7 @@ from pyshim.concurrency.tasks import TaskOwner, cancel_all
 from pyshim.model.errors import AgentGone, ShimError, Unavailable
 from pyshim.model.plans import SandboxPlan
 from pyshim.model.seams import ContainerAgent, ForwardConnection, ForwardListener, Host
-from pyshim.resources.network.plan.relay import RelayPlan, relay_plan, relay_process
+from pyshim.resources.network.plan.relay import relay_plan, relay_process
 from pyshim.resources.network.relay import run_relay
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class PortForward:
     def __init__(
         self,
         *,
-        plan: "SandboxPlan",
+        plan: SandboxPlan,
         listener: ForwardListener,
         agent: ContainerAgent,
         host: Host,
@@ -56,7 +56,8 @@ class PortForward:
         self._name = f"forward/{plan.sandbox_id}"
         self._serving: asyncio.Task[None] | None = None
         self._carrying: set[asyncio.Task[None]] = set()
-        self._relay: RelayPlan | None = None
+        self._container_id = ""
+        """The guest's container that carries connections; empty before the first."""
         self._making = asyncio.Lock()
         self._serial = itertools.count(1)
 
@@ -101,7 +102,6 @@ class PortForward:
 
     async def _relayed(self, connection: ForwardConnection, exec_id: str) -> int:
         """The exit status of the program that carried it."""
-
         container_id = await self._container()
         await self._agent.exec_process(container_id, exec_id, relay_process(connection.port))
         progress = Progress()
@@ -151,13 +151,10 @@ class PortForward:
     async def _container(self) -> str:
         """The id of the container that carries connections, which runs."""
         async with self._making:
-            if self._relay is None:
-                self._relay = await self._make()
-            return self._relay.container_id
-
-    async def _make(self) -> "RelayPlan":
-        relay = relay_plan(self._plan.sandbox_id, self._plan.share)
-        timeout_s = self._plan.config.runtime.create_container_timeout_s
-        await run_relay(relay, host=self._host, agent=self._agent, timeout_s=timeout_s)
-        log.info("port-forward made ready in the guest", extra={"container": relay.container_id})
-        return relay
+            if not self._container_id:
+                relay = relay_plan(self._plan.sandbox_id, self._plan.share)
+                timeout_s = self._plan.config.runtime.create_container_timeout_s
+                await run_relay(relay, host=self._host, agent=self._agent, timeout_s=timeout_s)
+                log.info("port-forward made ready in the guest", extra={"container": relay.container_id})
+                self._container_id = relay.container_id
+            return self._container_id

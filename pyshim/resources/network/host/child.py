@@ -6,7 +6,7 @@ decides nothing and remembers nothing: the shim writes each resource into the le
 
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -23,20 +23,11 @@ def main() -> None:
             _answer(connection, rtnl, question[0])
 
 
-def _answer(connection: socket.socket, rtnl: netlink.IPRoute, question: Mapping[str, Any]) -> None:
-    steps: Mapping[str, Callable[[netlink.IPRoute, Mapping[str, Any]], tuple[object, tuple[int, ...]]]] = {
-        "scan": _scan,
-        "tap": _tap,
-        "macvtap": _macvtap,
-        "redirect": _redirect,
-        "limit": _limit,
-        "steer": _steer,
-        "watch": _watch,
-    }
-    step = steps[question["do"]]
+def _answer(connection: socket.socket, rtnl: netlink.IPRoute, question: dict[str, Any]) -> None:
+    step = _STEPS[question.pop("do")]
     fds: tuple[int, ...] = ()
     try:
-        answer, fds = step(rtnl, question)
+        answer, fds = step(rtnl, **question)
         send(connection, {"ok": answer}, fds)
     except netlink.NetlinkError as error:
         send(connection, {"error": {"errno": error.code, "text": os.strerror(error.code)}})
@@ -48,40 +39,51 @@ def _answer(connection: socket.socket, rtnl: netlink.IPRoute, question: Mapping[
         taps.close_fds(fds)
 
 
-def _scan(rtnl: netlink.IPRoute, _question: Mapping[str, Any]) -> tuple[object, tuple[int, ...]]:
+_Result = tuple[object, tuple[int, ...]]
+"""The answer to a question, and the descriptors with it."""
+
+
+def _scan(rtnl: netlink.IPRoute) -> _Result:
     return msgspec.to_builtins(netlink.scan(rtnl)), ()
 
 
-def _tap(rtnl: netlink.IPRoute, question: Mapping[str, Any]) -> tuple[object, tuple[int, ...]]:
-    fds = taps.open_tap(question["name"], question["queues"])
-    try:
-        return netlink.start_tap(rtnl, question["name"], question["mtu"], question["alias"]), fds
-    except BaseException:
-        taps.close_fds(fds)
-        raise
+def _tap(rtnl: netlink.IPRoute, *, name: str, queues: int, mtu: int, alias: str) -> _Result:
+    with taps.closed_on_error() as fds:
+        fds += taps.open_tap(name, queues)
+        return netlink.start_tap(rtnl, name, mtu, alias), tuple(fds)
 
 
-def _macvtap(rtnl: netlink.IPRoute, question: Mapping[str, Any]) -> tuple[object, tuple[int, ...]]:
-    name = question["name"]
-    netlink.make_macvtap(rtnl, name, question["link"])
-    index = netlink.start_tap(rtnl, name, question["mtu"], question["alias"])
+def _macvtap(rtnl: netlink.IPRoute, *, name: str, link: int, queues: int, mtu: int, alias: str) -> _Result:
+    netlink.make_macvtap(rtnl, name, link)
+    index = netlink.start_tap(rtnl, name, mtu, alias)
     taps.leave_mount_namespace()
-    return index, taps.open_macvtap(taps.macvtap_device_number(name, index), question["queues"])
+    return index, taps.open_macvtap(taps.macvtap_device_number(name, index), queues)
 
 
-def _redirect(rtnl: netlink.IPRoute, question: Mapping[str, Any]) -> tuple[object, tuple[int, ...]]:
-    netlink.redirect(rtnl, question["tap"], question["link"])
+def _redirect(rtnl: netlink.IPRoute, *, tap: int, link: int) -> _Result:
+    netlink.redirect(rtnl, tap, link)
     return None, ()
 
 
-def _limit(rtnl: netlink.IPRoute, question: Mapping[str, Any]) -> tuple[object, tuple[int, ...]]:
-    netlink.limit_rate(rtnl, question["index"], question["bits_s"], question["mtu"])
+def _limit(rtnl: netlink.IPRoute, *, index: int, bits_s: int, mtu: int) -> _Result:
+    netlink.limit_rate(rtnl, index, bits_s, mtu)
     return None, ()
 
 
-def _steer(_rtnl: netlink.IPRoute, _question: Mapping[str, Any]) -> tuple[object, tuple[int, ...]]:
+def _steer(_rtnl: netlink.IPRoute) -> _Result:
     return None, loopback_steering.steer_loopback()
 
 
-def _watch(_rtnl: netlink.IPRoute, _question: Mapping[str, Any]) -> tuple[object, tuple[int, ...]]:
+def _watch(_rtnl: netlink.IPRoute) -> _Result:
     return None, (netlink.open_news(),)
+
+
+_STEPS: dict[str, Callable[..., _Result]] = {
+    "scan": _scan,
+    "tap": _tap,
+    "macvtap": _macvtap,
+    "redirect": _redirect,
+    "limit": _limit,
+    "steer": _steer,
+    "watch": _watch,
+}

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pyshim.concurrency.deadlines import CHANGE_S, MARGIN_S, within_s
@@ -81,10 +82,7 @@ class HostNetworkConnector:
         if wiring.model is NetworkModel.NONE:
             return network
 
-        async def undo() -> None:
-            await _undone(network, netns_path)
-
-        async with namespace.session(undo) as session:
+        async with namespace.session(partial(_undone, network, netns_path)) as session:
             await network.connect(session, self._plan)
             await network.open_forward_listener(session)
         interfaces = len(network.nics) + len(network.functions)

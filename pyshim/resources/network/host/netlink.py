@@ -20,8 +20,6 @@ from pyshim.resources.network.host.link_removal import RATE_LIMIT_HANDLE
 
 T = TypeVar("T")
 
-_AF_INET = 2
-_AF_INET6 = 10
 _ETH_P_ALL = 0x0003
 _INGRESS_HANDLE = 0xFFFF0000
 _INGRESS_KINDS = frozenset({"ingress", "clsact"})
@@ -52,13 +50,13 @@ def scan(rtnl: IPRoute) -> NetworkScan:
         addresses=tuple(_address(message) for message in _dump(rtnl.get_addr)),
         routes=tuple(
             _route(message)
-            for family in (_AF_INET, _AF_INET6)
+            for family in (socket.AF_INET, socket.AF_INET6)
             for message in _dump(partial(rtnl.get_routes, family=family))
         ),
         neighbours=tuple(
             _neighbour(message)
             for message in _dump(rtnl.get_neighbours)
-            if message["family"] in (_AF_INET, _AF_INET6) and message.get_attr("NDA_DST")
+            if message["family"] in (socket.AF_INET, socket.AF_INET6) and message.get_attr("NDA_DST")
         ),
     )
 
@@ -111,7 +109,7 @@ def _route(message: Any) -> RouteReport:
         beyond = "an encapsulation"
     return RouteReport(
         index=message.get_attr("RTA_OIF") or 0,
-        family=6 if message["family"] == _AF_INET6 else 4,
+        family=6 if message["family"] == socket.AF_INET6 else 4,
         destination=f"{destination}/{message['dst_len']}" if destination and message["dst_len"] else "",
         gateway=message.get_attr("RTA_GATEWAY") or "",
         source=message.get_attr("RTA_PREFSRC") or "",

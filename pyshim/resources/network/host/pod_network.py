@@ -7,24 +7,16 @@ this is one session with one child: no other sandbox changes the namespace betwe
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from pyshim.host.fds import OwnedFd
 from pyshim.host.os_errors import os_errors
-from pyshim.model.errors import (
-    Internal,
-    ShimError,
-    Unavailable,
-    Unimplemented,
-)
+from pyshim.model.errors import Internal, ShimError, Unavailable, Unimplemented
 from pyshim.model.ledger import Ledger, LedgerEntry, ResourceKind
-from pyshim.model.network import (
-    NetworkModel,
-    NetworkScan,
-    RateLimits,
-)
+from pyshim.model.network import NetworkModel, NetworkScan, RateLimits
 from pyshim.resources.network.host.acquired import AcquiredEntries
 from pyshim.resources.network.host.functions import NetworkFunctions
 from pyshim.resources.network.host.link_search import tap_alias
@@ -58,13 +50,7 @@ class HostNetwork:
     """Implements the seam `Network`. Owns the taps' descriptors until `close_taps`, the wiring until `disconnect`."""
 
     def __init__(
-        self,
-        ledger: Ledger,
-        namespace: PodNamespace,
-        wiring: Wiring,
-        *,
-        owner: str,
-        functions: NetworkFunctions,
+        self, ledger: Ledger, namespace: PodNamespace, wiring: Wiring, *, owner: str, functions: NetworkFunctions
     ) -> None:
         self.nics: tuple[NicDevice, ...] = ()
         self.interfaces: tuple[NetworkInterface, ...] = ()
@@ -180,11 +166,7 @@ class HostNetwork:
         """
         before = {endpoint.id: endpoint for endpoint in self._endpoints}
         known = self._endpoints
-
-        async def undo() -> None:
-            await self._forget_look(known)
-
-        async with self._namespace.session(undo) as session:
+        async with self._namespace.session(partial(self._forget_look, known)) as session:
             if self._watch is not None:
                 self._watch.forget()
             found = changed_plan(await _scan(session, self._namespace.path), self.model, known, first=self._next_number)
@@ -254,14 +236,17 @@ class HostNetwork:
         """The queues of the VM's device, connected to the endpoint's link."""
         name, link, queues = endpoint.tap_name, endpoint.link_name, self._wiring.queues
         self._hold(ResourceKind.LINK, name)
-        kind = "macvtap" if self.model is NetworkModel.MACVTAP else "tap"
-        question = {"do": kind, "name": name, "link": endpoint.link_index, "mtu": endpoint.mtu, "queues": queues}
-        question["alias"] = tap_alias(self._owner, link if self.model is NetworkModel.TCFILTER else "")
+        is_filtered = self.model is NetworkModel.TCFILTER
+        kind = "tap" if is_filtered else "macvtap"
+        question = {"do": kind, "name": name, "mtu": endpoint.mtu, "queues": queues}
+        question["alias"] = tap_alias(self._owner, link if is_filtered else "")
+        if not is_filtered:
+            question["link"] = endpoint.link_index
         self._taps[name], fds = await session.ask(f"make {kind} {name!r} for link {link!r}", question)
         self._fds += fds
         if len(fds) != queues:
             raise Internal(f"make {kind} {name!r}: {len(fds)} queues came, {queues} were wanted")
-        if self.model is NetworkModel.TCFILTER:
+        if is_filtered:
             self._hold(ResourceKind.INGRESS, link)
             question = {"do": "redirect", "tap": self._taps[name], "link": endpoint.link_index}
             await session.ask(f"redirect link {link!r} to tap {name!r}", question)

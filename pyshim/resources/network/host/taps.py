@@ -8,6 +8,8 @@ import fcntl
 import os
 import stat
 import struct
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 from pyshim.host import syscalls
 
@@ -28,8 +30,7 @@ def open_tap(name: str, queues: int) -> tuple[int, ...]:
 
     It goes away with its last descriptor. Raises OSError; EBUSY when an interface of that name exists.
     """
-    fds: list[int] = []
-    try:
+    with closed_on_error() as fds:
         for queue in range(queues):
             fds.append(os.open("/dev/net/tun", os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK))
             flags = _IFF_TAP | _IFF_NO_PI | _IFF_VNET_HDR
@@ -39,10 +40,7 @@ def open_tap(name: str, queues: int) -> tuple[int, ...]:
             if queue == 0:
                 flags |= _IFF_TUN_EXCL
             fcntl.ioctl(fds[-1], _TUNSETIFF, _IFREQ.pack(name.encode(), flags))
-    except BaseException:
-        close_fds(tuple(fds))
-        raise
-    return tuple(fds)
+        return tuple(fds)
 
 
 def open_macvtap(device_number: int, queues: int) -> tuple[int, ...]:
@@ -52,18 +50,15 @@ def open_macvtap(device_number: int, queues: int) -> tuple[int, ...]:
     A node that udev or devtmpfs made cannot be trusted, since it is named by an index that two namespaces may share.
     """
     syscalls.mount("tmpfs", _PRIVATE_DIRECTORY, "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NOEXEC, "size=64k")
-    fds: list[int] = []
     try:
         node = f"{_PRIVATE_DIRECTORY}/tap"
         os.mknod(node, stat.S_IFCHR | 0o600, device_number)
-        for _ in range(queues):
-            fds.append(os.open(node, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK))
-    except BaseException:
-        close_fds(tuple(fds))
-        raise
+        with closed_on_error() as fds:
+            for _ in range(queues):
+                fds.append(os.open(node, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK))
+            return tuple(fds)
     finally:
         syscalls.umount2(_PRIVATE_DIRECTORY, syscalls.MNT_DETACH)
-    return tuple(fds)
 
 
 def macvtap_device_number(name: str, index: int) -> int:
@@ -89,18 +84,28 @@ def leave_mount_namespace() -> None:
 
 def open_vhost_net(queues: int, *, device: str = "/dev/vhost-net") -> tuple[int, ...]:
     """One vhost-net fd per queue; empty where the host has none or refuses it; QEMU works without."""
-    fds: list[int] = []
     try:
-        for _ in range(queues):
-            fds.append(os.open(device, os.O_RDWR | os.O_CLOEXEC))
+        with closed_on_error() as fds:
+            for _ in range(queues):
+                fds.append(os.open(device, os.O_RDWR | os.O_CLOEXEC))
+            return tuple(fds)
     except OSError as error:
-        close_fds(tuple(fds))
         if error.errno in _NOT_OFFERED:
             return ()
         raise
-    return tuple(fds)
 
 
-def close_fds(fds: tuple[int, ...]) -> None:
+@contextmanager
+def closed_on_error() -> Iterator[list[int]]:
+    """A list for descriptors; those in it are closed if the block fails."""
+    fds: list[int] = []
+    try:
+        yield fds
+    except BaseException:
+        close_fds(fds)
+        raise
+
+
+def close_fds(fds: Iterable[int]) -> None:
     for fd in fds:
         os.close(fd)

@@ -6,7 +6,7 @@ make again; only permanent neighbours are passed on.
 """
 
 import ipaddress
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 from msgspec.structs import replace
@@ -15,7 +15,8 @@ from pyshim.model.errors import FailedPrecondition, InvalidArgument, ShimError, 
 from pyshim.model.guest import NetworkAddress, NetworkInterface, NetworkNeighbour, NetworkRoute
 from pyshim.model.network import AddressReport, LinkReport, NetworkModel, NetworkScan, RouteReport
 from pyshim.model.plans import SandboxPlan
-from pyshim.model.vm import MemoryBacking, NicDevice, VfioDevice, VhostUserNic, VmConfig
+from pyshim.model.seams import Network
+from pyshim.model.vm import MemoryBacking, NicDevice, VmConfig
 from pyshim.resources.devices.plan.devices import PASSING_TIMEOUT_S, device_layout
 
 # linux/if.h, linux/if_arp.h, linux/rtnetlink.h, linux/neighbour.h
@@ -41,8 +42,6 @@ _ENDPOINT_TYPES = {
     "tun": "tuntap",
     "bridge": "bridge",
 }
-
-
 _SHARES_A_DEVICE = frozenset({"macvlan", "macvtap", "ipvlan"})
 
 
@@ -93,7 +92,7 @@ def network_plan(
         _check_link(link, model, beside=links, pass_physical=pass_physical)
         links.append(link)
     wired = [link for link in links if link.bus != "pci"]
-    return _plan(scan, links, tuple(_endpoints(wired, _taken(scan), first=0)), left_out=())
+    return _plan(scan, links, tuple(_endpoints(scan, wired, first=0)), left_out=())
 
 
 def changed_plan(scan: NetworkScan, model: NetworkModel, wired: Sequence[EndpointPlan], *, first: int) -> NetworkPlan:
@@ -116,17 +115,14 @@ def changed_plan(scan: NetworkScan, model: NetworkModel, wired: Sequence[Endpoin
             left_out.append(str(error))
         else:
             new.append(link)
-    endpoints = (*stay, *_endpoints(new, _taken(scan), first=first))
-    return _plan(scan, sorted((*links, *new), key=_by_name), endpoints, left_out=tuple(left_out))
+    endpoints = (*stay, *_endpoints(scan, new, first=first))
+    used = [link for link in candidates if link in links or link in new]
+    return _plan(scan, used, endpoints, left_out=tuple(left_out))
 
 
 def _is_same(link: LinkReport, endpoint: EndpointPlan | None) -> bool:
     """True when `endpoint` was made of this link, which may have another name by now."""
     return endpoint is not None and link.mac == endpoint.mac
-
-
-def _taken(scan: NetworkScan) -> set[str]:
-    return {link.name for link in scan.links}
 
 
 def _plan(
@@ -159,11 +155,7 @@ def _candidates(scan: NetworkScan) -> list[LinkReport]:
     """Links with an address, by name."""
     addressed = {address.index for address in scan.addresses}
     links = (link for link in scan.links if link.index in addressed and not link.flags & IFF_LOOPBACK)
-    return sorted(links, key=_by_name)
-
-
-def _by_name(link: LinkReport) -> str:
-    return link.name
+    return sorted(links, key=lambda link: link.name)
 
 
 def _check_link(
@@ -171,8 +163,9 @@ def _check_link(
 ) -> None:
     """Raises ShimError unless the link can be wired, `beside` those that are."""
     _check_kind(link, pass_physical)
-    if model is NetworkModel.MACVTAP:
-        _check_carries_macvtap(link)
+    if model is NetworkModel.MACVTAP and link.kind in _SHARES_A_DEVICE:
+        # The macvtap would be on the device below the link, past whatever separates the pod from it.
+        raise Unimplemented(f"connect link {link.name!r}: a {link.kind} carries no macvtap (hint: 'tcfilter' does)")
     for other in beside:
         if other.mac.lower() == link.mac.lower():
             # The agent finds an interface by its MAC and would configure one of them twice.
@@ -200,13 +193,8 @@ def _check_kind(link: LinkReport, pass_physical: bool) -> None:
         )
 
 
-def _check_carries_macvtap(link: LinkReport) -> None:
-    """A macvtap on these would not be on the link but on the device below, past whatever separates the pod from it."""
-    if link.kind in _SHARES_A_DEVICE:
-        raise Unimplemented(f"connect link {link.name!r}: a {link.kind} carries no macvtap (hint: 'tcfilter' does)")
-
-
-def _endpoints(links: list[LinkReport], taken: set[str], *, first: int) -> Iterator[EndpointPlan]:
+def _endpoints(scan: NetworkScan, links: list[LinkReport], *, first: int) -> Iterator[EndpointPlan]:
+    taken = {link.name for link in scan.links}
     number = first
     for position, link in enumerate(links, start=first):
         while f"veth{number}_kata" in taken:
@@ -303,25 +291,20 @@ def _is_for_guest(report: RouteReport) -> bool:
     )
 
 
-def vm_with_network(
-    plan: SandboxPlan,
-    *,
-    nics: tuple[NicDevice, ...],
-    vhost_user_nics: tuple[VhostUserNic, ...],
-    functions: Mapping[str, VfioDevice],
-) -> VmConfig:
+def vm_with_network(plan: SandboxPlan, network: Network) -> VmConfig:
     """The planned VM with its network devices; functions that are to be hot plugged have a port waiting for them.
 
     Raises FailedPrecondition for a confidential guest that would have to share its memory, and what `pci_layout` does.
     """
-    vm = replace(plan.vm, nics=nics, vhost_user_nics=vhost_user_nics)
-    if vhost_user_nics and vm.guard is not None:
+    sockets = network.vhost_user_nics
+    vm = replace(plan.vm, nics=network.nics, vhost_user_nics=sockets)
+    if sockets and vm.guard is not None:
         raise FailedPrecondition(
-            f"connect '{vhost_user_nics[0].socket_path}': a confidential guest shares no memory with the host"
+            f"connect '{sockets[0].socket_path}': a confidential guest shares no memory with the host"
         )
-    if vhost_user_nics and vm.memory.backing is MemoryBacking.PRIVATE:
+    if sockets and vm.memory.backing is MemoryBacking.PRIVATE:
         vm = replace(vm, memory=replace(vm.memory, backing=MemoryBacking.SHARED_MEMFD))
-    if functions:
-        pci = device_layout(plan.config, plan.devices, tuple(functions.values()))
+    if network.functions:
+        pci = device_layout(plan.config, plan.devices, tuple(network.functions.values()))
         vm = replace(vm, pci=pci, start_timeout_s=PASSING_TIMEOUT_S)
     return vm
