@@ -211,15 +211,6 @@ async def test_a_pods_own_container_has_no_say_in_the_cpu_set() -> None:
     assert rig.written("cpuset.cpus") == ["1,3", "1", ""]
 
 
-async def test_without_any_cpu_set_nothing_is_written() -> None:
-    rig = Rig()
-    await rig.start()
-
-    await rig.fit({"pids": {}})
-
-    assert rig.written("cpuset.cpus") == []
-
-
 async def test_a_cpu_that_is_not_there_is_refused_before_anything_changes() -> None:
     rig = Rig()
     await rig.start()

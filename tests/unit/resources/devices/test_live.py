@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pyshim.model.devices import DeviceQuestion, DeviceRequest, FoundDevice, HostFunction, PodDevices, VfioNode
-from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, NotFound, ResourceExhausted, ShimError
+from pyshim.model.errors import FailedPrecondition, NotFound, ResourceExhausted, ShimError
 from pyshim.model.ids import ContainerId
 from tests.unit.pod.conftest import DOCUMENT, Stack, give_up_while_it_plugs, until
 from tests.unit.state.kata_shape import DEVICE_STATE, check
@@ -169,57 +169,6 @@ async def test_a_guest_that_keeps_a_device_holds_up_no_other_device(stack: Stack
     vm.may_unplug.set()
     await again
     assert list(vm.plugged) == ["0000:06:00.0", "0000:05:00.0"]
-
-
-async def test_a_wait_for_a_device_the_guest_keeps_holds_up_no_other_device(stack: Stack) -> None:
-    app = await with_an_ended_container(stack)
-    vm = stack.hypervisors[0]
-    vm.may_unplug.clear()
-    await stack.pod.delete(app, None)
-    again = asyncio.ensure_future(stack.create("a2", ["sleep"], annotations=member("a"), linux=vfio(5)))
-    await asyncio.sleep(1)
-
-    async with asyncio.timeout(5):
-        await stack.run("b1", ["sleep"], annotations=member("b"), linux=vfio(6))
-
-    assert not again.done()
-    vm.may_unplug.set()
-    await again
-    assert list(vm.plugged) == ["0000:06:00.0", "0000:05:00.0"]
-
-
-async def test_a_device_the_guest_may_still_let_go_of_is_not_given_away(stack: Stack) -> None:
-    app = await with_an_ended_container(stack)
-    vm = stack.hypervisors[0]
-    vm.keeps_devices = True
-    await stack.pod.delete(app, None)
-    (kept,) = vm.plugged.values()
-
-    with pytest.raises(DeadlineExceeded, match="did not let go"):
-        await stack.create("a2", ["sleep"], annotations=member("a"), linux=vfio(5))
-    vm.keeps_devices = False
-    await stack.run("a3", ["sleep"], annotations=member("a"), linux=vfio(5))
-
-    (new,) = vm.plugged.values()
-    assert new is not kept
-    assert agent_saw(stack, "a3")[1] == ["0000:05:00.0=02/01"]
-
-
-async def test_a_device_that_two_containers_name_leaves_with_the_last_of_them(stack: Stack) -> None:
-    prepare(stack, cold_plug_vfio="no-port", hot_plug_vfio="root-port", pcie_root_port=2)
-    await stack.run("c1", ["sleep"], annotations=SANDBOX)
-    vm = stack.hypervisors[0]
-    containers = [
-        await stack.run(name, ["exit", "0"], annotations=member(name), linux=vfio(5)) for name in ("a1", "b1")
-    ]
-    left = []
-
-    for container in containers:
-        await stack.pod.wait(container, None)
-        await stack.pod.delete(container, None)
-        left.append(list(vm.plugged))
-
-    assert left == [["0000:05:00.0"], []]
 
 
 @pytest.mark.parametrize("step", ["plug", "CreateContainer"])

@@ -288,14 +288,3 @@ def route_message(kind: int, *, table: int = 254, protocol: int = 4, route_type:
 )
 def test_what_is_news(data: bytes, expected: bool) -> None:
     assert is_news(data) is expected
-
-
-async def test_two_namespaces_hear_only_of_themselves(wire: Wire, connector: HostNetworkConnector) -> None:
-    other = Namespace()
-    try:
-        network = await connect(connector, wire.pod.path, HookedLedger())
-        other.run("ip", "address", "add", "10.5.0.1/24", "dev", "lo")
-        assert await is_quiet(network)
-        await network.disconnect()
-    finally:
-        other.close()

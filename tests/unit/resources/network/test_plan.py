@@ -14,7 +14,6 @@ from pyshim.model.network import (
     NetworkModel,
     NetworkScan,
     RouteReport,
-    network_model,
 )
 from pyshim.resources.network.plan.network import network_plan
 
@@ -72,28 +71,6 @@ def scan(
     if addresses is None:
         addresses = tuple(address(link.index, f"10.{link.index}.0.2/24") for link in links)
     return NetworkScan(links=(LOOPBACK, *links), addresses=addresses, routes=routes, neighbours=neighbours)
-
-
-def test_a_link_becomes_a_device_with_its_mac_and_mtu() -> None:
-    plan = network_plan(scan(ETH0))
-
-    (endpoint,) = plan.endpoints
-    device = endpoint.device((7, 8), (9, 10))
-    assert (device.id, device.mac, device.mtu) == ("network-0", "02:00:00:00:00:02", 1400)
-    assert (device.tap_fds, device.vhost_fds) == ((7, 8), (9, 10))
-    (interface,) = plan.interfaces
-    assert (interface.name, interface.mac, interface.mtu) == ("eth0", "02:00:00:00:00:02", 1400)
-    assert (interface.type, interface.flags, interface.device_path) == ("virtual", 0, "")
-
-
-def test_endpoints_are_ordered_by_name_whatever_the_order_of_the_scan() -> None:
-    plan = network_plan(scan(ETH1, ETH0))
-
-    assert [(item.link_name, item.tap_name, item.id) for item in plan.endpoints] == [
-        ("eth0", "veth0_kata", "network-0"),
-        ("eth1", "veth1_kata", "network-1"),
-    ]
-    assert [item.name for item in plan.interfaces] == ["eth0", "eth1"]
 
 
 def test_a_tap_name_in_use_is_passed_over() -> None:
@@ -285,19 +262,6 @@ def test_only_permanent_neighbours_reach_the_guest(change: dict[str, Any], sent:
     plan = network_plan(scan(ETH0, neighbours=(neighbour(**change),)))
 
     assert [item.device for item in plan.neighbours] == (["eth0"] if sent else [])
-
-
-@pytest.mark.parametrize(
-    ("text", "model"),
-    [
-        ("tcfilter", NetworkModel.TCFILTER),
-        ("default", NetworkModel.TCFILTER),
-        ("macvtap", NetworkModel.MACVTAP),
-        ("none", NetworkModel.NONE),
-    ],
-)
-def test_models_by_kata_s_names(text: str, model: NetworkModel) -> None:
-    assert network_model(text) is model
 
 
 @pytest.mark.parametrize("kind", ["macvlan", "macvtap", "ipvlan"])

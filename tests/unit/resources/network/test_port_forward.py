@@ -240,15 +240,6 @@ async def test_more_connections_than_the_limit_are_refused_and_room_is_made_agai
     assert served.ending == "closed"
 
 
-async def test_close_ends_every_connection(scene: Scene) -> None:
-    connections = [scene.dial(ECHO, b"hello") for _ in range(3)]
-    await until(lambda: all(connection.received for connection in connections))
-
-    await scene.forward.close()
-
-    assert [connection.ending for connection in connections] == ["reset"] * 3
-
-
 @pytest.mark.parametrize("method", ["SignalProcess", "WaitProcess"])
 async def test_a_hung_guest_does_not_hold_close(method: str, scene: Scene) -> None:
     connections = [scene.dial(ECHO, b"hello") for _ in range(3)]

@@ -85,18 +85,6 @@ async def test_a_container_that_ends_is_no_longer_counted(end: str, stack: Stack
     assert stack.hypervisors[0].resizes[-2:] == [("vcpus", 1), ("memory", 512)]
 
 
-async def test_dimms_stay_and_the_record_says_so(stack: Stack) -> None:
-    await start_pod(stack)
-    container = await add(stack, "a", resources(cpus=1, mib=200))
-    await stack.end(container)
-    await settled(stack, 1, 768)
-
-    assert sizing(stack)["memory_mib"]["rounded"] == 512
-    assert any("DIMMs are not taken away" in warning for warning in sizing(stack)["warnings"])
-    await add(stack, "b", resources(mib=200))
-    assert stack.hypervisors[0].resizes.count(("memory", 768)) == 1, "what stayed serves the next container"
-
-
 async def test_what_a_guest_keeps_is_recorded_with_a_warning(stack: Stack) -> None:
     await start_pod(stack, enable_virtio_mem=True)
     vm = stack.hypervisors[0]
@@ -163,16 +151,6 @@ async def test_memory_taken_in_part_before_a_growth_failed_is_taken_back(stack: 
     await until(lambda: not _shrinking())
 
     assert (vm.vcpus, vm.memory_mib) == (1, 512)
-
-
-async def test_memory_slots_that_are_taken_are_a_limit(stack: Stack) -> None:
-    await start_pod(stack, memory_slots=1)
-
-    await add(stack, "a", resources(mib=100))
-    await add(stack, "b", resources(mib=400))
-
-    assert granted(stack) == (1, 640)
-    assert sizing(stack)["memory_mib"]["limited_by"] == "memory slots"
 
 
 async def test_a_guest_without_a_block_size_fails_the_create(stack: Stack) -> None:

@@ -119,24 +119,6 @@ async def test_a_static_vm_takes_any_cpu_set_that_the_kubelet_gives_it(stack: St
     assert stack.agent.updates[-1].resources.CPU.Cpus == "", "the host's CPUs mean nothing to the guest"
 
 
-async def test_a_refusal_is_the_same_each_time_and_costs_neither_guest_nor_disk(stack: Stack) -> None:
-    """The kubelet asks every second, and merges events of one text only."""
-    stack.document = document(static=True)
-    container = await stack.run("c1", ["sleep"], linux={"resources": resources(cpus=1, mib=256)})
-    await asyncio.sleep(1)
-    saved, calls = len(stack.records[-1].snapshots), list(stack.agent.calls)
-
-    said = set()
-    for _ in range(3):
-        with pytest.raises(FailedPrecondition) as refused:
-            await stack.pod.update(container, resources(mib=800))
-        said.add(str(refused.value))
-
-    assert len(said) == 1
-    assert stack.agent.calls == calls
-    assert len(stack.records[-1].snapshots) == saved
-
-
 async def test_a_container_that_ends_during_its_update_counts_no_longer(stack: Stack) -> None:
     await start_pod(stack, enable_virtio_mem=True)
     container = await add(stack, "a", resources(mib=100))
