@@ -5,11 +5,14 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from pyshim.host.processes.children import Child, ChildExit, Children
+from pyshim.host.processes.identity import family
+from pyshim.host.processes.stat import stat_fields
 from pyshim.model.errors import DeadlineExceeded, FailedPrecondition
 from pyshim.model.ledger import ResourceKind
 from tests.fakes.ledger import FakeLedger
@@ -172,3 +175,50 @@ async def test_a_child_that_sigkill_does_not_end_is_given_up(
             Child.kill(stuck)
         await stuck.wait()
         process.returncode = -signal.SIGKILL  # reaped by its pidfd
+
+
+FORKS_WHEN_ASKED = "while read -r _; do sleep 1000 & echo $!; done"
+
+
+def test_a_child_forked_while_its_parent_is_moved_is_in_the_family() -> None:
+    parent = subprocess.Popen(
+        ("sh", "-c", FORKS_WHEN_ASKED), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+    )
+    assert parent.stdin is not None
+    assert parent.stdout is not None
+    forked, moved = [], []
+
+    def fork() -> None:
+        parent.stdin.write("\n")
+        forked.append(int(parent.stdout.readline()))
+
+    try:
+        fork()
+        for pid in family((parent.pid,)):
+            if len(moved) < 2:
+                fork()  # once as the parent is moved, once as its first child is
+            moved.append(pid)
+
+        assert moved[0] == parent.pid
+        assert sorted(moved[1:]) == sorted(forked)
+    finally:
+        for pid in (*forked, parent.pid):
+            with suppress(ProcessLookupError):
+                os.kill(pid, 9)
+        parent.communicate()
+
+
+def test_the_family_of_a_process_that_is_gone_is_its_number_alone() -> None:
+    gone = subprocess.Popen(("true",))
+    gone.wait()
+
+    assert list(family((gone.pid,))) == [gone.pid]
+
+
+@pytest.mark.parametrize("name", ["sh", "a b", "x) R 7 (y", "näme\udcff"], ids=ascii)
+def test_the_fields_begin_after_the_last_parenthesis_of_the_name(tmp_path: Path, name: str) -> None:
+    directory = tmp_path / "42"
+    directory.mkdir()
+    (directory / "stat").write_bytes(b"42 (" + name.encode(errors="surrogateescape") + b") S 1 42 42 0 -1\n")
+
+    assert stat_fields(42, str(tmp_path)) == [b"S", b"1", b"42", b"42", b"0", b"-1"]

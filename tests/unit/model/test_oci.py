@@ -1,4 +1,4 @@
-"""Reading config.json: what is wrong is named, whatever it is."""
+"""Reading config.json and the kind of its container: what is wrong is named, whatever it is."""
 
 import json
 from typing import Any
@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 
 from pyshim.model.errors import InvalidArgument
+from pyshim.model.ids import ContainerId
+from pyshim.model.kind import ContainerKind, membership
 from pyshim.model.oci import NO_HOOKS, parse_spec
 
 WHERE = "/b/config.json"
@@ -69,3 +71,74 @@ def test_null_members_are_as_if_missing() -> None:
     spec = parse(linux=None, mounts=None, annotations=None, hooks={"prestart": None})
 
     assert (spec.mounts, spec.devices, dict(spec.annotations), spec.hooks) == ((), (), {}, NO_HOOKS)
+
+
+@pytest.mark.parametrize(
+    ("process", "named"),
+    [
+        pytest.param({"args": []}, "process.args is empty", id="no-args"),
+        pytest.param({"args": ["a"], "cwd": "relative"}, "process.cwd is not absolute: 'relative'", id="relative-cwd"),
+        pytest.param({"args": ["a"], "cwd": ""}, "process.cwd is not absolute: ''", id="empty-cwd"),
+        pytest.param({"args": ["a"], "cwd": 3}, "process.cwd", id="cwd-of-another-type"),
+    ],
+)
+def test_a_process_that_cannot_be_meant_is_refused_by_name(process: dict[str, object], named: str) -> None:
+    data = json.dumps({"process": process, "root": {"path": "rootfs"}}).encode()
+
+    with pytest.raises(InvalidArgument, match=r"^read spec '/b/config\.json': ") as refused:
+        parse_spec(data, "/b/config.json")
+
+    assert named in str(refused.value)
+
+
+def test_an_absolute_directory_and_a_missing_one_are_accepted() -> None:
+    for process in ({"args": ["a"], "cwd": "/x"}, {"args": ["a"]}):
+        spec = parse_spec(json.dumps({"process": process, "root": {"path": "rootfs"}}).encode(), "/b/config.json")
+        assert spec.root_path == "rootfs"
+
+
+CASES = [
+    ({}, ContainerKind.SINGLE_CONTAINER, "me"),
+    ({"io.kubernetes.cri.container-type": "sandbox"}, ContainerKind.POD_SANDBOX, "me"),
+    (
+        {"io.kubernetes.cri.container-type": "container", "io.kubernetes.cri.sandbox-id": "pod"},
+        ContainerKind.POD_CONTAINER,
+        "pod",
+    ),
+    (
+        {"io.kubernetes.cri-o.ContainerType": "container", "io.kubernetes.cri-o.SandboxID": "pod"},
+        ContainerKind.POD_CONTAINER,
+        "pod",
+    ),
+    (
+        {"io.kubernetes.cri-o.ContainerType": "sandbox", "io.kubernetes.cri-o.SandboxID": "me"},
+        ContainerKind.POD_SANDBOX,
+        "me",
+    ),
+    ({"io.kubernetes.docker.type": "podsandbox"}, ContainerKind.POD_SANDBOX, "me"),
+]
+
+
+@pytest.mark.parametrize(("annotations", "kind", "sandbox"), CASES)
+def test_annotations_place_a_container(annotations: dict[str, str], kind: ContainerKind, sandbox: str) -> None:
+    member = membership(annotations, ContainerId("me"))
+
+    assert (member.kind, member.sandbox_id) == (kind, sandbox)
+
+
+@pytest.mark.parametrize(
+    ("annotations", "named"),
+    [
+        ({"io.kubernetes.cri.container-type": "vm"}, "container-type"),
+        ({"io.kubernetes.cri.container-type": "container"}, "sandbox-id"),
+        ({"io.kubernetes.cri-o.ContainerType": "container"}, "SandboxID"),
+        ({"io.kubernetes.cri-o.ContainerType": "pod"}, "ContainerType"),
+        (
+            {"io.kubernetes.cri.container-type": "container", "io.kubernetes.cri.sandbox-id": "../../etc"},
+            "sandbox-id",
+        ),
+    ],
+)
+def test_a_bad_annotation_is_named(annotations: dict[str, str], named: str) -> None:
+    with pytest.raises(InvalidArgument, match=named):
+        membership(annotations, ContainerId("me"))

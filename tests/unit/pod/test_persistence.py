@@ -1,13 +1,30 @@
-"""The state on disk is enough for a clean-up after a crash, at each moment."""
+"""The state on disk: enough for a clean-up after a crash, in as few writes as can be, and readable by Kata."""
 
 import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
+import pytest
+
+from pyshim.model.config import Config
+from pyshim.model.ids import SandboxId
 from pyshim.model.ledger import ResourceKind
 from pyshim.model.snapshot import SandboxStatus
 from pyshim.model.task import RootfsMount, Status
+from pyshim.model.vm import BlockDevice, GuestLocation
+from pyshim.pod.plan.kata_state import kata_device
 from pyshim.pod.snapshot import AFTER_REPLY_S, SavedState
+from pyshim.resources.volumes.plan.disks import disk, served_disk
+from pyshim.state import store as state_store
+from pyshim.state.records import SandboxRecords
+from pyshim.state.schema import ShimRecord
+from pyshim.state.store import StateStore
+from tests.fakes.clock import run_fast_forward
 from tests.fakes.host import FakeRecords
-from tests.unit.pod.conftest import MEMBER, PIPES, SANDBOX, Stack, until
+from tests.fakes.inputs import config
+from tests.unit.pod.conftest import DOCUMENT, MEMBER, PIPES, SANDBOX, Stack, until
+from tests.unit.state.kata_shape import DEVICE_STATE, check
 
 VOLUME = {"destination": "/data", "type": "bind", "source": "/srv/data", "options": ["rbind"]}
 OVERLAY = RootfsMount(type="overlay", source="overlay", target="", options=("lowerdir=/a:/b",))
@@ -145,3 +162,163 @@ async def test_the_state_names_the_vmm_and_virtiofsd_as_kata_does(stack: Stack) 
     hypervisor = stack.records[-1].snapshots[-1].hypervisor
 
     assert (hypervisor["Pid"], hypervisor["VirtiofsDaemonPid"]) == (stack.hypervisors[0].pid, 77)
+
+
+KINDS = {"BlockDrive", "VhostUserDev"}
+PLACE = GuestLocation(pci_path="02/01")
+
+
+def plain(config: Config) -> BlockDevice:
+    return disk(config, device_id="d", path="/dev/vg/lv", read_only=True)
+
+
+def served(config: Config) -> BlockDevice:
+    return served_disk(config, device_id="d", socket="/store/block/sockets/d")
+
+
+@pytest.mark.parametrize(
+    ("make", "kind", "where", "what"),
+    [
+        (plain, "block", "BlockDrive", {"File": "/dev/vg/lv", "ReadOnly": True}),
+        (served, "vhost-user-blk-pci", "VhostUserDev", {"SocketPath": "/store/block/sockets/d", "ReconnectTime": 3}),
+    ],
+)
+def test_a_disk_of_each_kind_has_katas_keys(
+    make: Callable[[Config], BlockDevice], kind: str, where: str, what: dict[str, object]
+) -> None:
+    found: Any = kata_device(make(config(vhost_user_reconnect_timeout_sec=3)), PLACE, 2)
+
+    check(found, DEVICE_STATE)
+    assert (found["Type"], found["RefCount"], found["DriverOptions"]["pci-path"]) == (kind, 2, "02/01")
+    assert what.items() <= found[where].items()
+    assert KINDS & found.keys() == {where}
+
+
+async def test_katas_own_restore_of_the_sandbox_succeeds(stack: Stack) -> None:
+    """Kata refuses an image beside an initrd and a container without a bundle, and then removes the state."""
+
+    stack.document = {"hypervisor": {"qemu": {**DOCUMENT["hypervisor"]["qemu"], "initrd": "/initrd"}}}
+    await stack.run("c1", ["sleep"], annotations=SANDBOX)
+    await stack.run("app", ["sleep"], annotations=MEMBER)
+    await asyncio.sleep(2 * AFTER_REPLY_S)
+
+    saved = stack.records[-1].snapshots[-1]
+
+    assert (saved.hypervisor_config["ImagePath"], saved.hypervisor_config["InitrdPath"]) == ("/i", "")
+    kata = "io.katacontainers.pkg.oci."
+    assert [
+        (each.annotations[f"{kata}bundle_path"], each.annotations[f"{kata}container_type"]) for each in saved.containers
+    ] == [("/bundles/c1", "pod_sandbox"), ("/bundles/app", "pod_container")]
+
+
+SHIM = ShimRecord(pid=4711, start_ticks=99, socket="unix:///s", namespace="default")
+
+
+class Disk:
+    """Counts what the store writes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.writes: list[int] = []
+        replace = state_store._replace
+        monkeypatch.setattr(
+            state_store, "_replace", lambda path, body: (self.writes.append(len(body)), replace(path, body))
+        )
+
+    def taken(self) -> tuple[int, int]:
+        """Writes and bytes since the last call."""
+        writes, self.writes = self.writes, []
+        return len(writes), sum(writes)
+
+
+def _stored_in(root: Path) -> tuple[Stack, StateStore]:
+    """A pod whose state is written below `root`."""
+    stack = Stack()
+    store = StateStore(root=str(root))
+
+    async def records(sandbox_id: str) -> SandboxRecords:
+        return SandboxRecords(store=store, sandbox_id=SandboxId(sandbox_id), shim=SHIM, release=stack.host.release)
+
+    stack.open_records = records
+    return stack, store
+
+
+async def _create_and_delete(mounts: int, root: Path, disk: Disk) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Writes and bytes of a Create with that many volumes, and of the Delete."""
+    stack, store = _stored_in(root)
+    pod = await stack.run("c1", ["pause"], annotations=SANDBOX)
+    disk.taken()
+    volumes = [
+        {"type": "bind", "source": f"/data/{number}", "destination": f"/mnt/{number}", "options": ["rbind"]}
+        for number in range(mounts)
+    ]
+    app = await stack.run("app", ["sleep"], annotations=MEMBER, mounts=volumes)
+    assert len(stack.host.mounts) >= mounts
+    created = disk.taken()
+    await stack.pod.kill(app, None, 9, True)
+    await stack.pod.wait(app, None)
+    disk.taken()
+    await stack.pod.delete(app, None)
+    deleted = disk.taken()
+    assert [entry for entry in store.load("c1").ledger if "/app" in entry.key] == []
+    await stack.pod.kill(pod, None, 9, True)
+    await stack.pod.wait(pod, None)
+    disk.taken()
+    await stack.delete_last(pod)
+    assert disk.taken() == (0, 0), "the state of the sandbox is removed without being written again"
+    assert store.sandbox_ids() == ()
+    await stack.close()
+    return created, deleted
+
+
+def test_state_writes_of_create_and_delete_grow_with_the_mounts_and_not_with_their_square(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    disk = Disk(monkeypatch)
+
+    table = {
+        mounts: run_fast_forward(_create_and_delete(mounts, tmp_path / str(mounts), disk))
+        for mounts in (100, 400, 1600)
+    }
+
+    for mounts, (created, deleted) in table.items():
+        print(f"{mounts} mounts: create {created[0]} writes, {created[1]} B; delete {deleted[0]}, {deleted[1]} B")
+    for phase in (0, 1):
+        writes = {mounts: costs[phase][0] for mounts, costs in table.items()}
+        assert len(set(writes.values())) == 1, f"the number of writes depends on the mounts: {writes}"
+        assert writes[100] <= 8
+        small, large = table[100][phase][1], table[1600][phase][1]
+        assert large <= 16 * small, f"{small} bytes are written for 100 mounts, {large} for 1600"
+
+
+async def _one_more(containers: int, root: Path, disk: Disk) -> tuple[int, int]:
+    """Writes and bytes of a container that is created, started, killed and deleted beside that many others."""
+    stack, _ = _stored_in(root)
+    await stack.run("c1", ["pause"], annotations=SANDBOX)
+    for number in range(containers):
+        await stack.run(f"other{number}", ["sleep"], annotations=MEMBER)
+    await asyncio.sleep(1)
+    disk.taken()
+    app = await stack.run("app", ["sleep"], annotations=MEMBER)
+    await stack.pod.kill(app, None, 9, True)
+    await stack.pod.wait(app, None)
+    await stack.pod.delete(app, None)
+    await asyncio.sleep(1)
+    cost = disk.taken()
+    await stack.close()
+    return cost
+
+
+def test_a_containers_life_costs_as_many_writes_in_a_full_pod_as_in_an_empty_one(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each writes the whole state, of which only what has changed is encoded again."""
+    disk = Disk(monkeypatch)
+
+    table = {others: run_fast_forward(_one_more(others, tmp_path / str(others), disk)) for others in (1, 10, 100)}
+
+    for others, (writes, size_bytes) in table.items():
+        print(f"beside {others} containers: {writes} writes, {size_bytes} B")
+    assert len({writes for writes, _ in table.values()}) == 1
+    assert table[100][1] <= 10 * table[10][1]

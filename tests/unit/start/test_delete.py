@@ -1,23 +1,33 @@
-"""`delete` on real leftovers: processes, directories, sockets, and states of every kind of shim."""
+"""`delete` on real leftovers, with daemons that live, and as a program."""
 
+import fcntl
 import json
 import os
+import re
+import shlex
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from delete_node import PROJECT, SANDBOX, Node, directory, running
+from delete_node import DEADLINE_S, PROJECT, SANDBOX, Node, directory, running, until
 
-from pyshim.cleanup import conventions, delete
+from protos.containerd.task_v2_pb2 import DeleteResponse
+from pyshim.cleanup import conventions, delete, leftovers
+from pyshim.host.fds import OwnedFd
+from pyshim.host.processes import identity as processes
 from pyshim.model.ledger import LedgerEntry, ResourceKind
 from pyshim.model.task import ExitStatus
+from pyshim.node.cli.launcher import import_paths
 from pyshim.pod.plan.sandbox import VM_ROOT
 from pyshim.resources.volumes.plan.share import HOST_SHARED_ROOT
+from pyshim.start.address import socket_path
 from pyshim.start.errors import BootstrapError
 from pyshim.state.store import REGISTER, ROOT
 from tests.unit.state.states import container
@@ -276,3 +286,279 @@ def test_a_file_that_is_no_socket_is_left_where_an_address_names_it(node: Node) 
 
     assert path.read_text() == "data"
     assert node.errors == []
+
+
+def test_a_living_daemons_pod_is_not_touched_for_one_of_its_containers(node: Node) -> None:
+    daemon, vmm = node.process(), node.process()
+    kept = directory(node.own / "vm")
+    node.save(kept, running(vmm), daemon=daemon, vmm_pid=vmm.pid, containers=(container("app"),))
+    before = node.state_file().read_bytes()
+
+    response = node.delete("app")
+
+    assert response.pid == vmm.pid
+    assert daemon.poll() is None
+    assert vmm.poll() is None
+    assert os.path.exists(kept.key)
+    assert node.state_file().read_bytes() == before
+
+
+def test_a_sandbox_of_the_same_name_in_another_namespace_is_not_touched(node: Node) -> None:
+    daemon, vmm = node.process(), node.process()
+    kept = directory(node.own / "vm")
+    node.save(kept, running(vmm), daemon=daemon, vmm_pid=vmm.pid)
+    before = node.state_file().read_bytes()
+
+    response = node.delete(namespace="default")
+
+    assert (response.pid, response.exit_status) == (0, 137)
+    assert (daemon.poll(), vmm.poll()) == (None, None)
+    assert os.path.exists(kept.key)
+    assert node.state_file().read_bytes() == before
+    assert node.errors == []
+
+
+def test_a_sandbox_of_the_same_name_and_namespace_of_another_containerd_is_not_touched(node: Node) -> None:
+    """Two containerds on one node, as with k3s beside another: their shims differ only in the name of the socket."""
+    node.socket = socket_path("/run/containerd/s", "/run/one.sock", "k8s.io", SANDBOX)
+    vmm = node.process()
+    kept = directory(node.own / "vm")
+    node.save(kept, running(vmm), vmm_pid=vmm.pid)
+
+    node.delete(address="/run/other.sock")
+
+    assert vmm.poll() is None
+    assert os.path.exists(kept.key)
+    node.delete(address="/run/one.sock")
+    assert vmm.wait() == -signal.SIGKILL
+    assert not os.path.exists(kept.key)
+    assert node.errors == []
+
+
+@pytest.mark.parametrize("body", [None, "{"], ids=["lost", "damaged"])
+def test_without_a_readable_state_the_register_says_whose_the_sandbox_is(node: Node, body: str | None) -> None:
+    daemon = node.process()
+    node.save()
+    node.state_file().unlink()
+    if body is not None:
+        node.state_file().write_text(body)
+    node.store.enter(SANDBOX, node.shim(daemon))
+
+    node.delete(namespace="another")
+    assert daemon.poll() is None
+    assert node.store.entered_ids() == (SANDBOX,)
+
+    node.delete()
+    assert daemon.wait() == -signal.SIGTERM
+    assert node.store.entered_ids() == ()
+    assert node.store.sandbox_ids() == ()
+    assert node.errors == []
+
+
+def test_a_daemon_on_its_way_out_is_waited_for_not_signalled(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leftovers, "EXIT_WAIT_S", DEADLINE_S)
+    daemon = node.process("time.sleep(0.2)")
+    node.save(directory(node.own / "vm"), daemon=daemon)
+
+    node.delete()
+
+    assert daemon.wait() == 0
+    assert node.store.sandbox_ids() == ()
+    assert not (node.own / "vm").exists()
+
+
+def test_a_daemon_that_holds_nothing_more_is_left_alone(node: Node) -> None:
+    daemon = node.process()
+    node.save(daemon=daemon, containers=(container("app"),))
+
+    node.delete()
+
+    assert daemon.poll() is None
+    assert node.store.sandbox_ids() == (SANDBOX,)
+    assert node.errors == []
+
+
+@pytest.mark.parametrize(
+    ("code", "term_wait_s", "end"),
+    [
+        pytest.param("time.sleep(600)", DEADLINE_S, -signal.SIGTERM, id="obeys"),
+        pytest.param("signal.signal(15, signal.SIG_IGN); time.sleep(600)", 0.1, -signal.SIGKILL, id="hangs"),
+    ],
+)
+def test_a_sandbox_containerd_gave_up_goes_with_its_stuck_daemon(
+    node: Node, monkeypatch: pytest.MonkeyPatch, code: str, term_wait_s: float, end: int
+) -> None:
+    monkeypatch.setattr(leftovers, "TERM_WAIT_S", term_wait_s)
+    daemon, vmm = node.process(code), node.process()
+    node.save(running(vmm), daemon=daemon)
+
+    node.delete()
+
+    assert vmm.wait() == -signal.SIGKILL
+    assert daemon.wait() == end
+    assert node.store.sandbox_ids() == ()
+    assert node.errors == []
+
+
+def test_a_successor_of_the_daemons_pid_is_no_daemon(node: Node) -> None:
+    other = node.process()
+    node.save(directory(node.own / "vm"), daemon=other)
+    text = node.state_file().read_text().replace(f'"StartTicks":{processes.start_ticks(other.pid)}', '"StartTicks":1')
+    node.state_file().write_text(text)
+
+    node.delete()
+
+    assert other.poll() is None
+    assert not (node.own / "vm").exists()
+
+
+def test_a_daemon_whose_recorded_pid_is_none_has_ended(node: Node) -> None:
+    other = node.process()
+    node.save(directory(node.own / "vm"), daemon=other)
+    node.state_file().write_text(node.state_file().read_text().replace(f'"Pid":{other.pid}', '"Pid":0'))
+
+    node.delete()
+
+    assert node.errors == []
+    assert not (node.own / "vm").exists()
+
+
+def test_a_process_that_is_no_shim_is_never_signalled(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The record's pid and start time are those of another program."""
+    monkeypatch.setattr(leftovers, "EXIT_WAIT_S", 0.05)
+    other = node.program("sshd", "-D")
+    node.save(directory(node.own / "vm"), daemon=other)
+
+    node.delete()
+
+    assert other.poll() is None
+    assert not (node.own / "vm").exists()
+
+
+def launch_words(
+    node: Node, container_id: str = SANDBOX, *, deadline_s: float = DEADLINE_S, starts_in_s: float = 0
+) -> list[str]:
+    """The program of the launcher, with time enough on a busy machine."""
+    program = (
+        f"import time; time.sleep({starts_in_s})\n"
+        f"import sys; sys.path += {list(import_paths())!r}\n"
+        "from pyshim.cleanup import delete, leftovers\n"
+        f"leftovers.LOCK_WAIT_S = {DEADLINE_S}\n"
+        "from pyshim.start.argv import parse\n"
+        f"delete.DEADLINE_S = {deadline_s}\n"
+        f"sys.exit(delete.main(parse(sys.argv[1:]), state_root={node.store.root!r}, register={node.register!r}))"
+    )
+    arguments = ("-namespace", "k8s.io", "-address", "/x", "-id", container_id, "-bundle", str(node.bundle), "delete")
+    return [sys.executable, "-I", "-S", "-c", program, *arguments]
+
+
+def launch(node: Node, container_id: str = SANDBOX) -> "subprocess.Popen[bytes]":
+    words = launch_words(node, container_id)
+    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=node.bundle)
+
+
+def test_stdout_is_the_response_and_nothing_else(node: Node) -> None:
+    vmm = node.process()
+    node.save(directory(node.own / "vm"), running(vmm), vmm_pid=vmm.pid)
+
+    process = launch(node)
+    output, errors = process.communicate()
+
+    assert (process.returncode, errors) == (0, b"")
+    response = DeleteResponse.FromString(output)
+    assert (response.pid, response.exit_status) == (vmm.pid, 137)
+    assert vmm.wait() == -signal.SIGKILL
+
+
+@contextmanager
+def held_back(node: Node) -> Iterator[None]:
+    """The process that cleans the sandbox waits, as on a busy node."""
+    with OwnedFd(os.open(node.own, os.O_RDONLY | os.O_DIRECTORY)) as lock:
+        fcntl.flock(lock.fileno(), fcntl.LOCK_EX)
+        yield
+
+
+def is_clean(node: Node) -> bool:
+    return node.store.sandbox_ids() == () and not (node.own / "vm").exists()
+
+
+def test_without_time_left_it_answers_and_another_process_undoes_what_is_left(node: Node) -> None:
+    """The interpreter's own start counts: containerd counts it, and kills `delete` at the end."""
+    vmm = node.process()
+    node.save(directory(node.own / "vm"), running(vmm), vmm_pid=vmm.pid)
+
+    with held_back(node):
+        words = launch_words(node, deadline_s=0.2, starts_in_s=0.3)
+        ended = subprocess.run(words, capture_output=True, cwd=node.bundle, check=False)
+        assert not is_clean(node)
+
+    assert ended.returncode == 0
+    logged = re.fullmatch(
+        rf"sandbox '{SANDBOX}': process (\d+) goes on with undoing what is left of it\n", ended.stderr.decode()
+    )
+    assert logged is not None
+    assert DeleteResponse.FromString(ended.stdout).exit_status == 137
+    assert vmm.wait() == -signal.SIGKILL
+    until(lambda: is_clean(node))
+
+
+def test_a_delete_that_containerd_kills_leaves_nothing_behind(node: Node) -> None:
+    vmm = node.process()
+    node.save(directory(node.own / "vm"), running(vmm), vmm_pid=vmm.pid)
+
+    with held_back(node):
+        process = launch(node)
+        until(lambda: has_child(process.pid))
+        process.kill()
+        process.communicate()
+        assert not is_clean(node)
+
+    assert vmm.wait() == -signal.SIGKILL
+    until(lambda: is_clean(node))
+
+
+def has_child(pid: int) -> bool:
+    return bool(Path(f"/proc/{pid}/task/{pid}/children").read_text())
+
+
+def test_a_failed_cleanup_is_a_line_on_stderr_and_an_exit_code(node: Node) -> None:
+    (node.own / "in-the-way").mkdir(parents=True)
+    node.save(LedgerEntry(kind=ResourceKind.SOCKET, key=f"{node.own}/in-the-way"))
+
+    process = launch(node)
+    output, errors = process.communicate()
+
+    assert process.returncode == 1
+    assert errors.decode() == f"release socket '{node.own}/in-the-way': not a socket\n"
+    assert DeleteResponse.FromString(output).exit_status == 137
+
+
+def test_a_pod_whose_shim_died_survives_a_delete_per_container_at_once(node: Node) -> None:
+    vmm = node.process()
+    names = ("app1", "app2", "app3")
+    node.save(directory(node.own / "vm"), running(vmm), vmm_pid=vmm.pid, containers=tuple(container(n) for n in names))
+
+    calls = [launch(node, name) for name in (*names, SANDBOX)]
+    ends = [(call.communicate()[1], call.returncode) for call in calls]
+
+    assert ends == [(b"", 0)] * 4
+    assert vmm.wait() == -signal.SIGKILL
+    assert node.store.sandbox_ids() == ()
+    assert not (node.own / "vm").exists()
+
+
+def test_the_bundles_mounts_and_the_ledgers_go_in_reverse_order(node: Node) -> None:
+    inner, rootfs = node.own / "vm/inner", node.bundle / "rootfs"
+    node.save(directory(node.own / "vm"), directory(inner), LedgerEntry(kind=ResourceKind.MOUNT, key=str(inner)))
+    command = " ".join(shlex.quote(word) for word in launch_words(node))
+    script = (
+        f"mount -t tmpfs one {inner} && mount -t tmpfs two {inner} && touch {inner}/file"
+        f" && mount -t tmpfs three {rootfs} && mount -t tmpfs four {rootfs} && {command} >/dev/null"
+        f"; echo $?; grep -c {node.root} /proc/self/mountinfo"
+    )
+
+    result = subprocess.run(["unshare", "-m", "sh", "-c", script], capture_output=True, text=True, check=False)
+
+    assert (result.stdout, result.stderr) == ("0\n0\n", "")
+    assert not (node.own / "vm").exists()
+    assert rootfs.is_dir()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import grpc
 import pytest
 
+from pyshim.model.errors import ErrorCode
 from pyshim.ttrpc.envelope_pb2 import Response, Status
 from pyshim.ttrpc.messages import (
     DecodedResponse,
@@ -14,6 +16,7 @@ from pyshim.ttrpc.messages import (
     encode_request,
     encode_response,
 )
+from pyshim.ttrpc.status import Code
 
 
 @pytest.mark.parametrize(
@@ -96,3 +99,10 @@ def test_status_text_is_cut_between_characters() -> None:
 
     assert len(text.encode()) <= 16 << 10
     assert text.strip("é") == "a"
+
+
+def test_every_code_has_grpcs_number() -> None:
+    numbers = {code.name: code.value[0] for code in grpc.StatusCode}
+
+    assert {name: number for name, number in vars(Code).items() if name.isupper()} == numbers
+    assert {"OK": 0, **{code.name: int(code) for code in ErrorCode}} == numbers

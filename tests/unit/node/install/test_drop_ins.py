@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from integration.framework.containerd import DEBIAN
 from integration.framework.releases import RELEASES, Release
 from pyshim.model.errors import AlreadyExists, FailedPrecondition, ShimError, Unimplemented
-from pyshim.node.install.blocks import with_block
+from pyshim.node.install.blocks import block_in, with_block, without_block
 from pyshim.node.install.containerd_config import runtimes_in
 from pyshim.node.install.drop_ins import HANDLERS, Containerd, containerd_writes, crio_text
 from pyshim.node.install.writes import BlockWrite, FileWrite, Write
@@ -218,3 +218,28 @@ def test_a_containerd_before_the_sandbox_api_is_refused_for_it() -> None:
 
     with pytest.raises(FailedPrecondition, match=r'^configure containerd 2.2: sandboxer "shim" needs 2.3'):
         containerd_writes(containerd, handlers, shim=SHIM)
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("text", ["", "version = 2\n", "version = 2", "a\n\n\n", "\n", "a\r\n"])
+def test_a_block_comes_out_as_it_went_in(text: str, first: bool) -> None:
+    marked = with_block(text, "b = 1\n", first=first)
+
+    assert block_in(marked) == "b = 1\n"
+    assert without_block(marked) == text
+    assert block_in(text) is None
+    assert without_block(text) == text
+
+
+def test_what_others_write_around_it_stays() -> None:
+    marked = "x = 0\n" + with_block("a = 1", "b = 1\n", first=False) + "c = 1\n"
+
+    assert without_block(marked) == "x = 0\na = 1\nc = 1\n"
+    assert block_in(marked) == "b = 1\n"
+
+
+def test_a_block_without_its_end_is_refused() -> None:
+    marked = with_block("", "b = 1\n", first=True).replace("# end pyshim", "")
+
+    with pytest.raises(ValueError, match="has no line '# end pyshim'"):
+        without_block(marked)

@@ -24,6 +24,7 @@ from pyshim.resources.volumes.plan.disks import with_disks
 from pyshim.resources.volumes.plan.share import share_plan
 from pyshim.resources.volumes.plan.volumes import VolumesPlan, volume_sources, volumes_plan
 from tests.fakes.inputs import config, configured, spec
+from tests.unit.pod.conftest import Stack
 
 EMPTY_DIRS = "/var/lib/kubelet/pods/u1/volumes/kubernetes.io~empty-dir"
 DIRECTORY = SourceFacts(kind=SourceKind.DIRECTORY)
@@ -445,3 +446,16 @@ def test_sandbox_bind_mounts_are_read_only_unless_said_otherwise() -> None:
         ("/srv/d:e", True),
     ]
     assert {mount.target.rpartition("/")[0] for mount in mounts} == {f"{SHARE.mounts_dir}/sandbox-mounts"}
+
+
+WATCHABLE = "/run/kata-containers/shared/sandboxes/c1/mounts/watchable"
+
+
+async def test_the_directory_of_watched_volumes_is_in_the_share_before_the_guest_is_set_up(stack: Stack) -> None:
+    """The guest has the share read-only, and kata-agent mounts over this directory."""
+    made: list[bool] = []
+    stack.on_connected = lambda: made.append(WATCHABLE in stack.host.directories)
+
+    await stack.create("c1", ["sleep"])
+
+    assert made == [True]
