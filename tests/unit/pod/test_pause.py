@@ -52,14 +52,6 @@ async def test_other_signals_do_not_end_it(stack: Stack) -> None:
     assert stack.pod.state(sandbox, None).status is Status.RUNNING
 
 
-async def test_a_lost_guest_ends_it_with_255(stack: Stack) -> None:
-    sandbox = await _pod(stack)
-
-    stack.hypervisors[0].die("gone")
-
-    assert (await stack.pod.wait(sandbox, None)).status == 255
-
-
 async def test_calls_that_need_no_process_succeed_and_an_exec_is_refused(stack: Stack) -> None:
     sandbox = await _pod(stack)
 

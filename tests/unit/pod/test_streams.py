@@ -78,24 +78,6 @@ async def test_the_guest_gets_a_terminal_when_the_client_asks_for_one_whatever_t
         assert sent.SelinuxLabel == ""
 
 
-async def test_what_an_exec_asks_for_reaches_the_guest(stack: Stack) -> None:
-    container = await stack.run("c1", ["sleep"])
-    wishes = {"env": ["A=1"], "cwd": "/tmp", "user": {"uid": 7, "gid": 8, "additionalGids": [9]}}
-    capabilities = {"bounding": ["CAP_CHOWN"], "effective": ["CAP_CHOWN"]}
-    exec_id = await stack.exec(
-        container, "e1", ["sleep"], **wishes, capabilities=capabilities, noNewPrivileges=True, oomScoreAdj=5
-    )
-
-    await stack.pod.start(container, exec_id)
-
-    sent = stack.agent.execs["c1", "e1"].process
-    assert (list(sent.Env), sent.Cwd) == (["A=1"], "/tmp")
-    assert (sent.User.UID, sent.User.GID, list(sent.User.AdditionalGids)) == (7, 8, [9])
-    assert (list(sent.Capabilities.Bounding), list(sent.Capabilities.Ambient)) == (["CAP_CHOWN"], [])
-    assert sent.NoNewPrivileges
-    assert sent.OOMScoreAdj == 5
-
-
 async def test_an_exit_told_before_the_reply_to_the_start_has_the_output_before_it(stack: Stack) -> None:
     container = await stack.create("c1", ["echo", "up"], PIPES)
     stack.agent.late["StartContainer"] = asyncio.Event()
@@ -175,28 +157,6 @@ async def test_a_child_that_outlives_an_exec_does_not_hold_its_exit(
     assert stack.host.streams["e1"].stdout.closed
 
     assert not [record for record in caplog.records if record.message == "stream broke"]
-
-
-async def test_a_child_that_holds_the_pipe_prints_until_containerd_deletes_the_exec(stack: Stack) -> None:
-    """containerd's drain_exec_sync_io_timeout says when that is."""
-    stack.agent.remembers = True
-    container = await stack.run("c1", ["sleep"])
-    exec_id = await stack.exec(container, "e1", ["yes", "7"], PIPES)
-    await stack.pod.start(container, exec_id)
-    await stack.pod.wait(container, exec_id)
-    output = stack.host.streams["e1"].stdout
-    before = len(output.data)
-    await asyncio.sleep(15)
-    assert len(output.data) > before + 1000
-    stack.agent.processes["c1", "e1"].prints_on = False  # the child is silent now, and does not end
-    await asyncio.sleep(5)
-    loop = asyncio.get_running_loop()
-    began = loop.time()
-
-    await stack.pod.delete(container, exec_id)
-
-    assert loop.time() - began < 1
-    assert output.closed
 
 
 async def test_output_that_an_agent_keeps_is_read_after_the_exit_and_ended_by_delete(stack: Stack) -> None:

@@ -63,17 +63,6 @@ def test_sigkill_of_init_takes_execs_along(client: AgentClient, sleeper: str) ->
     assert client.exit_code(sleeper) == 137
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP], ids=lambda number: number.name)
-def test_an_execs_death_by_signal_is_128_plus_its_number(
-    client: AgentClient, sleeper: str, number: signal.Signals
-) -> None:
-    client.execute(sleeper, "e1", ["sleep", "1000"])
-
-    client.signal(sleeper, number, "e1")
-
-    assert client.exit_code(sleeper, "e1") == 128 + number
-
-
 def test_a_signal_after_exit_is_no_error(hosted_agent: HostedAgent, client: AgentClient, cid: str) -> None:
     client.run(hosted_agent.spec(["true"]), cid)
     client.exit_code(cid)
