@@ -1,6 +1,8 @@
-"""The specification, clause by clause: names, documents, versions, what is refused and in which words."""
+"""The specification, clause by clause, and the README's example: names, documents, versions, refusals."""
 
 import copy
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ from pyshim.cdi import (
     parse_qualified_name,
     parse_spec,
 )
+from tests.unit.cdi.spec_files import put, spec
 
 FULL_EDITS: dict[str, Any] = {
     "env": ["FOO=bar", "EMPTY="],
@@ -358,3 +361,18 @@ def test_an_annotation_is_read_whatever_its_key_is_called_after_the_prefix(name:
     key = f"cdi.k8s.io/{name}"
 
     assert parse_annotations({key: "v/c=1"}) == ((key,), ("v/c=1",))
+
+
+README = Path(__file__).resolve().parents[3] / "pyshim/cdi/README.md"
+
+
+def test_the_example_injects_a_device_and_names_one_that_is_missing(tmp_path: Path) -> None:
+    (example,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    scope: dict[str, Any] = {}
+    exec(example, scope)
+    put(tmp_path, "a.json", spec("v.com/a", "x"))
+    oci_spec: dict[str, Any] = {}
+
+    assert scope["with_devices"](oci_spec, ["v.com/a=x"], [str(tmp_path)]) == []
+    assert oci_spec["process"]["env"] == ["COMMON=1", "DEV_x=1"]
+    assert scope["with_devices"](oci_spec, ["v.com/a=y"], [str(tmp_path)]) == ["v.com/a=y"]

@@ -1,15 +1,19 @@
 """The files in configs/: without mistakes, and honest about what is not there yet."""
 
+import json
+from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pyshim.__main__ import operator_main
-from pyshim.config.catalogue import KEYS
+from pyshim.config.catalogue import KEYS, spellings
 from pyshim.config.effective import Level
 from pyshim.config.keys import Table, Verdict
-from pyshim.config.load import build_config, load_config
-from pyshim.config.sources import Source
+from pyshim.config.load import build_config, load_config, warnings
+from pyshim.config.sources import Source, read_source
+from pyshim.config.values import toml_value
 from pyshim.node.cli.config_reference import commented_toml, markdown
 
 from .documents import examined, options
@@ -89,3 +93,52 @@ def test_a_shipped_file_lets_pods_set_no_annotation_that_only_contains_a_permitt
 
     if effective.of(Table.HYPERVISOR, "enable_annotations").value:
         assert effective.of(Table.HYPERVISOR, "annotation_match").value == "anchored"
+
+
+KATA = json.loads((Path(__file__).parents[2] / "golden" / "config" / "kata-4.1.json").read_text(), parse_float=Fraction)
+KATA_FILES: dict[str, dict[str, Any]] = KATA["files"]
+STARTS = [name for name, file in KATA_FILES.items() if file["starts"]]
+
+
+def written(directory: Path, name: str) -> Path:
+    lines = [f"hypervisor.{KATA_FILES[name]['hypervisor']}.enable_debug = false"]
+    lines += [f"{dotted} = {toml_value(value)}" for dotted, value in KATA_FILES[name]["settings"].items()]
+    path = directory / "configuration.toml"
+    path.write_text("\n".join([*lines, ""]))
+    return path
+
+
+def test_no_key_of_katas_is_unknown() -> None:
+    tables = {str(table): table for table in Table}
+    unknown = []
+    for dotted in KATA["names"]:
+        table, _, name = dotted.replace("hypervisor.factory", "factory").rpartition(".")
+        if (tables[table], name) not in spellings():
+            unknown.append(dotted)
+
+    assert unknown == []
+    assert len(KATA_FILES) == 29
+
+
+@pytest.mark.parametrize("name", KATA_FILES)
+def test_the_verdict_on_each_file(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    file = KATA_FILES[name]
+    path = written(tmp_path, name)
+
+    code = operator_main(["config", "check", "--elsewhere", str(path)])
+
+    errors = [line for line in capsys.readouterr().out.splitlines() if ": error: " in line]
+    assert (code, len(errors)) == (0 if file["starts"] else 1, len(file["errors"]))
+    assert all(name in line for name, line in zip(file["errors"], errors, strict=True))
+    effective = examined(path)
+    named = {warning.partition(" ")[0] for warning in warnings(effective)}
+    assert named == set(file["in_vain"])
+    assert all(finding.level < Level.WARNING for finding in effective.findings if finding.verdict is not None)
+
+
+@pytest.mark.parametrize("name", STARTS)
+def test_a_file_of_the_rust_runtime_is_sized_by_its_overheads(tmp_path: Path, name: str) -> None:
+    config = build_config(read_source(options(written(tmp_path, name)), {}))
+
+    by_overhead = any(".overhead_" in key for key in KATA_FILES[name]["settings"])
+    assert config.runtime.sizing_policy == ("overhead" if by_overhead else "sum")

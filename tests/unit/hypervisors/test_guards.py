@@ -1,19 +1,28 @@
-"""Confidential guests: what their argv adds to the plain one, and what is refused before QEMU is asked."""
+"""Confidential guests: their argv, the refusals before QEMU is asked, and the launch of SEV."""
 
+import asyncio
 import base64
 import json
+import re
+import stat
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from hypervisors.qemu.cmdline import check_config, fd_table, qemu_argv
+from hypervisors.qemu.guards.launch import ask_encryption, attest, secret_of
 from hypervisors.qemu.guards.sev import Encryption, encryption_of
 from hypervisors.qemu.hotplug import capabilities_of
+from hypervisors.qemu.qmp import QmpCommandFailed, QmpError
+from pyshim.host.processes.children import Children
 from pyshim.model.confidential import Guard, SevGuard, SnpGuard, TdxGuard, VsockQuotes
-from pyshim.model.errors import FailedPrecondition, InvalidArgument
+from pyshim.model.errors import FailedPrecondition, InvalidArgument, ShimError
 from pyshim.model.host_facts import Accelerator
 from pyshim.model.vm import ImageDriver, MemoryBacking, VmConfig, VsockChannel
+from tests.fakes.ledger import FakeLedger
 from tests.fakes.vm_config import vm_config, with_boot, with_memory
 
 TDX = TdxGuard(mrconfigid=b"", quotes=VsockQuotes(cid=2, port=4050))
@@ -126,3 +135,178 @@ def test_the_encryption_bit_is_what_qemu_says_of_the_host() -> None:
 def test_an_answer_that_is_no_cpus_is_refused(answer: object) -> None:
     with pytest.raises(FailedPrecondition, match="are not a CPU's"):
         encryption_of(answer)
+
+
+QEMU = Path("/usr/bin/qemu-system-x86_64")
+SECRET = {"packet-header": base64.b64encode(b"header").decode(), "secret": base64.b64encode(b"secret").decode()}
+LAUNCH = {
+    "enabled": True,
+    "api-major": 1,
+    "api-minor": 55,
+    "build-id": 24,
+    "policy": 5,
+    "handle": 3,
+    "state": "launch-secret",
+}
+
+
+class ScriptedMonitor:
+    """Answers the three commands of a launch; `asked` is what it was asked."""
+
+    def __init__(self, measurement: object) -> None:
+        self.asked: list[tuple[str, Any]] = []
+        self._answers = {"query-sev-launch-measure": measurement, "query-sev": LAUNCH, "sev-inject-launch-secret": {}}
+
+    async def execute(self, command: str, arguments: Any = None) -> object:
+        self.asked.append((command, arguments))
+        return self._answers[command]
+
+
+def hook_in(directory: Path, body: str) -> str:
+    path = directory / "hook"
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(stat.S_IRWXU)
+    return str(path)
+
+
+def launched(hook: str, measurement: object = "bWVhc3VyZQ==") -> ScriptedMonitor:
+    monitor = ScriptedMonitor({"data": measurement})
+    guard = SevGuard(policy=5, launch_hook=hook)
+    asyncio.run(attest(monitor, Children(), guard, "pod1"))  # type: ignore[arg-type]
+    return monitor
+
+
+def test_the_hook_is_told_the_measurement_and_its_secret_is_injected(tmp_path: Path) -> None:
+    hook = hook_in(tmp_path, f"env | grep ^PYSHIM_ | sort > {tmp_path}/environment; echo '{json.dumps(SECRET)}'")
+
+    monitor = launched(hook)
+
+    assert (tmp_path / "environment").read_text().splitlines() == [
+        "PYSHIM_SANDBOX=pod1",
+        "PYSHIM_SEV_API_MAJOR=1",
+        "PYSHIM_SEV_API_MINOR=55",
+        "PYSHIM_SEV_BUILD_ID=24",
+        "PYSHIM_SEV_HANDLE=3",
+        "PYSHIM_SEV_MEASUREMENT=bWVhc3VyZQ==",
+        "PYSHIM_SEV_POLICY=5",
+        "PYSHIM_SEV_STATE=launch-secret",
+    ]
+    assert monitor.asked[-1] == ("sev-inject-launch-secret", SECRET)
+
+
+def test_a_hook_without_an_answer_lets_the_guest_run_without_a_secret(tmp_path: Path) -> None:
+    monitor = launched(hook_in(tmp_path, "true"))
+
+    assert [command for command, _ in monitor.asked] == ["query-sev-launch-measure", "query-sev"]
+
+
+def test_without_a_hook_the_launch_is_only_measured() -> None:
+    assert [command for command, _ in launched("").asked] == ["query-sev-launch-measure"]
+
+
+@pytest.mark.parametrize("body", ["exit 3", "kill -9 $$"])
+def test_a_hook_that_fails_keeps_the_guest_from_running(tmp_path: Path, body: str) -> None:
+    with pytest.raises(FailedPrecondition, match="the guest may not run"):
+        launched(hook_in(tmp_path, body))
+
+
+def test_a_hook_that_is_not_there_keeps_the_guest_from_running(tmp_path: Path) -> None:
+    with pytest.raises(ShimError, match="no such file"):
+        launched(str(tmp_path / "absent"))
+
+
+def test_a_measurement_that_is_none_is_qemus_error() -> None:
+    with pytest.raises(QmpError, match="lacks the text 'data'"):
+        launched("", measurement=3)
+
+
+@pytest.mark.parametrize(
+    ("answer", "named"),
+    [
+        (b"{", "not JSON"),
+        (b"[]", "not an object"),
+        (b"{}", "not an object"),
+        (json.dumps({**SECRET, "more": 1}).encode(), "not an object"),
+        (json.dumps({**SECRET, "secret": "%"}).encode(), "secret is not base64"),
+        (json.dumps({**SECRET, "secret": 3}).encode(), "secret is not base64"),
+        (json.dumps({**SECRET, "secret": ""}).encode(), "secret is 0 bytes"),
+        (json.dumps({**SECRET, "gpa": "1"}).encode(), "gpa is not an address"),
+        (b" " * (65 << 10) + b"x", "more than"),
+    ],
+)
+def test_an_answer_that_is_none_is_refused_by_name(answer: bytes, named: str) -> None:
+    with pytest.raises(FailedPrecondition) as caught:
+        secret_of(answer, "/hook")
+
+    assert named in str(caught.value)
+    assert "'/hook'" in str(caught.value)
+
+
+SCRIPTED_QEMU = """#!{python}
+import json, socket, sys
+assert sys.argv[1:3] == ["-name", "sev-of-vm1"], sys.argv
+connection = socket.socket(fileno=3)
+version = {{"qemu": {{"major": 8, "minor": 2, "micro": 0}}, "package": ""}}
+connection.sendall(json.dumps({{"QMP": {{"version": version, "capabilities": []}}}}).encode() + b"\\n")
+for answer in ({{"return": {{}}}}, {answer!r}):
+    question = json.loads(connection.recv(65536))  # each comes alone, after the answer before it
+    identity = {{key: value for key, value in question.items() if key == "id"}}
+    connection.sendall(json.dumps({{**answer, **identity}}).encode() + b"\\n")
+connection.recv(1)
+"""
+CAPABLE = {"return": {"pdh": "", "cert-chain": "", "cpu0-id": "", "cbitpos": 51, "reduced-phys-bits": 1}}
+
+
+def asked(program: str) -> tuple[Encryption, FakeLedger]:
+    """The answer of the QEMU of that name; the ledger has had it and no process is left of it."""
+    ledger, children = FakeLedger(), Children()
+
+    async def main() -> Encryption:
+        try:
+            return await ask_encryption(program, children, ledger, name="sev-of-vm1", timeout_s=20)
+        finally:
+            assert (children.alive, ledger.held) == ((), {})
+
+    return asyncio.run(main()), ledger
+
+
+def scripted_qemu(directory: Path, body: str) -> str:
+    path = directory / "qemu"
+    path.write_text(body)
+    path.chmod(stat.S_IRWXU)
+    return str(path)
+
+
+def test_a_qemu_without_a_machine_is_asked_for_the_hosts_encryption_bit(tmp_path: Path) -> None:
+    program = scripted_qemu(tmp_path, SCRIPTED_QEMU.format(python=sys.executable, answer=CAPABLE))
+
+    found, ledger = asked(program)
+
+    assert found == Encryption(cbitpos=51, reduced_phys_bits=1)
+    assert [verb for verb, _ in ledger.history] == ["acquire", "acquire", "release"]
+
+
+def test_a_host_without_sev_fails_in_qemus_words(tmp_path: Path) -> None:
+    refusal = {"error": {"class": "GenericError", "desc": "SEV is not enabled in KVM"}}
+    program = scripted_qemu(tmp_path, SCRIPTED_QEMU.format(python=sys.executable, answer=refusal))
+
+    with pytest.raises(QmpCommandFailed, match="ask qemu 'query-sev-capabilities': SEV is not enabled in KVM"):
+        asked(program)
+
+
+def test_a_qemu_that_does_not_come_up_fails_with_its_last_words(tmp_path: Path) -> None:
+    program = scripted_qemu(tmp_path, "#!/bin/sh\necho 'no kvm here' >&2\nexit 1\n")
+
+    with pytest.raises(FailedPrecondition, match=r"qemu .* exited with status 1: no kvm here"):
+        asked(program)
+
+
+@pytest.mark.skipif(not QEMU.exists(), reason=f"needs {QEMU}")
+def test_the_installed_qemu_takes_the_question() -> None:
+    """Its answer is that of this host; a word of our argv or question that it did not take would be an error."""
+    try:
+        said = f"cbitpos {asked(str(QEMU))[0].cbitpos}"
+    except ShimError as error:
+        said = str(error)
+
+    assert re.search("cbitpos|SEV is not|(?i:kvm)", said), said

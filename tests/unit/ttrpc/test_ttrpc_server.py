@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ttrpc_peers import DEMO, RawPeer, code_of, echo, fails_alone, frame, raw_server, request, until
@@ -643,3 +645,14 @@ async def test_a_draining_server_refuses_it() -> None:
         server.draining = True
         await peer.send(request(1, "Look"))
         assert (await code_of(peer))[:2] == (1, Code.UNAVAILABLE)
+
+
+README = Path(__file__).resolve().parents[3] / "pyshim/ttrpc/README.md"
+
+
+def test_the_example_answers_its_call(tmp_path: Path) -> None:
+    (example,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    scope: dict[str, Any] = {}
+    exec(example, scope)
+
+    assert asyncio.run(scope["main"](str(tmp_path / "demo.sock"))) == b"value of key"

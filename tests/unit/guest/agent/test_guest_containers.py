@@ -1,4 +1,4 @@
-"""A container's life in the guest agent, with real crun on this host."""
+"""A container's life in the guest agent, its added processes and signals, with real crun on this host."""
 
 from __future__ import annotations
 
@@ -136,3 +136,170 @@ def test_stats_of_a_running_container_are_answered(client: AgentClient, sleeper:
     reply = client.call("StatsContainer", agent_pb2.StatsContainerRequest(container_id=sleeper))
 
     assert reply.cgroup_stats.cpu_stats.cpu_usage.total_usage > 0
+
+
+def test_exec_has_its_own_streams_and_exit_code(client: AgentClient, sleeper: str) -> None:
+    client.execute(sleeper, "e1", ["sh", "-c", "cat; echo err >&2; exit 5"])
+    client.write(sleeper, b"to exec", "e1")
+    client.close_stdin(sleeper, "e1")
+
+    assert client.read_all(sleeper, "e1") == b"to exec"
+    assert client.read_all(sleeper, "e1", method="ReadStderr") == b"err\n"
+    assert client.exit_code(sleeper, "e1") == 5
+
+
+def test_exec_fails_with_cruns_words_when_the_program_is_missing(client: AgentClient, sleeper: str) -> None:
+    with pytest.raises(CallError, match="executable file `nope` not found"):
+        client.execute(sleeper, "e1", ["nope"])
+
+    with refused(Code.NOT_FOUND):
+        client.exit_code(sleeper, "e1")
+
+
+def test_an_exec_id_is_taken_while_it_runs_and_free_afterwards(client: AgentClient, sleeper: str) -> None:
+    client.execute(sleeper, "e1", ["sleep", "1000"])
+
+    with pytest.raises(CallError) as caught:
+        client.execute(sleeper, "e1", ["true"])
+    client.signal(sleeper, signal.SIGKILL, "e1")
+    assert client.exit_code(sleeper, "e1") == 137
+    client.execute(sleeper, "e1", ["sh", "-c", "exit 4"])
+
+    assert caught.value.code == Code.ALREADY_EXISTS
+    assert client.exit_code(sleeper, "e1") == 4
+
+
+def test_init_answers_to_its_containers_id_and_no_exec_may_take_it(client: AgentClient, sleeper: str) -> None:
+    with pytest.raises(CallError) as caught:
+        client.execute(sleeper, sleeper, ["true"])
+    client.signal(sleeper, signal.SIGKILL, sleeper)
+
+    assert caught.value.code == Code.ALREADY_EXISTS
+    assert client.exit_code(sleeper, sleeper) == 137
+    assert client.exit_code(sleeper) == 137
+
+
+def test_exec_in_an_exited_container_is_refused(hosted_agent: HostedAgent, client: AgentClient, cid: str) -> None:
+    client.run(hosted_agent.spec(["true"]), cid)
+    client.exit_code(cid)
+
+    with refused(Code.FAILED_PRECONDITION):
+        client.execute(cid, "late", ["true"])
+
+
+def test_many_execs_leave_no_file_descriptor_behind(
+    hosted_agent: HostedAgent, client: AgentClient, sleeper: str
+) -> None:
+    client.execute(sleeper, "first", ["true"])
+    client.exit_code(sleeper, "first")
+    client.read_all(sleeper, "first")
+    client.read_all(sleeper, "first", method="ReadStderr")
+    client.close_stdin(sleeper, "first")
+    before = hosted_agent.settled_fds()
+
+    for number in range(10):
+        name = f"probe{number}"
+        client.execute(sleeper, name, ["true"])
+        client.exit_code(sleeper, name)
+        client.read_all(sleeper, name)
+        client.read_all(sleeper, name, method="ReadStderr")
+        client.close_stdin(sleeper, name)
+
+    until(lambda: hosted_agent.open_fds() <= before, "the agent has more open than before")
+
+
+def test_exit_is_latched_for_every_waiter_early_and_late(
+    hosted_agent: HostedAgent, client: AgentClient, cid: str
+) -> None:
+    client.create(hosted_agent.spec(["sh", "-c", "exit 9"]), cid)
+    early = [client.send("WaitProcess", agent_pb2.WaitProcessRequest(container_id=cid)) for _ in range(3)]
+    client.start(cid)
+
+    codes = [agent_pb2.WaitProcessResponse.FromString(client.wait(one)).status for one in early]
+
+    assert codes == [9, 9, 9]
+    assert client.exit_code(cid) == 9
+    assert client.exit_code(cid) == 9
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=lambda number: number.name)
+def test_a_created_container_can_be_killed(
+    hosted_agent: HostedAgent, client: AgentClient, cid: str, number: signal.Signals
+) -> None:
+    client.create(hosted_agent.spec(["sleep", "1000"]), cid)
+
+    client.signal(cid, number)
+
+    assert client.exit_code(cid) == 137
+
+
+def test_sigterm_reaches_an_init_that_handles_it(hosted_agent: HostedAgent, client: AgentClient, cid: str) -> None:
+    script = "trap 'exit 42' TERM; echo ready; while :; do sleep 0.05; done"
+    client.run(hosted_agent.spec(["sh", "-c", script]), cid)
+    client.read(cid)
+
+    client.signal(cid, signal.SIGTERM)
+
+    assert client.exit_code(cid) == 42
+
+
+def test_sigterm_ends_an_init_that_does_not_handle_it(client: AgentClient, sleeper: str) -> None:
+    client.signal(sleeper, signal.SIGTERM)
+
+    assert client.exit_code(sleeper) == 137
+
+
+def test_sigkill_of_init_takes_execs_along(client: AgentClient, sleeper: str) -> None:
+    client.execute(sleeper, "e1", ["sleep", "1000"])
+
+    client.signal(sleeper, signal.SIGKILL)
+
+    assert client.exit_code(sleeper, "e1") == 137
+    assert client.exit_code(sleeper) == 137
+
+
+def test_a_signal_after_exit_is_no_error(hosted_agent: HostedAgent, client: AgentClient, cid: str) -> None:
+    client.run(hosted_agent.spec(["true"]), cid)
+    client.exit_code(cid)
+
+    client.signal(cid, signal.SIGTERM)
+    client.signal(cid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("number", [0, 65, 1 << 31])
+def test_a_number_that_is_no_signal_is_refused(client: AgentClient, sleeper: str, number: int) -> None:
+    with refused(Code.INVALID_ARGUMENT):
+        client.signal(sleeper, number)
+
+
+def test_paused_container_makes_no_progress_until_resumed(
+    hosted_agent: HostedAgent, client: AgentClient, cid: str
+) -> None:
+    client.run(hosted_agent.spec(["sh", "-c", "while read line; do echo got $line; done"]), cid)
+    client.call("PauseContainer", agent_pb2.PauseContainerRequest(container_id=cid))
+    client.write(cid, b"1\n")
+    reading = client.send("ReadStdout", agent_pb2.ReadStreamRequest(container_id=cid, len=100))
+
+    while_paused = client.is_answered(reading)
+    client.call("ResumeContainer", agent_pb2.ResumeContainerRequest(container_id=cid))
+
+    assert not while_paused
+    assert agent_pb2.ReadStreamResponse.FromString(client.wait(reading)).data == b"got 1\n"
+
+
+@pytest.mark.parametrize(
+    ("method", "request_type"),
+    [
+        ("StartContainer", agent_pb2.StartContainerRequest),
+        ("RemoveContainer", agent_pb2.RemoveContainerRequest),
+        ("WaitProcess", agent_pb2.WaitProcessRequest),
+        ("PauseContainer", agent_pb2.PauseContainerRequest),
+        ("StatsContainer", agent_pb2.StatsContainerRequest),
+        ("CloseStdin", agent_pb2.CloseStdinRequest),
+        ("TtyWinResize", agent_pb2.TtyWinResizeRequest),
+        ("UpdateContainer", agent_pb2.UpdateContainerRequest),
+    ],
+)
+def test_an_unknown_container_is_not_found_by_any_call(client: AgentClient, method: str, request_type: type) -> None:
+    with refused(Code.NOT_FOUND, "'ghost'"):
+        client.call(method, request_type(container_id="ghost"))

@@ -1,4 +1,4 @@
-"""The links that become devices of the VM, and their configuration in the guest."""
+"""Links that become devices of the VM, at first and when a namespace has changed, and those that are devices."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from pyshim.model.network import (
     NetworkScan,
     RouteReport,
 )
-from pyshim.resources.network.plan.network import network_plan
+from pyshim.resources.network.plan.network import EndpointPlan, NetworkPlan, changed_plan, network_plan
 
 ETH0 = LinkReport(
     index=2,
@@ -271,3 +271,128 @@ def test_a_macvtap_is_put_on_no_link_that_shares_a_device_with_others(kind: str)
     assert len(network_plan(found, NetworkModel.TCFILTER).endpoints) == 1
     with pytest.raises(Unimplemented, match=f"'eth0': a {kind} carries no macvtap"):
         network_plan(found, NetworkModel.MACVTAP)
+
+
+IN_USE = replace(ETH0, ingress_qdisc="ingress")
+TAP = replace(ETH0, index=8, name="veth0_kata", kind="tun", mac="02:00:00:00:00:08")
+ADDRESS = address(2, "10.2.0.2/24")
+WIRED = network_plan(scan(ETH0)).endpoints
+
+
+def again(
+    *links: object, wired: tuple[EndpointPlan, ...] = WIRED, model: str = "tcfilter", **facts: object
+) -> NetworkPlan:
+    addresses = facts.pop("addresses", (ADDRESS, address(3, "10.3.0.2/24")))
+    found = scan(*links, addresses=addresses, **facts)  # type: ignore[arg-type]
+    return changed_plan(found, NetworkModel(model), wired, first=len(WIRED))
+
+
+def test_a_link_in_use_stays_as_it_is_though_it_has_our_qdisc_and_a_tap_beside_it() -> None:
+    plan = again(IN_USE, TAP)
+
+    assert plan.endpoints == WIRED
+    assert [item.name for item in plan.interfaces] == ["eth0"]
+    assert plan.left_out == ()
+
+
+def test_a_new_link_is_numbered_on_and_gets_a_tap_of_its_own() -> None:
+    plan = again(IN_USE, TAP, ETH1, routes=(route(index=3, destination="10.9.0.0/16", gateway="10.3.0.1"),))
+
+    assert [(item.id, item.link_name, item.tap_name) for item in plan.endpoints] == [
+        ("network-0", "eth0", "veth0_kata"),
+        ("network-1", "eth1", "veth1_kata"),
+    ]
+    assert [item.name for item in plan.interfaces] == ["eth0", "eth1"]
+    assert [(item.destination, item.device) for item in plan.routes] == [("10.9.0.0/16", "eth1")]
+
+
+def test_a_link_that_is_gone_is_no_endpoint_and_nothing_is_told_of_it() -> None:
+    plan = again(TAP, addresses=(), routes=(route(),), neighbours=(neighbour(),))
+
+    assert (plan.endpoints, plan.interfaces, plan.routes, plan.neighbours) == ((), (), (), ())
+
+
+def test_a_link_that_lost_its_address_is_gone_for_the_guest() -> None:
+    assert again(IN_USE, TAP, addresses=()).endpoints == ()
+
+
+def test_a_link_made_with_the_index_of_one_that_is_gone_is_a_new_one() -> None:
+    other = replace(ETH0, mac="02:00:00:00:00:77")
+
+    (endpoint,) = again(other, TAP).endpoints
+
+    assert (endpoint.id, endpoint.tap_name, endpoint.mac) == ("network-1", "veth1_kata", "02:00:00:00:00:77")
+
+
+def test_a_renamed_link_keeps_its_device_and_is_told_by_its_new_name() -> None:
+    plan = again(replace(IN_USE, name="net7"), TAP)
+
+    assert [(item.id, item.link_name) for item in plan.endpoints] == [("network-0", "net7")]
+    assert [item.name for item in plan.interfaces] == ["net7"]
+
+
+def test_new_links_that_cannot_be_wired_are_left_out_by_name_and_the_others_are_not() -> None:
+    twin = replace(ETH1, index=4, name="twin", mac=ETH0.mac.upper())
+    taken = replace(ETH1, index=5, name="taken", mac="02:00:00:00:00:05", ingress_qdisc="clsact")
+    strange = replace(ETH1, index=6, name="strange", mac="02:00:00:00:00:06", kind="wireguard")
+    everywhere = tuple(address(index, f"10.{index}.0.2/24") for index in range(2, 7))
+
+    plan = again(IN_USE, TAP, ETH1, twin, taken, strange, addresses=everywhere)
+
+    assert [item.link_name for item in plan.endpoints] == ["eth0", "eth1"]
+    assert [sentence.partition(":")[0] for sentence in plan.left_out] == [
+        "connect link 'strange'",
+        "connect link 'taken'",
+        "connect links 'eth0' and 'twin'",
+    ]
+
+
+def test_a_new_link_that_carries_no_macvtap_is_left_out() -> None:
+    plan = again(ETH0, replace(ETH1, kind="ipvlan"), model="macvtap")
+
+    assert [item.link_name for item in plan.endpoints] == ["eth0"]
+    assert plan.left_out == ("connect link 'eth1': a ipvlan carries no macvtap (hint: 'tcfilter' does)",)
+
+
+CARD = replace(ETH0, kind="", bus="pci", device="0000:41:08.0")
+
+
+@pytest.mark.parametrize("model", [NetworkModel.TCFILTER, NetworkModel.MACVTAP])
+def test_a_card_is_handed_over_and_told_and_the_other_links_are_wired(model: NetworkModel) -> None:
+    facts = scan(CARD, ETH1, routes=(route(),), neighbours=(neighbour(),))
+
+    plan = network_plan(facts, model, pass_physical=True)
+
+    (card,) = plan.physical
+    assert (card.link_name, card.mac, card.address) == ("eth0", ETH0.mac, "0000:41:08.0")
+    assert [(item.link_name, item.tap_name, item.id) for item in plan.endpoints] == [
+        ("eth1", "veth0_kata", "network-0")
+    ]
+    assert [(item.name, item.type) for item in plan.interfaces] == [("eth0", "physical"), ("eth1", "virtual")]
+    assert [item.device for item in (*plan.routes, *plan.neighbours)] == ["eth0", "eth0"]
+
+
+def test_a_card_that_must_not_be_handed_over_is_refused_by_name() -> None:
+    with pytest.raises(ShimError, match=r"connect link 'eth0': a physical device.*cold_plug_vfio is \"no-port\""):
+        network_plan(scan(CARD))
+
+
+def test_a_card_of_another_kind_than_ethernet_is_refused() -> None:
+    with pytest.raises(ShimError, match="without Ethernet frames"):
+        network_plan(scan(replace(CARD, hardware_type=32)), pass_physical=True)
+
+
+def test_a_virtual_function_of_a_nested_hosts_virtio_card_is_no_pci_link() -> None:
+    plan = network_plan(scan(replace(ETH0, kind="", bus="virtio", device="virtio0")), pass_physical=True)
+
+    assert (plan.physical, len(plan.endpoints)) == ((), 1)
+
+
+def test_a_card_that_comes_later_is_left_out() -> None:
+    addresses = (address(2, "10.2.0.2/24"), address(3, "10.3.0.2/24"))
+
+    plan = changed_plan(scan(CARD, ETH1, addresses=addresses), NetworkModel.TCFILTER, (), first=0)
+
+    assert [item.link_name for item in plan.endpoints] == ["eth1"]
+    assert plan.physical == ()
+    assert "the VM runs already" in plan.left_out[0]

@@ -1,4 +1,4 @@
-"""The plan of each kind of mount."""
+"""The plan of each kind of mount and root, and of volumes where nothing is shared."""
 
 import base64
 import json
@@ -10,18 +10,20 @@ from msgspec.structs import replace
 
 from pyshim.model.config import Config
 from pyshim.model.errors import FailedPrecondition, InvalidArgument, ShimError, Unimplemented
-from pyshim.model.guest import GuestContainer
+from pyshim.model.guest import GuestContainer, Storage
 from pyshim.model.ids import ContainerId, HostPath, SandboxId
 from pyshim.model.mounts import SourceKind
 from pyshim.model.oci import OciSpec
-from pyshim.model.plans import SharePlan
+from pyshim.model.plans import ContainerPlan, SharePlan
 from pyshim.model.task import RootfsMount
 from pyshim.model.vm import GuestLocation
 from pyshim.model.volumes import DirectVolume, EmptyDir, FsGroup, SourceFacts
-from pyshim.pod.plan.container import container_plan
+from pyshim.pod.plan.container import container_plan, without_image
 from pyshim.resources.volumes.plan.disk_volumes import disk_id
 from pyshim.resources.volumes.plan.disks import with_disks
-from pyshim.resources.volumes.plan.share import share_plan
+from pyshim.resources.volumes.plan.guest_pull import root_pulled_in_guest
+from pyshim.resources.volumes.plan.share import no_share, share_plan
+from pyshim.resources.volumes.plan.virtual_volume import virtual_volume
 from pyshim.resources.volumes.plan.volumes import VolumesPlan, volume_sources, volumes_plan
 from tests.fakes.inputs import config, configured, spec
 from tests.unit.pod.conftest import Stack
@@ -459,3 +461,205 @@ async def test_the_directory_of_watched_volumes_is_in_the_share_before_the_guest
     await stack.create("c1", ["sleep"])
 
     assert made == [True]
+
+
+FORCED = {"experimental_force_guest_pull": True}
+NAMED = {"io.kubernetes.cri.image-name": "docker.io/library/busybox:1"}
+CID = ContainerId("c1")
+
+
+def overlay(*options: str) -> tuple[RootfsMount, ...]:
+    return (RootfsMount(type="overlay", source="overlay", target="", options=("lowerdir=/a:/b", *options)),)
+
+
+def volume(**members: Any) -> str:
+    return "io.katacontainers.volume=" + base64.b64encode(json.dumps(members).encode()).decode()
+
+
+def pulled(config: Config, spec: OciSpec, rootfs: tuple[RootfsMount, ...] = ()) -> Storage | None:
+    return root_pulled_in_guest(virtual_volume(rootfs or overlay(), CID), spec, config, CID)
+
+
+def test_a_forced_pull_goes_by_the_pods_own_name_for_the_image() -> None:
+    storage = pulled(configured(runtime=FORCED), spec(annotations=NAMED))
+
+    assert storage is not None
+    assert (storage.driver, storage.fs_type) == ("image_guest_pull", "overlay")
+    assert storage.source == "docker.io/library/busybox:1"
+    assert storage.mount_point == "/run/kata-containers/c1/rootfs"
+    assert storage.driver_options == ('image_guest_pull={"metadata":' + json.dumps(NAMED, separators=(",", ":")) + "}",)
+
+
+def test_a_snapshotter_may_ask_for_it() -> None:
+    option = volume(volume_type="image_guest_pull", source="quay.io/a:b", image_pull={"metadata": {"k": "v"}})
+
+    storage = pulled(configured(), spec(), overlay(option))
+
+    assert storage is not None
+    assert (storage.source, storage.driver_options) == ("quay.io/a:b", ('image_guest_pull={"metadata":{"k":"v"}}',))
+
+
+def test_a_pods_sandbox_has_the_guests_own_image() -> None:
+    annotations = {"io.kubernetes.cri.container-type": "sandbox", "io.kubernetes.cri.sandbox-id": "c1"}
+
+    storage = pulled(configured(runtime=FORCED), spec(annotations=annotations))
+
+    assert storage is not None
+    assert storage.source == "pause"
+
+
+def test_nothing_is_pulled_unless_somebody_asks() -> None:
+    assert pulled(configured(), spec(annotations=NAMED)) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "named"),
+    [
+        ((), FailedPrecondition, "needs the image's name in annotation"),
+        (("io.katacontainers.volume=%",), InvalidArgument, "not base64 of JSON"),
+        (("io.katacontainers.volume=QUJD",), InvalidArgument, "not base64 of JSON"),
+        ((volume(volume_type="image_nydus_fs"),), Unimplemented, "volume type 'image_nydus_fs' is not supported"),
+        ((volume(volume_type="image_guest_pull"),), InvalidArgument, "names no image"),
+        ((volume(volume_type="image_guest_pull", source="a"),) * 2, InvalidArgument, "2 volumes of its root"),
+        ((volume(volume_type="image_guest_pull", source="a", image_pull=[1]),), InvalidArgument, "names no image"),
+    ],
+)
+def test_what_cannot_be_pulled_is_said(options: tuple[str, ...], kind: type[Exception], named: str) -> None:
+    with pytest.raises(kind, match=named):
+        pulled(configured(runtime=FORCED), spec(), overlay(*options))
+
+
+def container_of(config: Config, spec: OciSpec, kinds: dict[str, SourceKind]) -> ContainerPlan:
+    return container_plan(
+        container_id=CID,
+        bundle=HostPath("/bundle"),
+        rootfs=overlay(),
+        spec=spec,
+        config=config,
+        share=no_share(SandboxId("s1")),
+        sources={path: SourceFacts(kind=kind) for path, kind in kinds.items()},
+        hostname="h",
+        sysctls={},
+        terminal=False,
+    )
+
+
+CONFIGMAP = "/var/lib/kubelet/pods/u/volumes/kubernetes.io~configmap/v"
+
+
+def test_without_a_share_volumes_are_copied_and_the_host_mounts_nothing() -> None:
+    kinds = {CONFIGMAP: SourceKind.DIRECTORY, "/etc/file": SourceKind.FILE}
+    mounts = [bind("/config", CONFIGMAP, "ro"), bind("/file", "/etc/file", "ro"), bind("/again", "/etc/file", "ro")]
+
+    plan = container_of(configured({"shared_fs": "none"}, FORCED), spec(annotations=NAMED, mounts=mounts), kinds)
+
+    assert (plan.rootfs_mounts, plan.share_mounts, plan.share_points) == ((), (), ())
+    assert [(copy.source, copy.follows) for copy in plan.copies] == [(CONFIGMAP, True), ("/etc/file", False)]
+    sources = [mount["source"] for mount in plan.guest.spec["mounts"]]
+    assert sources == [plan.copies[0].guest_path, plan.copies[1].guest_path, plan.copies[1].guest_path]
+    assert all(source.startswith("/run/kata-containers/shared/containers/copy-") for source in sources)
+    assert plan.guest.spec["root"]["path"] == "/run/kata-containers/c1/rootfs"
+    assert plan.guest.storages[0].driver == "image_guest_pull"
+    assert without_image(plan).copies == ()
+
+
+def test_a_socket_cannot_be_copied() -> None:
+    config = configured({"shared_fs": "none"}, FORCED)
+
+    with pytest.raises(FailedPrecondition, match=r"'/run/x\.sock' on '/s'.*copies directories and files only"):
+        container_of(
+            config, spec(annotations=NAMED, mounts=[bind("/s", "/run/x.sock", "ro")]), {"/run/x.sock": SourceKind.OTHER}
+        )
+
+
+def test_a_root_that_cannot_reach_the_guest_is_refused_with_the_ways_out() -> None:
+    with pytest.raises(FailedPrecondition, match=r"block snapshotter.*experimental_force_guest_pull"):
+        container_of(configured({"shared_fs": "none"}), spec(), {})
+
+
+SOURCE = f"{EMPTY_DIRS}/cache"
+FACTS = SourceFacts(
+    kind=SourceKind.DIRECTORY,
+    size_bytes=1 << 30,
+    mode=0o777,
+    gid=7,
+    empty_dir=EmptyDir(path=SOURCE, sub_path="", in_memory=False),
+)
+
+
+@pytest.mark.parametrize(
+    ("mode", "driver_options", "options", "discard"),
+    [
+        ("block-encrypted", ("encryption_key=ephemeral", "create_filesystem"), (), False),
+        ("block-plain", ("create_filesystem",), ("discard",), True),
+    ],
+)
+def test_the_volume_is_a_directory_on_a_disk_that_outlives_containers(
+    mode: str, driver_options: tuple[str, ...], options: tuple[str, ...], discard: bool
+) -> None:
+    config = configured(runtime={**FORCED, "emptydir_mode": mode, "disable_guest_empty_dir": True})
+
+    plan = planned(config, spec(annotations=NAMED, mounts=[bind("/cache", SOURCE)]), {SOURCE: FACTS})
+
+    (use,) = plan.disks
+    assert (use.disk.path, use.make_bytes, use.disk.discard) == (f"{SOURCE}/disk.img", 1 << 30, discard)
+    assert use.storage is not None
+    assert (use.storage.driver_options, use.storage.options) == (driver_options, options)
+    assert (use.storage.fs_type, use.storage.shared) == ("ext4", True)
+    (directory,) = plan.storages
+    assert directory.mount_point == f"{use.storage.mount_point}/volume"
+    assert (directory.driver, directory.options) == ("local", ("mode=777", "fsgid=7"))
+    assert plan.mounts[0].source == directory.mount_point
+    assert plan.host_mounts == ()
+
+
+def test_all_containers_of_the_pod_have_the_same_disk() -> None:
+    config = configured(runtime={"emptydir_mode": "block-plain"})
+    first, second = (planned(config, spec(mounts=[bind(at, SOURCE)]), {SOURCE: FACTS}) for at in ("/a", "/b"))
+
+    assert first.disks == second.disks
+    assert first.mounts[0].source == second.mounts[0].source
+
+
+def test_an_empty_dir_in_memory_stays_one() -> None:
+    in_memory = SourceFacts(
+        kind=SourceKind.DIRECTORY,
+        fs_type="tmpfs",
+        mode=0o777,
+        empty_dir=EmptyDir(path=SOURCE, sub_path="", in_memory=True),
+    )
+    config = configured(runtime={"emptydir_mode": "block-encrypted"})
+
+    plan = planned(config, spec(mounts=[bind("/cache", SOURCE)]), {SOURCE: in_memory})
+
+    assert plan.disks == ()
+    assert plan.storages[0].driver == "ephemeral"
+
+
+def test_the_disk_is_mounted_before_the_directory_on_it_is_made() -> None:
+
+    config = configured({"shared_fs": "none"}, {**FORCED, "emptydir_mode": "block-encrypted"})
+    # The facts of those plans say nothing of emptyDirs: a disk of its own is put before its storages.
+    plan = container_of(config, spec(annotations=NAMED), {})
+    (use,) = planned(config, spec(mounts=[bind("/cache", SOURCE)]), {SOURCE: FACTS}).disks
+
+    guest = with_disks(plan.guest, [(use, GuestLocation(pci_path="02/01"))])
+
+    assert [storage.driver for storage in guest.storages] == ["blk", "image_guest_pull"]
+    assert guest.storages[0].source == "02/01"
+
+
+@pytest.mark.parametrize("mode", ["block-encrypted", "block-plain"])
+def test_the_directory_of_the_disks_file_is_not_shared_as_a_sub_path(mode: str) -> None:
+    """With subPath "." a guest could put a link to another file of the host in the place of `disk.img`."""
+    part = "/var/lib/kubelet/pods/u1/volume-subpaths/cache/app/0"
+    facts = SourceFacts(
+        kind=SourceKind.DIRECTORY, mode=0o777, empty_dir=EmptyDir(path=SOURCE, sub_path=".", in_memory=False)
+    )
+    config = configured(runtime={"emptydir_mode": mode})
+
+    with pytest.raises(Unimplemented, match=f"mount volume '{part}' on '/part': a subPath of an emptyDir .*'{mode}'"):
+        planned(config, spec(mounts=[bind("/part", part)]), {part: facts})
+
+    plan = planned(configured(), spec(mounts=[bind("/part", part)]), {part: facts})
+    assert [mount.source for mount in plan.host_mounts] == [part]
