@@ -96,6 +96,6 @@ class PodDevices(msgspec.Struct, frozen=True, kw_only=True):
 class PodResources(msgspec.Struct, frozen=True, kw_only=True):
     """The kubelet's record of one pod."""
 
-    requests: tuple[DeviceRequest, ...]
-    cpu_ids: dict[str, tuple[int, ...]]
-    memory: dict[str, dict[str, int]]
+    requests: tuple[DeviceRequest, ...] = ()
+    cpu_ids: dict[str, tuple[int, ...]] = {}
+    memory: dict[str, dict[str, int]] = {}

@@ -119,7 +119,9 @@ class Sandbox:
         self.direct_volumes = DirectVolumes(services, agent=lambda: self.agent, attachments=lambda: self.attachments)
         self.attachments = Attachments(services, announce=self.direct_volumes.announce)
         self.swap = GuestSwap(services, attachments=self.attachments, agent=lambda: self.agent)
-        self.devices = container_devices(services, find=environment.find_devices)
+        self.devices = container_devices(
+            plan=plan, vm_devices=services.vm_devices, tasks=tasks, find=environment.find_devices
+        )
         self.network = SandboxNetwork(services, environment.network_connector)
         self.health = HealthChecks()
         self.services = services

@@ -35,7 +35,6 @@ from pyshim.resources.devices.plan.env import guest_env
 from pyshim.resources.devices.plan.remote import own_names, remote_devices, with_names, without_gpu_count
 from pyshim.resources.devices.plugged import PluggedDevices
 from pyshim.resources.devices.vm_devices import VmDevices
-from pyshim.resources.services import SandboxServices
 
 log = logging.getLogger(__name__)
 
@@ -186,8 +185,10 @@ class RemoteVmDevices:
         """Nothing: devices stay with the VM."""
 
 
-def container_devices(services: SandboxServices, *, find: FindDevices) -> ContainerDevices:
+def container_devices(
+    *, plan: SandboxPlan, vm_devices: VmDevices, tasks: TaskOwner, find: FindDevices
+) -> ContainerDevices:
     """The devices of the sandbox's VM."""
-    if services.plan.config.is_remote:
-        return RemoteVmDevices(plan=services.plan, find=find)
-    return PassedDevices(plan=services.plan, vm_devices=services.vm_devices, tasks=services.tasks, find=find)
+    if plan.config.is_remote:
+        return RemoteVmDevices(plan=plan, find=find)
+    return PassedDevices(plan=plan, vm_devices=vm_devices, tasks=tasks, find=find)

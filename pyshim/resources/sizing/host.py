@@ -2,6 +2,7 @@
 
 import os
 from fractions import Fraction
+from operator import itemgetter
 
 from pyshim.model.capacity import CapacityFacts, CapacityQuestion, CgroupLimits, RamBacking
 from pyshim.model.host_facts import CgroupMode
@@ -18,11 +19,11 @@ def probe_capacity(
     """The facts as they are now. A file that cannot be read means "no limit known", never an error."""
     meminfo = _meminfo(f"{proc_root}/meminfo")
     available_kib = meminfo.get("MemAvailable")
-    pages = (meminfo.get("Hugepagesize", 0), f"{sys_root}/kernel/mm/hugepages")
+    page_kib = meminfo.get("Hugepagesize", 0)
     return CapacityFacts(
         available_mib=None if available_kib is None else available_kib // 1024,
         swap_free_mib=meminfo.get("SwapFree", 0) // 1024,
-        backing=_hugepages(*pages) if question.hugepages else None,
+        backing=_hugepages(page_kib, f"{sys_root}/kernel/mm/hugepages") if question.hugepages else None,
         cgroup=_cgroup_limits(question.parent_cgroup, cgroup_mode, f"{sys_root}/fs/cgroup"),
     )
 
@@ -54,22 +55,16 @@ def _hugepages(page_kib: int, root: str) -> RamBacking:
 
 
 def _cgroup_limits(path: str, mode: CgroupMode, root: str) -> CgroupLimits:
-    memory: tuple[int, str] | None = None
-    cpu: tuple[Fraction, str] | None = None
+    limits, quotas = [], []
     for cgroup in kernel.upwards(path):
-        # Strictly tighter only: of equal limits the innermost is named.
-        limit = _memory_limit(cgroup, mode, root)
-        if limit is not None and (memory is None or limit < memory[0]):
-            memory = limit, cgroup or "/"
-        quota = _cpu_quota(cgroup, mode, root)
-        if quota is not None and (cpu is None or quota < cpu[0]):
-            cpu = quota, cgroup or "/"
-    return CgroupLimits(
-        memory_bytes=memory[0] if memory else None,
-        memory_path=memory[1] if memory else "",
-        cpu_quota=cpu[0] if cpu else None,
-        cpu_path=cpu[1] if cpu else "",
-    )
+        if (limit := _memory_limit(cgroup, mode, root)) is not None:
+            limits.append((limit, cgroup or "/"))
+        if (quota := _cpu_quota(cgroup, mode, root)) is not None:
+            quotas.append((quota, cgroup or "/"))
+    # Of equal limits the first one, which is the innermost.
+    memory_bytes, memory_path = min(limits, key=itemgetter(0), default=(None, ""))
+    cpu_quota, cpu_path = min(quotas, key=itemgetter(0), default=(None, ""))
+    return CgroupLimits(memory_bytes=memory_bytes, memory_path=memory_path, cpu_quota=cpu_quota, cpu_path=cpu_path)
 
 
 def _memory_limit(cgroup: str, mode: CgroupMode, root: str) -> int | None:

@@ -8,7 +8,8 @@ beyond what the VM has is refused rather than written into a cgroup that could n
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from msgspec.structs import replace
@@ -81,10 +82,8 @@ class Resizer:
         """The VM has room for the container. If this raises, it does not count and added memory is removed."""
         async with self._lock:
             self._demand(container_id, resources)  # refused before it counts
-            self._asked[container_id] = resources
-            if self._dynamic:
-                await self._grow_or_restore(container_id, None)
-            await self._fit_or_restore(container_id, None)
+            with self._asking(container_id, resources):
+                await self._make_room()
 
     async def grow_from(self, base: VmConfig, agent: Agent) -> None:
         """A VM that runs with the size of `base` has the planned one; of memory a little more, as it comes in blocks.
@@ -108,7 +107,7 @@ class Resizer:
             await agent.online_cpu_memory(self.vcpus, cpu_only=True)
         if memory_mib > self.memory_mib:
             self._block_mib = (await agent.guest_details()).memory_block_bytes // MIB or _NO_BLOCKS
-            for step_mib in growth_steps(self._size_of(base), memory_mib):
+            for step_mib in growth_steps(self._size(base), memory_mib):
                 self.memory_mib = await self._hypervisor.resize_memory(step_mib)
                 await agent.online_cpu_memory(self.vcpus, cpu_only=False)
         if self.vcpus < vcpus or self.memory_mib < memory_mib:
@@ -140,21 +139,15 @@ class Resizer:
             before = self._asked.get(container_id)
             if before is None:
                 raise FailedPrecondition(f"{action}: it has ended")
-            after = _after(before, update)
+            after = merged(before, update)
             demands = self._demands()
             wanted = [self._demand(each.name, after) if each.name == container_id else each for each in demands]
             if not self._dynamic:
-                check_static_update(action, self._size(), demands, wanted)
-            self._asked[container_id] = after
+                check_static_update(action, self._size(self._plan.vm), demands, wanted)
             try:
-                if self._dynamic:
-                    await self._grow_or_restore(container_id, before)
-                await self._fit_or_restore(container_id, before)
-                try:
+                with self._asking(container_id, after):
+                    await self._make_room()
                     await apply(after)
-                except BaseException:
-                    self._restore(container_id, before)
-                    raise
             finally:
                 self._on_change()  # also after a failure: the VM may have grown
         self._shrink_soon()
@@ -167,15 +160,14 @@ class Resizer:
         """
         action = f"update sandbox '{self._plan.sandbox_id}'"
         async with self._lock:
-            before, after = self._pod, _after(self._pod, update)
+            before, after = self._pod, merged(self._pod, update)
             demands = [demand("pod", before)], [demand("pod", after)]  # refused before it counts
             if not self._dynamic:
-                check_static_update(action, self._size(), *demands)
+                check_static_update(action, self._size(self._plan.vm), *demands)
             self._pod = after
             try:
                 if self._dynamic:
-                    await to_the_end(self._grow())
-                    await self._fit(self._asked.values(), self.record)
+                    await self._make_room()
             except BaseException:
                 self._pod = before
                 self._shrink_soon()
@@ -192,27 +184,26 @@ class Resizer:
         found = demand(container_id, resources)
         return found if self._plan.placement is None else replace(found, cpus=frozenset())
 
-    async def _grow_or_restore(self, container_id: ContainerId, before: Resources | None) -> None:
+    @contextmanager
+    def _asking(self, container_id: ContainerId, resources: Resources) -> Iterator[None]:
+        """The container counts with `resources`; as before if the block fails, unless it has ended meanwhile."""
+        before = self._asked.get(container_id)
+        self._asked[container_id] = resources
         try:
+            yield
+        except BaseException:
+            if before is None:
+                self._asked.pop(container_id, None)
+            elif container_id in self._asked:
+                self._asked[container_id] = before
+            self._shrink_soon()
+            raise
+
+    async def _make_room(self) -> None:
+        """The VM and the host's cgroups have what the containers ask for."""
+        if self._dynamic:
             await to_the_end(self._grow())  # QEMU does not take half a command back
-        except BaseException:
-            self._restore(container_id, before)
-            raise
-
-    async def _fit_or_restore(self, container_id: ContainerId, before: Resources | None) -> None:
-        try:
-            await self._fit(self._asked.values(), self.record)
-        except BaseException:
-            self._restore(container_id, before)
-            raise
-
-    def _restore(self, container_id: ContainerId, before: Resources | None) -> None:
-        """The container counts as before, unless it has ended meanwhile."""
-        if before is None:
-            self._asked.pop(container_id, None)
-        elif container_id in self._asked:
-            self._asked[container_id] = before
-        self._shrink_soon()
+        await self._fit(self._asked.values(), self.record)
 
     # ---- growing and shrinking, under the lock
 
@@ -298,12 +289,9 @@ class Resizer:
             self._block_mib = details.memory_block_bytes // MIB or _NO_BLOCKS
         asked = container_workload(self._pod)
         pod = replace(asked, vcpus_source="the pod's CPU limit", memory_source="the pod's memory limit")
-        return resize_plan(self._size(), self._demands(), self._plan.config, self._host, pod)
+        return resize_plan(self._size(self._plan.vm), self._demands(), self._plan.config, self._host, pod)
 
-    def _size(self) -> VmSize:
-        return self._size_of(self._plan.vm)
-
-    def _size_of(self, vm: VmConfig) -> VmSize:
+    def _size(self, vm: VmConfig) -> VmSize:
         cpu, memory = vm.cpu, vm.memory
         can_grow = self._hypervisor.capabilities().memory_hotplug and self._block_mib != _NO_BLOCKS
         return VmSize(
@@ -327,8 +315,9 @@ class Resizer:
         )
         if record == self.record:
             return
-        for warning in _new(record.warnings, self.record.warnings):
-            log.warning("sizing", extra={"sandbox": self._plan.sandbox_id, "problem": warning})
+        for warning in record.warnings:
+            if warning not in self.record.warnings:
+                log.warning("sizing", extra={"sandbox": self._plan.sandbox_id, "problem": warning})
         self.record = record
         log.info(
             "sizing",
@@ -355,21 +344,3 @@ def _had(decided: Dimension, granted: int) -> Dimension:
         return decided
     reason = "what is not taken away" if granted > decided.granted else "what could be added"
     return replace(decided, granted=granted, limited_by=reason)
-
-
-def _new(warnings: Iterable[str], known: Iterable[str]) -> tuple[str, ...]:
-    old = frozenset(known)
-    return tuple(warning for warning in warnings if warning not in old)
-
-
-def _after(before: Resources, update: Resources) -> dict[str, Any]:
-    """All resources after `update`: Kata's rule for what sizes a VM, and the same for every other member."""
-    result = merged(before, update)
-    for group, members in update.items():
-        if isinstance(members, Mapping):
-            had = result.get(group)
-            changed = {name: value for name, value in members.items() if value}
-            result[group] = {**(had if isinstance(had, Mapping) else {}), **changed}
-        elif members:
-            result[group] = members
-    return result

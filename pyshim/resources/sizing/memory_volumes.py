@@ -19,8 +19,9 @@ async def resize_memory_volumes(volumes: Iterable[MemoryVolume], *, host: Host, 
     The agent mounts it again with these options: `mode` would undo a chmod of the container's, so it is left out.
     """
     try:
-        if storages := [resized for volume in volumes if (resized := await _resized(volume, host))]:
-            await agent.update_ephemeral_mounts(tuple(storages))
+        resized = [await _resized(volume, host) for volume in volumes]
+        if storages := tuple(filter(None, resized)):
+            await agent.update_ephemeral_mounts(storages)
     except ShimError as error:
         log.warning("resize memory volumes", extra={"error": str(error)})
 

@@ -28,28 +28,20 @@ def find_devices(
     ask: Ask,
 ) -> PodDevices:
     """Every device of the question. Raises a ShimError; names without a spec are all named by one NotFound."""
-    asked, found_cpus, found_memory = _asked(question, ask)
-    requests = merged((*asked, *_annotated(question)))
+    asked = PodResources()
+    if question.kubelet_socket:
+        asked = ask(question.kubelet_socket, question.pod_name, question.pod_namespace)
+    requests = merged((*asked.requests, *_annotated(question)))
     if question.names_only:
-        named = tuple(FoundDevice(request=request, nodes=()) for request in requests)
-        return PodDevices(devices=named, cpu_ids=found_cpus, memory=found_memory)
-    found = _resolved(requests, cache or Cache(), look_at)
-    known = {node.path for device in found for node in device.nodes}
-    for path in question.nodes:
-        if path not in known:
-            request = DeviceRequest(name="", origin="spec")
-            found.append(FoundDevice(request=request, nodes=(look_at(path),)))
-    return PodDevices(devices=tuple(found), cpu_ids=found_cpus, memory=found_memory)
-
-
-def _asked(
-    question: DeviceQuestion, ask: Ask
-) -> tuple[tuple[DeviceRequest, ...], dict[str, tuple[int, ...]], dict[str, dict[str, int]]]:
-    """(devices, exclusive CPUs, memory) by the kubelet."""
-    if not question.kubelet_socket:
-        return (), {}, {}
-    answer = ask(question.kubelet_socket, question.pod_name, question.pod_namespace)
-    return answer.requests, answer.cpu_ids, answer.memory
+        found = [FoundDevice(request=request, nodes=()) for request in requests]
+    else:
+        found = _resolved(requests, cache or Cache(), look_at)
+        known = {node.path for device in found for node in device.nodes}
+        from_spec = DeviceRequest(name="", origin="spec")
+        found += [
+            FoundDevice(request=from_spec, nodes=(look_at(path),)) for path in question.nodes if path not in known
+        ]
+    return PodDevices(devices=tuple(found), cpu_ids=asked.cpu_ids, memory=asked.memory)
 
 
 def _annotated(question: DeviceQuestion) -> tuple[DeviceRequest, ...]:

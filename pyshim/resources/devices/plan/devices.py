@@ -6,6 +6,7 @@ own CDI specs give a meaning; the index counts the devices of the kind over the 
 is how a driver in the guest counts them.
 """
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -27,16 +28,22 @@ from pyshim.model.errors import FailedPrecondition, InvalidArgument, Unimplement
 from pyshim.model.guest import GuestContainer, GuestDevice
 from pyshim.model.kind import ContainerKind
 from pyshim.model.oci import OciDevice, OciSpec
-from pyshim.model.vm import (
-    PciLayout,
-    VfioDevice,
-)
+from pyshim.model.vm import PciLayout, VfioDevice
 from pyshim.resources.devices.plan.pci_topology import PortRequest, pci_layout, port_kind
 
 CDI_PREFIX = "cdi.k8s.io/"
 GUEST_KERNEL = "guest-kernel"
 _COMPANIONS = ("0x0403", "0x0c03", "0x0c80")
 """Audio, USB and other bus functions of a graphics card: they travel along and are not counted."""
+_KIND_ROW = re.compile(
+    r"(?:[0-9a-f]{4}:[0-9a-f]{0,6}=[^/:]*/[^/:]*|[^/=]*/[^/=]*=[^/:]*/[^/:]*(?::.+)?)",
+    re.DOTALL,
+)
+"""`VENDOR:CLASS=KIND` or `HOST-KIND=KIND[:MODEL]`, where kinds are VENDOR/CLASS."""
+PASSING_TIMEOUT_S = 120.0
+"""With devices passed through QEMU pins all of the guest's memory before it answers."""
+_VFIO_PCI = 1
+"""Kata's VFIODeviceType of a whole function."""
 
 
 def is_enabled(config: Config) -> bool:
@@ -51,20 +58,17 @@ def sandbox_question(kind: ContainerKind, spec: OciSpec, config: Config) -> Devi
     """
     if not config.is_remote and config.hypervisor.cold_plug_vfio == "no-port":
         return DeviceQuestion()
-    asked = (
-        remote_question(spec)
-        if config.is_remote
-        else DeviceQuestion(annotations=_cdi_annotations(spec), nodes=_vfio_nodes(spec))
-    )
-    pod = pod_of(spec.annotations)
-    ask = kind is ContainerKind.POD_SANDBOX and bool(config.runtime.pod_resource_api_sock)
-    if ask and not pod.name:
-        raise InvalidArgument("ask kubelet for the pod's devices: the sandbox's annotations do not name the pod")
-    if not ask:
+    if config.is_remote:
+        asked = remote_question(spec)
+    else:
+        asked = DeviceQuestion(annotations=_cdi_annotations(spec), nodes=_vfio_nodes(spec))
+    socket = config.runtime.pod_resource_api_sock
+    if kind is not ContainerKind.POD_SANDBOX or not socket:
         return asked
-    return replace(
-        asked, pod_name=pod.name, pod_namespace=pod.namespace, kubelet_socket=config.runtime.pod_resource_api_sock
-    )
+    pod = pod_of(spec.annotations)
+    if not pod.name:
+        raise InvalidArgument("ask kubelet for the pod's devices: the sandbox's annotations do not name the pod")
+    return replace(asked, pod_name=pod.name, pod_namespace=pod.namespace, kubelet_socket=socket)
 
 
 def remote_question(spec: OciSpec) -> DeviceQuestion:
@@ -201,18 +205,7 @@ def named_kind(host_kind: str, table: Sequence[str]) -> tuple[str, str]:
 def check_kind_table(table: Sequence[str], where: str) -> None:
     """Raises InvalidArgument for a row that is neither `VENDOR:CLASS=KIND` nor `HOST-KIND=KIND[:MODEL]`."""
     for row in table:
-        match, equals, value = row.partition("=")
-        kind, with_model, model = value.partition(":")
-        vendor, colon, class_head = match.partition(":")
-        digits = set("0123456789abcdef")
-        is_class = bool(colon) and len(vendor) == 4 and set(vendor) | set(class_head) <= digits and len(class_head) <= 6
-        is_kind = match.count("/") == 1
-        if not (
-            equals
-            and kind.count("/") == 1
-            and (is_kind or (is_class and not with_model))
-            and bool(with_model) == bool(model)
-        ):
+        if not _KIND_ROW.fullmatch(row):
             raise InvalidArgument(
                 f"read vfio_device_kinds in '{where}': {row!r} is neither VENDOR:CLASS=KIND nor HOST-KIND=KIND[:MODEL]"
             )
@@ -291,14 +284,6 @@ def _with_env(env: Sequence[str], more: Sequence[str]) -> list[str]:
     have = {text.partition("=")[0] for text in env}
     new = {text.partition("=")[0]: text for text in more}
     return [*env, *(text for name, text in new.items() if name not in have)]
-
-
-PASSING_TIMEOUT_S = 120.0
-"""With devices passed through QEMU pins all of the guest's memory before it answers."""
-
-
-_VFIO_PCI = 1
-"""Kata's VFIODeviceType of a whole function."""
 
 
 def kata_vfio_device(passed: Passed, *, cold: bool) -> Mapping[str, object]:

@@ -23,6 +23,7 @@ BRIDGE_SLOTS = 30
 """Of one PCI bridge: 1 to 30."""
 _END_OF_ROOT_BUS = 0x1F
 ROOT_BUS = "pcie.0"
+_PORT_KEYS = {PortKind.ROOT: "pcie_root_port", PortKind.SWITCH: "pcie_switch_port"}
 SWITCH_UP = "swup0"
 
 
@@ -61,12 +62,11 @@ def pci_layout(request: PortRequest, devices: Sequence[PciDevice], *, where: str
 
 def _ports(request: PortRequest, devices: int, later: int, where: str) -> tuple[PciPort, ...]:
     wanted = {PortKind.ROOT: request.root_ports, PortKind.SWITCH: request.switch_ports}
-    for kind in (request.cold_plug, request.hot_plug):
-        # One spare port where devices may come without notice.
-        needed = devices if kind is request.cold_plug else later + 1
+    # One spare port where devices may come without notice.
+    for kind, needed in ((request.cold_plug, devices), (request.hot_plug, later + 1)):
         if kind in wanted and not wanted[kind]:
             wanted[kind] = needed
-    for kind, key in ((PortKind.ROOT, "pcie_root_port"), (PortKind.SWITCH, "pcie_switch_port")):
+    for kind, key in _PORT_KEYS.items():
         if wanted[kind] > MAX_PORTS:
             raise ResourceExhausted(f"place {wanted[kind]} devices: at most {MAX_PORTS} ports ({key} in '{where}')")
     roots, switches = wanted[PortKind.ROOT], wanted[PortKind.SWITCH]
@@ -94,11 +94,10 @@ def _placed(
     if kind is PortKind.BRIDGE:
         return _behind_bridges(request, devices, where)
     places = [port for port in ports if port.kind is kind]
-    if len(devices) > len(places):
-        key = "pcie_root_port" if kind is PortKind.ROOT else "pcie_switch_port"
+    if kind is not None and len(devices) > len(places):
         raise ResourceExhausted(
-            f"place {len(devices)} devices: {key} = {len(places)} in '{where}' gives fewer ports; 0 means as many as"
-            " are needed"
+            f"place {len(devices)} devices: {_PORT_KEYS[kind]} = {len(places)} in '{where}' gives fewer ports;"
+            " 0 means as many as are needed"
         )
     return tuple(
         PlacedDevice(device=device, bus=port.id, slot=0, pci_path=f"{port.pci_path}/00")

@@ -11,7 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from pyshim.model.config import HYPERVISOR_PREFIX
-from pyshim.model.devices import DeviceRequest, PodDevices
+from pyshim.model.devices import PodDevices
 from pyshim.model.errors import FailedPrecondition, InvalidArgument, Unimplemented
 from pyshim.model.guest import GuestContainer
 from pyshim.resources.devices.plan.devices import CDI_PREFIX, named_kind
@@ -57,11 +57,12 @@ def remote_devices(found: PodDevices, kinds: Sequence[str], *, gpus: int = 0, gp
             given += 1
     if gpus and gpus < given:
         raise InvalidArgument(f"read annotation '{GPUS_KEY}': {gpus}, and the pod was given {given} GPUs")
+    claims = [{"container": each.container, "device": each.name, "origin": each.origin} for each in requests]
     return RemoteDevices(
         annotations={
             GPUS_KEY: str(max(gpus, given)),
             f"{HYPERVISOR_PREFIX}default_gpu_model": gpu_model or _model({model for _, model in rows if model}),
-            CLAIMS_KEY: json.dumps([_claim(request) for request in requests]) if requests else "",
+            CLAIMS_KEY: json.dumps(claims) if claims else "",
         },
         names=names,
     )
@@ -72,10 +73,6 @@ def _model(models: set[str]) -> str:
         named = ", ".join(sorted(models))
         raise InvalidArgument(f"give devices to a remote vm: {named}: an instance has GPUs of one model")
     return "".join(models)
-
-
-def _claim(request: DeviceRequest) -> dict[str, str]:
-    return {"container": request.container, "device": request.name, "origin": request.origin}
 
 
 def own_names(known: PodDevices, names: Mapping[str, str], container: str, asked: PodDevices) -> tuple[str, ...]:

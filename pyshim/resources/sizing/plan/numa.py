@@ -12,6 +12,7 @@ Keys and order are those of Kata's Go runtime, which has no placement and takes 
 
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
+from functools import partial
 from itertools import accumulate, pairwise
 
 import msgspec
@@ -19,7 +20,7 @@ import msgspec
 from pyshim.model.config import Config
 from pyshim.model.cpusets import cpu_set, cpuset_text
 from pyshim.model.errors import InvalidArgument
-from pyshim.model.machine import Machine, Node
+from pyshim.model.machine import Machine
 from pyshim.model.placement import Placement
 from pyshim.model.units import MIB
 from pyshim.model.vm import GuestNode
@@ -147,26 +148,22 @@ def _is_spread(machine: Machine) -> bool:
 def _homes_of_placement(machine: Machine, placement: Placement) -> list[_Home]:
     """A node of the guest for each that vCPUs were placed on."""
     node_of = {cpu.id: cpu.node for cpu in machine.cpus if cpu.online}
-    with_memory = [node for node in machine.nodes if node.memory_bytes]
-    allowed = [node for node in with_memory if node.id in placement.memory_nodes] or with_memory
+    with_memory = [node.id for node in machine.nodes if node.memory_bytes]
+    allowed = [node for node in with_memory if node in placement.memory_nodes] or with_memory
     homes = []
     for number in sorted({node_of[cpu] for cpu in placement.vcpu_cpus if cpu in node_of}):
+        nearest = min(allowed, key=partial(_host_distance, machine, number))
         here = {vcpu: cpu for vcpu, cpu in enumerate(placement.vcpu_cpus) if node_of.get(cpu) == number}
         homes.append(
             _Home(
                 # Which CPUs are shared changes; the node they are of does not.
                 cpus=tuple(here.values()) if placement.exclusive else _cpus(machine, frozenset({number})),
-                memory_nodes=(_nearest(machine, number, allowed).id,),
+                memory_nodes=(nearest,),
                 vcpus=tuple(here) if placement.exclusive else (),
                 share=len(here),
             )
         )
     return homes
-
-
-def _nearest(machine: Machine, number: int, nodes: Sequence[Node]) -> Node:
-    at = {node.id: index for index, node in enumerate(machine.nodes)}
-    return min(nodes, key=lambda node: machine.nodes[at[number]].distances[at[node.id]])
 
 
 def _homes_that_fit(machine: Machine, needs: VmNeeds) -> tuple[list[_Home], str]:
@@ -217,6 +214,10 @@ def _dealt(homes: Sequence[_Home], vcpus: int) -> list[tuple[int, ...]]:
 
 def _distance(machine: Machine, home: _Home, to: _Home) -> int:
     """Between what is nearest of both. Two that are on the same node of the host are near, and not the same."""
-    at = {node.id: index for index, node in enumerate(machine.nodes)}
-    nearest = min(machine.nodes[at[a]].distances[at[b]] for a in home.memory_nodes for b in to.memory_nodes)
+    nearest = min(_host_distance(machine, one, other) for one in home.memory_nodes for other in to.memory_nodes)
     return min(max(nearest, _NEAREST), _FARTHEST)
+
+
+def _host_distance(machine: Machine, one: int, other: int) -> int:
+    at = {node.id: index for index, node in enumerate(machine.nodes)}
+    return machine.nodes[at[one]].distances[at[other]]

@@ -32,7 +32,6 @@ from pyshim.resources.sizing.plan.workload import (
 MAX_GROWTH = 48
 """A plugged DIMM is described in memory the guest already has: beyond this many times its size the guest runs out.
 Source: Kata's limit for one ACPI memory hotplug."""
-_UPDATED_CPU = ("period", "quota", "cpus", "mems", "shares")
 
 
 class Demand(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,18 +83,18 @@ def demand(name: str, resources: Mapping[str, Any]) -> Demand:
 
 
 def merged(resources: Mapping[str, Any], update: Mapping[str, Any]) -> dict[str, Any]:
-    """`resources` after an update, in which a member that is absent, empty or 0 means "as before" (Kata's rule).
+    """`resources` after an update, in which a member that is absent, empty or 0 stays as it was (Kata's rule).
 
     Raises InvalidArgument for an update that is not made of groups.
     """
     check_groups(update)
     result = dict(resources)
-    for group, names in (("cpu", _UPDATED_CPU), ("memory", ("limit",))):
-        changed = {name: value for name in names if (value := (update.get(group) or {}).get(name))}
-        if changed:
+    for group, members in update.items():
+        if isinstance(members, Mapping):
+            changed = {name: value for name, value in members.items() if value}
             result[group] = {**(resources.get(group) or {}), **changed}
-    if update.get("hugepageLimits"):
-        result["hugepageLimits"] = update["hugepageLimits"]
+        elif members:
+            result[group] = members
     return result
 
 
@@ -121,14 +120,18 @@ def resize_plan(
     `pod` is what the pod as a whole asks for; its containers' sum counts where that is more.
     """
     record = _target(vm, demands, (stated(config), pod), config, host)
-    memory_mib, more = _reachable_memory(vm, record.memory_mib.granted)
+    memory_mib, more = record.memory_mib.granted, list[str]()
+    if memory_mib < vm.memory_mib and not vm.virtio_mem:
+        memory_mib = vm.memory_mib
+        more.append(f"memory stays at {memory_mib} MiB: DIMMs are not taken away")
     steps = _steps(vm, memory_mib)
     if steps and not vm.virtio_mem and len(steps) > vm.free_slots:
         steps = steps[: vm.free_slots]
         memory_mib = steps[-1] if steps else vm.memory_mib
     if memory_mib != record.memory_mib.granted:
-        limited = replace(record.memory_mib, granted=memory_mib, limited_by=_memory_reason(memory_mib, record))
-        record = replace(record, memory_mib=limited)
+        stays = memory_mib > record.memory_mib.granted
+        limit = "DIMMs, which are not taken away" if stays else "memory slots"
+        record = replace(record, memory_mib=replace(record.memory_mib, granted=memory_mib, limited_by=limit))
     return ResizePlan(
         record=record.with_warnings(*_limit_warnings(record), *more),
         vcpus=record.vcpus.granted,
@@ -209,12 +212,6 @@ def _tighter(limit: tuple[int, str], vm_maximum: int) -> tuple[int, str]:
     return limit if limit[0] <= vm_maximum else (vm_maximum, "what the VM was made for")
 
 
-def _reachable_memory(vm: VmSize, target_mib: int) -> tuple[int, tuple[str, ...]]:
-    if target_mib >= vm.memory_mib or vm.virtio_mem:
-        return target_mib, ()
-    return vm.memory_mib, (f"memory stays at {vm.memory_mib} MiB: DIMMs are not taken away",)
-
-
 def _steps(vm: VmSize, target_mib: int) -> tuple[int, ...]:
     """Sizes on the way to `target_mib`; a growing VM takes at most MAX_GROWTH times its size at once (DIMMs only)."""
     steps: list[int] = []
@@ -226,10 +223,6 @@ def _steps(vm: VmSize, target_mib: int) -> tuple[int, ...]:
         now += step
         steps.append(now)
     return tuple(steps)
-
-
-def _memory_reason(memory_mib: int, record: SizingRecord) -> str:
-    return "DIMMs, which are not taken away" if memory_mib > record.memory_mib.granted else "memory slots"
 
 
 def _limit_warnings(record: SizingRecord) -> tuple[str, ...]:

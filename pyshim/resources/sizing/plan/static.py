@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from pyshim.model.config import Config, HypervisorConfig
 from pyshim.model.host_facts import HostFacts
-from pyshim.model.sizing import Dimension, SizingRecord, dimension
+from pyshim.model.sizing import SizingRecord, dimension
 from pyshim.model.units import MIB
 from pyshim.resources.sizing.plan.workload import NO_CPU_LIMIT, NO_LIMITS, NO_MEMORY_LIMIT, Workload
 
@@ -45,11 +45,11 @@ def static_size(config: Config, host: HostFacts, request: Workload) -> SizingRec
     found = _size(config, host, request)
     own = stated(config)
     by_own = _size(config, host, own)
-    return replace(
-        found,
-        vcpus=max(found.vcpus, by_own.vcpus, key=_exact) if own.vcpus else found.vcpus,
-        memory_mib=max(found.memory_mib, by_own.memory_mib, key=_exact) if own.memory_bytes else found.memory_mib,
-    )
+    if own.vcpus and by_own.vcpus.exact > found.vcpus.exact:
+        found = replace(found, vcpus=by_own.vcpus)
+    if own.memory_bytes and by_own.memory_mib.exact > found.memory_mib.exact:
+        found = replace(found, memory_mib=by_own.memory_mib)
+    return found
 
 
 def stated(config: Config) -> Workload:
@@ -61,10 +61,6 @@ def stated(config: Config) -> Workload:
         memory_bytes=hypervisor.requested_memory_mib * MIB,
         memory_source="requested_memory" if hypervisor.requested_memory_mib else NO_MEMORY_LIMIT,
     )
-
-
-def _exact(decided: Dimension) -> Fraction:
-    return decided.exact
 
 
 def _size(config: Config, host: HostFacts, request: Workload) -> SizingRecord:

@@ -212,7 +212,10 @@ def test_a_small_guest_grows_in_steps_it_can_describe_to_itself() -> None:
         ),
         pytest.param(
             {"cpu": {"cpus": "0-1", "mems": "0"}, "memory": {"limit": 4, "swap": 9}},
-            {"cpu": {"quota": 5, "period": 9, "shares": 7, "cpus": "0-1", "mems": "0"}, "memory": {"limit": 4}},
+            {
+                "cpu": {"quota": 5, "period": 9, "shares": 7, "cpus": "0-1", "mems": "0"},
+                "memory": {"limit": 4, "swap": 9},
+            },
             id="cpuset-and-memory",
         ),
         pytest.param(
