@@ -7,7 +7,7 @@ from pyshim.model.placement import Need, whole_cpus
 from pyshim.model.units import MIB
 from pyshim.node.kubernetes.agreement import booted
 from pyshim.node.kubernetes.pod_size import PodSizing
-from pyshim.resources.sizing.plan import is_resizable
+from pyshim.resources.sizing.plan.static import is_resizable
 from pyshim.resources.sizing.plan.workload import requested_cpu
 
 _GUARANTEED, _BURSTABLE = "/kubepods", "/kubepods/burstable"

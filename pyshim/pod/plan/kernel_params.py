@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pyshim.model.config import AGENT_CDH_API_TIMEOUT_S, AGENT_LAUNCH_PROCESS_TIMEOUT_S, Config
 from pyshim.model.vm import split_params
 from pyshim.pod.plan.verity import check_verity, root_device
-from pyshim.resources.sizing.plan import is_resizable
+from pyshim.resources.sizing.plan.static import is_resizable
 
 SERIAL_AGENT_PORT = "org.pykata.agent.0"
 

@@ -44,17 +44,9 @@ from pyshim.resources.confidential.plan.guard import cpu_model, guard_of
 from pyshim.resources.confidential.plan.initdata import decode
 from pyshim.resources.devices.plan.devices import PASSING_TIMEOUT_S, check_kind_table, device_layout, memory_nodes
 from pyshim.resources.devices.plan.instances import InstanceTable, choose_type
-from pyshim.resources.sizing.plan import (
-    Headroom,
-    boot_size,
-    capacity_check,
-    headroom,
-    is_resizable,
-    static_size,
-    template_size,
-    workload,
-)
-from pyshim.resources.sizing.plan.capacity import memory_backing
+from pyshim.resources.sizing.plan.capacity import capacity_check, memory_backing
+from pyshim.resources.sizing.plan.static import Headroom, boot_size, headroom, is_resizable, static_size, template_size
+from pyshim.resources.sizing.plan.workload import workload
 from pyshim.resources.volumes.plan.disks import scsi_controller
 from pyshim.resources.volumes.plan.share import SHARE_TAG, no_share, share_plan
 

@@ -24,7 +24,6 @@ from pyshim.model.seams import Agent
 from pyshim.model.sizing import Dimension, SizingRecord
 from pyshim.model.units import MIB
 from pyshim.model.vm import VmConfig
-from pyshim.resources.sizing.plan import is_resizable
 from pyshim.resources.sizing.plan.resize import (
     Demand,
     ResizePlan,
@@ -35,6 +34,7 @@ from pyshim.resources.sizing.plan.resize import (
     merged,
     resize_plan,
 )
+from pyshim.resources.sizing.plan.static import is_resizable
 from pyshim.resources.sizing.plan.workload import container_workload
 
 log = logging.getLogger(__name__)

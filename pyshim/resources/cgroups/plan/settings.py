@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from typing import Any
 
+from pyshim.model.capacity import HOST_SIDE_MIB
 from pyshim.model.cgroups import CgroupPlan, GroupSetting, Member, Role
 from pyshim.model.config import Config
 from pyshim.model.cpusets import cpu_set, cpuset_text
@@ -18,7 +19,6 @@ from pyshim.model.errors import InvalidArgument
 from pyshim.model.host_facts import CgroupMode
 from pyshim.model.sizing import SizingRecord, decimal
 from pyshim.model.units import MIB, MIN_SHARES, SHARES_PER_CPU
-from pyshim.resources.sizing.plan.capacity import HOST_SIDE_MIB
 
 PERIOD_US = 100_000
 HOST_SIDE_CPUS = Fraction(1)

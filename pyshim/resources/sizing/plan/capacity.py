@@ -3,7 +3,13 @@
 import logging
 import math
 
-from pyshim.model.capacity import CapacityFacts, CapacityQuestion
+from pyshim.model.capacity import (
+    HOST_SIDE_MIB,
+    KVM_HOST_SIDE_MIB,
+    REMOTE_HOST_SIDE_MIB,
+    CapacityFacts,
+    CapacityQuestion,
+)
 from pyshim.model.config import Config, HypervisorConfig
 from pyshim.model.errors import FailedPrecondition
 from pyshim.model.host_facts import HostFacts
@@ -13,13 +19,6 @@ from pyshim.model.vm import MemoryBacking
 from pyshim.resources.cgroups.plan.cgroups import parent_cgroup
 
 log = logging.getLogger(__name__)
-HOST_SIDE_MIB = 206
-"""MiB that one sandbox takes beside guest RAM, at most. Measured with emulation, proportional set sizes, one container
-running: QEMU 7.2 up to 180 (its translated code included), virtiofsd 4, the shim 22."""
-KVM_HOST_SIDE_MIB = 110
-"""The same with KVM, where QEMU translates no code: without that code the same QEMU has 80, after a guest's boot."""
-REMOTE_HOST_SIDE_MIB = 25
-"""The same where the VM is not on the node: the shim, measured with three containers running."""
 
 
 def host_side_mib(config: Config, host: HostFacts) -> int:

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from pyshim.model.units import GIB, MIB
-from pyshim.resources.sizing.plan import Workload, boot_size, headroom, static_size, template_size
+from pyshim.resources.sizing.plan.static import boot_size, headroom, static_size, template_size
+from pyshim.resources.sizing.plan.workload import Workload
 from tests.fakes.inputs import config, configured, host
 
 

@@ -6,13 +6,14 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from pyshim.model.capacity import CapacityFacts, CgroupLimits, RamBacking
+from pyshim.model.capacity import HOST_SIDE_MIB, CapacityFacts, CgroupLimits, RamBacking
 from pyshim.model.config import Config
 from pyshim.model.errors import FailedPrecondition
 from pyshim.model.host_facts import HostFacts
 from pyshim.model.units import MIB
-from pyshim.resources.sizing.plan import Workload, capacity_check, static_size
-from pyshim.resources.sizing.plan.capacity import HOST_SIDE_MIB
+from pyshim.resources.sizing.plan.capacity import capacity_check
+from pyshim.resources.sizing.plan.static import static_size
+from pyshim.resources.sizing.plan.workload import Workload
 from tests.fakes.inputs import config, configured, host
 
 UNLIMITED = CgroupLimits(memory_bytes=None, memory_path="", cpu_quota=None, cpu_path="")

@@ -14,8 +14,9 @@ from pyshim.model.config import Config
 from pyshim.model.host_facts import HostFacts
 from pyshim.model.sizing import SizingRecord, dimension
 from pyshim.model.units import MIB
-from pyshim.resources.sizing.plan import Workload, static_size
 from pyshim.resources.sizing.plan.resize import Demand, VmSize, resize_plan
+from pyshim.resources.sizing.plan.static import static_size
+from pyshim.resources.sizing.plan.workload import Workload
 from tests.fakes.facts import host_facts
 
 HUGE = host_facts(cpu_count=1 << 20, memory_mib=1 << 40)

@@ -8,7 +8,7 @@ import pytest
 from pyshim.model.errors import InvalidArgument
 from pyshim.model.kind import ContainerKind
 from pyshim.model.units import MIB
-from pyshim.resources.sizing.plan import workload
+from pyshim.resources.sizing.plan.workload import workload
 
 POD = "io.kubernetes.cri.sandbox-"
 BY_QUOTA, BY_SHARES = f"annotations {POD}cpu-quota, -cpu-period", f"annotation {POD}cpu-shares, quota off"
