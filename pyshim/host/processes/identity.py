@@ -205,6 +205,19 @@ def family(pids: Iterable[int]) -> Iterator[int]:
         found = sorted({child.pid for pid in seen for child in children(pid)} - seen)
 
 
+def family_threads(pids: Iterable[int]) -> Iterator[int]:
+    """The threads of a family, those that start meanwhile included.
+
+    A thread that the caller moves, before it asks for the next, has all its later threads where it was moved to.
+    """
+    for pid in family(pids):
+        seen: set[int] = set()
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            while new := {int(tid) for tid in os.listdir(f"/proc/{pid}/task")} - seen:
+                yield from sorted(new)
+                seen |= new
+
+
 @contextlib.contextmanager
 def opened(process: ProcessRef) -> Iterator[int]:
     """A pidfd of that very process. Raises ProcessLookupError when it has ended."""

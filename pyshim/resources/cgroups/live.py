@@ -73,7 +73,6 @@ class SandboxCgroups:
         self._numa_why = plan.numa_why
         self._host = host
         self._records = records
-        self._ledger = records.ledger
         self._hypervisor = hypervisor
         self.own_pid = os.getpid()
         """The shim's."""
@@ -105,14 +104,15 @@ class SandboxCgroups:
         await self._claim()
         if plan.scope is not None:
             await self._host.start_scope(plan.scope)
-        self._note(await self._host.make(plan.groups))
+        self._note(*await self._host.make(plan.groups))
         await self._apply(limit_settings(plan, self._config, self._record))
         await self._try_placement()
         await self._join(Member.SHIM, self.own_pid)
         if self._placed is not None:
             # The shim's children start with these CPUs.
             cpus = service_cpus(self._placed.placement, self._placement_cpus())
-            self._note(filter(None, [await self._host.pin(self.own_pid, cpus)]))
+            if problem := await self._host.pin(self.own_pid, cpus):
+                self._note(problem)
 
     async def _try_placement(self) -> None:
         """The cgroup's CPUs are those of the placement; a placement that the pod's cgroup does not allow is dropped.
@@ -126,7 +126,7 @@ class SandboxCgroups:
             await self._check_sets(cpus, frozenset())
             await self._apply(cpuset_settings(self._plan, cpus, frozenset(), source=_BY_PLACEMENT))
         except ShimError as error:
-            self._note((f"not placed: {error}",))
+            self._note(f"not placed: {error}")
             self._placed = None
 
     def _placement_cpus(self) -> frozenset[int]:
@@ -159,7 +159,7 @@ class SandboxCgroups:
             LedgerEntry(kind=ResourceKind.CGROUP, key=group.path, detail={"roots": ":".join(self._host.roots(group))})
             for group in self._plan.groups
         ]
-        self._ledger.acquire(*entries)
+        self._records.ledger.acquire(*entries)
         self._entries += entries
 
     @contextlib.asynccontextmanager
@@ -184,10 +184,10 @@ class SandboxCgroups:
         The pod's functions are bound to VFIO by now, so that its groups are known. A cgroup in which the shim gives
         birth to the VMM follows when the shim has left it.
         """
-        await self._list_devices(lambda role: role is not self._plan.members[Member.VMM])
+        await self._list_devices([role for role in self._plan.listed if role is not self._plan.members[Member.VMM]])
 
-    async def _list_devices(self, of: Callable[[Role], bool]) -> None:
-        if roles := [role for role in self._plan.listed if of(role)]:
+    async def _list_devices(self, roles: Iterable[Role]) -> None:
+        if roles:
             rules = await self._host.device_rules(DEVICE_NODES)
             await self._apply(setting for role in roles for setting in device_settings(role, rules))
 
@@ -200,10 +200,10 @@ class SandboxCgroups:
         self._pids.update({Member.VMM: vmm_pid, Member.VIRTIOFSD: virtiofsd_pid})
         if not self._plan.groups or not vmm_pid:
             return
-        await self._list_devices(lambda role: role is self._plan.members[Member.VMM])
         programs: tuple[int, ...] = (vmm_pid, virtiofsd_pid, *self._hypervisor.helper_pids)
-        if self._plan.members[Member.VMM] in self._plan.listed:
-            programs = (virtiofsd_pid,)  # the others were born in a cgroup with a list
+        if (vmm_role := self._plan.members[Member.VMM]) in self._plan.listed:
+            await self._list_devices([vmm_role])
+            programs = (virtiofsd_pid,)  # the others were born in this cgroup
         moved = self._host.join_family(self._group(Role.DEVICES), filter(None, programs))
         if self._plan.mode is CgroupMode.V2:
             await moved  # with all threads; some of them are moved on
@@ -243,7 +243,7 @@ class SandboxCgroups:
             source = "" if cpus or self._placed is None else _BY_PLACEMENT
             cpus = cpus or self._placement_cpus()
             await self._check_sets(cpus, mems)
-            if cpus or mems or self._has_sets():
+            if cpus or mems or any(each.controller == "cpuset" for each in self._settings.values()):
                 await self._apply(cpuset_settings(self._plan, cpus, mems, source=source))
             await self._apply((*limit_settings(self._plan, self._config, record), *block_io))
             self._io_limited = limited_devices(containers)
@@ -260,7 +260,7 @@ class SandboxCgroups:
         invalid name, FailedPrecondition where the node lacks the class or the VM is in another.
         """
         name, left_out = rdt_class(linux)
-        self._note(f"container '{container_id}': linux.intelRdt.{key} is not done for a VM" for key in left_out)
+        self._note(*(f"container '{container_id}': linux.intelRdt.{key} is not done for a VM" for key in left_out))
         known = (self._pids.get(Member.VMM), self._pids.get(Member.VIRTIOFSD), *self._hypervisor.helper_pids)
         programs = tuple(pid for pid in known if pid)
         if not name or not programs:
@@ -283,9 +283,6 @@ class SandboxCgroups:
             if wanted and (allowed := await self._host.allowed(group, name)):
                 checked_cpuset(wanted, cpu_set(allowed, f"cpuset.{name}"), what, group.path)
 
-    def _has_sets(self) -> bool:
-        return any(setting.controller == "cpuset" for setting in self._settings.values())
-
     async def _place_vcpus(self) -> None:
         had = self._threads
         try:
@@ -304,8 +301,8 @@ class SandboxCgroups:
             cpus = service_cpus(self._placed.placement, cpus)
             self._pinning = placed_pinning(self._placed.placement, len(self._threads))
             # The VMM and its servers are children of the shim.
-            problem = await self._host.pin_family(self.own_pid, cpus, self._threads)
-            self._note([f"a thread is not where it is placed: {problem}"] if problem else ())
+            if problem := await self._host.pin_family(self.own_pid, cpus, self._threads):
+                self._note(f"a thread is not where it is placed: {problem}")
             self._on_change()
         elif self._config.runtime.enable_vcpus_pinning:
             # A cancellation between lock and release would leave it locked.
@@ -315,7 +312,7 @@ class SandboxCgroups:
         anywhere = cpus or await self._all_cpus()
         for vcpu, tid in enumerate(self._threads):
             if problem := await self._host.pin(tid, vcpu_cpus(vcpu, self._pinning, anywhere, self._nodes)):
-                self._note((f"vCPU {vcpu} is not where it is pinned to: {problem}",))
+                self._note(f"vCPU {vcpu} is not where it is pinned to: {problem}")
 
     async def _decide_pinning(self, cpus: frozenset[int]) -> None:
         had = self._pinning
@@ -374,7 +371,7 @@ class SandboxCgroups:
             await self._host.leave(self._plan.groups)
         finally:
             while self._entries:
-                await self._ledger.release(self._entries[-1])
+                await self._records.ledger.release(self._entries[-1])
                 self._entries.pop()
 
     # ---- what is known
@@ -402,10 +399,16 @@ class SandboxCgroups:
     def saved(self) -> Mapping[str, object]:
         """A JSON object; the numbers of processes are those at the sandbox's end."""
         plan = self._plan
+        saved: dict[str, object] = {"Mode": str(plan.mode), "Notes": list(self._notes)}
+        if self._rdt_class:
+            saved["RdtClass"] = self._rdt_class
         if not plan.groups:
-            return {"Mode": str(plan.mode), **self._class_saved(), "Notes": list(self._notes)}
-        return {
-            "Mode": str(plan.mode),
+            return saved
+        if self._numa_why:
+            saved["Numa"] = {"Why": self._numa_why, "Nodes": msgspec.to_builtins(self._nodes)}
+        if self._placed is not None:
+            saved["Placed"] = msgspec.to_builtins(self._placed)
+        return saved | {
             "SandboxCgroupOnly": self._config.runtime.sandbox_cgroup_only,
             "Unit": plan.scope.unit if plan.scope is not None else "",
             "Groups": [
@@ -421,14 +424,7 @@ class SandboxCgroups:
             ],
             "Pinned": {str(vcpu): cpu for vcpu, cpu in self._pinning.pairs.items()},
             "Pinning": self._pinning.reason,
-            **({"Numa": {"Why": self._numa_why, "Nodes": msgspec.to_builtins(self._nodes)}} if self._numa_why else {}),
-            **self._class_saved(),
-            **({"Placed": msgspec.to_builtins(self._placed)} if self._placed is not None else {}),
-            "Notes": list(self._notes),
         }
-
-    def _class_saved(self) -> Mapping[str, object]:
-        return {"RdtClass": self._rdt_class} if self._rdt_class else {}
 
     # ---- pieces
 
@@ -448,12 +444,12 @@ class SandboxCgroups:
                     text = f"no device list for '{group.path}': {problem}"  # one cause for all its rules
                 if setting.required:
                     raise FailedPrecondition(text)
-                self._note((text,))
+                self._note(text)
             for setting in settings:
                 if setting.role is role and setting not in failed:
                     self._settings[role, setting.file, _repeated(setting)] = setting
 
-    def _note(self, notes: Iterable[str]) -> None:
+    def _note(self, *notes: str) -> None:
         for note in notes:
             if note not in self._notes:
                 log.warning("cgroups", extra={"sandbox": self._sandbox_id, "problem": note})

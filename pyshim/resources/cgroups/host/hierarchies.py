@@ -1,5 +1,6 @@
 """Finds the mounted cgroup hierarchies; reads, writes and moves for every version."""
 
+import errno
 import os
 from collections.abc import Iterator, Mapping
 
@@ -13,7 +14,8 @@ from pyshim.model.errors import FailedPrecondition
 UNLIMITED_FROM = 1 << 62
 """v1 has no word for "no limit": it shows the largest page count, in bytes."""
 _READ_LIMIT = 1 << 20
-_READ_BYTES = 1 << 14
+_FULL = (errno.EAGAIN, errno.ENOMEM, errno.ENOSPC)
+"""The first is cgroup.max.descendants, the others are limits of the kernel."""
 
 
 class Hierarchy(msgspec.Struct, frozen=True):
@@ -62,18 +64,12 @@ def read(path: str) -> str:
 
 
 def _content(path: str) -> bytes:
-    """The first MiB; nothing when it cannot be read. A pod reads a hundred such files: no buffers and no codec."""
-    content = b""
+    """The first MiB; nothing when it cannot be read."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            while len(content) < _READ_LIMIT and (part := os.read(fd, _READ_BYTES)):
-                content += part
-        finally:
-            os.close(fd)
+        with open(path, "rb") as file:
+            return file.read(_READ_LIMIT)
     except OSError:
         return b""
-    return content
 
 
 def number(path: str) -> int | None:
@@ -115,10 +111,6 @@ def make_directory(path: str) -> None:
     except OSError as error:
         hint = " (hint: no more cgroups are allowed here)" if error.errno in _FULL else ""
         raise FailedPrecondition(f"make cgroup {path!r}: {describe_os_error(error)}{hint}") from error
-
-
-_FULL = frozenset({11, 12, 28})
-"""EAGAIN is cgroup.max.descendants, ENOMEM and ENOSPC are the kernel's own ends."""
 
 
 def move(directory: str, file: str, number: int) -> None:

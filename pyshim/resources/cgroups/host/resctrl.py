@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterable
 
 from pyshim.host.os_errors import describe_os_error
-from pyshim.host.processes.identity import family
+from pyshim.host.processes.identity import family_threads
 from pyshim.model.errors import FailedPrecondition
 from pyshim.resources.cgroups.plan.rdt import ROOT_CLASS
 
@@ -30,8 +30,9 @@ def join(name: str, pids: Iterable[int], root: str = ROOT) -> None:
         cause = f"open '{directory}/tasks': {describe_os_error(error)}{hint}"
         raise FailedPrecondition(f"join RDT class {name!r}: {cause}") from error
     try:
-        for member in family(pids):
-            _move(member, tasks)
+        for tid in family_threads(pids):
+            with contextlib.suppress(ProcessLookupError):
+                os.write(tasks, f"{tid}\n".encode())
     except OSError as error:
         cause = f"{describe_os_error(error)}{_last_words(root)}"
         raise FailedPrecondition(f"join RDT class {name!r}: {cause}") from error
@@ -47,14 +48,3 @@ def _last_words(root: str) -> str:
     except OSError:
         return ""
     return f": {said}" if said not in ("", "ok") else ""
-
-
-def _move(pid: int, tasks: int) -> None:
-    """A thread that is made meanwhile begins where the one that made it is."""
-    moved: set[int] = set()
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-        while new := {int(tid) for tid in os.listdir(f"/proc/{pid}/task")} - moved:
-            for tid in sorted(new):
-                with contextlib.suppress(ProcessLookupError):
-                    os.write(tasks, f"{tid}\n".encode())
-            moved |= new

@@ -4,11 +4,11 @@ import asyncio
 import contextlib
 import os
 import stat
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from pyshim.concurrency.deadlines import CHANGE_S, READ_S, within_s
 from pyshim.concurrency.threads import thread_to_the_end
-from pyshim.host.processes.identity import family
+from pyshim.host.processes.identity import family, family_threads
 from pyshim.model.cgroups import Group, GroupSetting, HostOom, Scope
 from pyshim.model.host_facts import CgroupMode
 from pyshim.resources.cgroups.host import hierarchies as cgroup_mounts
@@ -36,10 +36,11 @@ class LinuxCgroups:
     @within_s(READ_S, lambda self, groups: f"look into cgroups {_paths(groups)}")
     async def occupants(self, groups: tuple[Group, ...]) -> Mapping[str, int]:
         """By its path, a process that is in the group or below it, this one excepted. A group with none is left out."""
-        return await asyncio.to_thread(self._occupants, groups)
 
-    def _occupants(self, groups: tuple[Group, ...]) -> Mapping[str, int]:
-        return {group.path: pid for group in groups if (pid := self._occupant(group))}
+        def look() -> Mapping[str, int]:
+            return {group.path: pid for group in groups if (pid := self._occupant(group))}
+
+        return await asyncio.to_thread(look)
 
     def _occupant(self, group: Group) -> int:
         for root in self._tree.roots(group):
@@ -68,31 +69,17 @@ class LinuxCgroups:
 
     @within_s(CHANGE_S, "join cgroup '{group.path}'")
     async def join(self, group: Group, pids: Iterable[int]) -> None:
-        def join() -> None:
-            for pid in pids:
-                self._tree.join(group, pid)
-
-        await thread_to_the_end(join)
+        await thread_to_the_end(_move, self._tree.join, group, pids)
 
     @within_s(CHANGE_S, "join cgroup '{group.path}'")
     async def join_family(self, group: Group, pids: Iterable[int]) -> None:
         """The processes and all their descendants are in the group: virtiofsd serves from a child."""
-
-        def join() -> None:
-            for pid in family(pids):
-                self._tree.join(group, pid)
-
-        await thread_to_the_end(join)
+        await thread_to_the_end(_move, self._tree.join, group, family(pids))
 
     @within_s(CHANGE_S, "move threads into cgroup '{group.path}'")
     async def join_threads(self, group: Group, tids: Iterable[int]) -> None:
         """The threads are in the group, where the hierarchy keeps threads apart from their process."""
-
-        def join() -> None:
-            for tid in tids:
-                self._tree.join_thread(group, tid)
-
-        await thread_to_the_end(join)
+        await thread_to_the_end(_move, self._tree.join_thread, group, tids)
 
     @within_s(CHANGE_S, "leave cgroups")
     async def leave(self, groups: tuple[Group, ...]) -> None:
@@ -150,18 +137,18 @@ class LinuxCgroups:
     async def pin_family(self, pid: int, cpus: Iterable[int], but: Collection[int]) -> str:
         """All threads of a process, and of what it has started, run on these CPUs only, but for those in `but`.
 
-        A thread or process that is made meanwhile has the CPUs of the one that made it. The reason when the kernel
-        refuses.
+        Returns the reason when the kernel refuses.
         """
         wanted, problem = tuple(cpus), ""
-        for member in family((pid,)):
-            done = set(but)
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                while new := {int(tid) for tid in os.listdir(f"/proc/{member}/task")} - done:
-                    for tid in new:
-                        problem = await self.pin(tid, wanted) or problem
-                    done |= new
+        for tid in family_threads((pid,)):
+            if tid not in but:
+                problem = await self.pin(tid, wanted) or problem
         return problem
+
+
+def _move(join: Callable[[Group, int], None], group: Group, numbers: Iterable[int]) -> None:
+    for number in numbers:
+        join(group, number)
 
 
 def _device_rules(paths: tuple[str, ...]) -> tuple[tuple[str, str], ...]:

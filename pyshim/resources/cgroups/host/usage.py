@@ -7,15 +7,15 @@ from contextlib import suppress
 from pyshim.resources.cgroups.host import hierarchies as kernel
 
 _V1_USAGE = (
-    ("cpu_ns", "cpuacct", "cpuacct.usage", 1),
-    ("memory_bytes", "memory", "memory.usage_in_bytes", 1),
-    ("memory_peak_bytes", "memory", "memory.max_usage_in_bytes", 1),
-    ("processes", "pids", "pids.current", 1),
+    ("cpu_ns", "cpuacct", "cpuacct.usage"),
+    ("memory_bytes", "memory", "memory.usage_in_bytes"),
+    ("memory_peak_bytes", "memory", "memory.max_usage_in_bytes"),
+    ("processes", "pids", "pids.current"),
 )
 _V2_USAGE = (
-    ("memory_bytes", "memory", "memory.current", 1),
-    ("memory_peak_bytes", "memory", "memory.peak", 1),
-    ("processes", "pids", "pids.current", 1),
+    ("memory_bytes", "memory", "memory.current"),
+    ("memory_peak_bytes", "memory", "memory.peak"),
+    ("processes", "pids", "pids.current"),
 )
 
 
@@ -26,10 +26,10 @@ def usage(path: str) -> Mapping[str, int]:
         directory = each.mount_point + path
         if not os.path.isdir(directory):
             continue
-        for name, controller, file, factor in _V1_USAGE if each.controllers else _V2_USAGE:
+        for name, controller, file in _V1_USAGE if each.controllers else _V2_USAGE:
             value = kernel.number(f"{directory}/{file}")
             if value is not None and (not each.controllers or controller in each.controllers):
-                found[name] = value * factor
+                found[name] = value
         if not each.controllers and os.path.exists(f"{directory}/cpu.stat"):
             found.setdefault("cpu_ns", kernel.keyed(f"{directory}/cpu.stat", "usage_usec") * 1000)
         for name, file, key in (

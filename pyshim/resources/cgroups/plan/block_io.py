@@ -48,8 +48,10 @@ class BlockIo(msgspec.Struct, frozen=True, rename="camel"):
     def rates(self) -> tuple[Mapping[Device, int], ...]:
         """Bytes read, bytes written, reads and writes a second, by device."""
         lists = (
-            *(self.throttle_read_bps_device, self.throttle_write_bps_device),
-            *(self.throttle_read_iops_device, self.throttle_write_iops_device),
+            self.throttle_read_bps_device,
+            self.throttle_write_bps_device,
+            self.throttle_read_iops_device,
+            self.throttle_write_iops_device,
         )
         return tuple({(each.major, each.minor): each.rate for each in rates if each.rate} for rates in lists)
 

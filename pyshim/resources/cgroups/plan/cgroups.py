@@ -56,26 +56,15 @@ def cgroup_plan(*, sandbox_id: SandboxId, cgroups_path: str, config: Config, hos
         groups.append(Group(role=Role.OVERHEAD, path=f"{OVERHEAD_PARENT}/{sandbox_id}"))
         if not v2:
             notes.append("cgroup v1 charges memory to whole processes: guest RAM counts in the overhead cgroup")
-    rest, holder = groups[-1].role, groups[-1].path
-    if config.is_remote:
-        return CgroupPlan(
-            mode=host.cgroup_mode,
-            groups=tuple(groups),
-            members=dict.fromkeys(Member, rest),
-            scope=scope,
-            notes=tuple(notes),
-        )
-    if v2:
-        groups.append(Group(role=Role.DEVICES, path=f"{holder}/vmm", threaded=True))
+    holder = groups[-1]
+    members = dict.fromkeys(Member, holder.role)
+    if v2 and not config.is_remote:
+        groups.append(Group(role=Role.DEVICES, path=f"{holder.path}/vmm", threaded=True))
         groups.append(Group(role=Role.VCPUS, path=f"{path}/vcpus", threaded=True))
-    else:
-        groups.append(Group(role=Role.DEVICES, path=f"{holder}/vmm", controllers=("devices",)))
-    members = {
-        Member.SHIM: rest,
-        Member.VIRTIOFSD: rest,
-        Member.VMM: Role.SANDBOX if v2 else rest,
-        Member.VCPUS: Role.VCPUS if v2 else Role.SANDBOX,
-    }
+        members |= {Member.VMM: Role.SANDBOX, Member.VCPUS: Role.VCPUS}
+    elif not config.is_remote:
+        groups.append(Group(role=Role.DEVICES, path=f"{holder.path}/vmm", controllers=("devices",)))
+        members[Member.VCPUS] = Role.SANDBOX
     return CgroupPlan(mode=host.cgroup_mode, groups=tuple(groups), members=members, scope=scope, notes=tuple(notes))
 
 
