@@ -10,8 +10,7 @@ from pyshim.model.errors import FailedPrecondition
 from pyshim.model.units import MIB
 from pyshim.model.vm import GuestNode
 from pyshim.node.cli.output import json_option, print_json
-from pyshim.node.cli.sandbox import sandbox_argument, sandbox_id, state_dir_option
-from pyshim.node.cli.state import read_snapshot
+from pyshim.node.cli.sandbox import sandbox_argument, sandbox_id, snapshot_of, state_dir_option
 from pyshim.resources.cgroups.host import usage as cgroup_usage
 from pyshim.resources.sizing.plan.numa import node_text
 
@@ -30,9 +29,9 @@ _MEANING = {
 def command(sandbox: str, state_dir: str, as_json: bool) -> int:
     """Show a sandbox's host cgroups: their processes, limits and usage."""
     found = sandbox_id(sandbox, state_dir)
-    record = read_snapshot(state_dir, found).get("Cgroups") or {}
+    record: Mapping[str, Any] = snapshot_of(found, state_dir).cgroups
     if not record:
-        raise FailedPrecondition(f"show cgroups of '{found}': none are recorded; it is not started, or not ours")
+        raise FailedPrecondition(f"show cgroups of sandbox '{found}': none are recorded yet")
     live = {**record, "Groups": [_live(group, record) for group in record.get("Groups", [])]}
     if as_json:
         print_json(live)

@@ -7,6 +7,7 @@ from contextlib import suppress
 import click
 
 from pyshim.model.errors import FailedPrecondition
+from pyshim.model.ids import SandboxId
 from pyshim.node.cli.debug_console import run_in_guest
 from pyshim.node.cli.output import examples
 from pyshim.node.cli.sandbox import sandbox_id, state_dir_option
@@ -46,7 +47,7 @@ def _place(text: str) -> tuple[str, str]:
     return (sandbox, f"/{path}") if colon and not text.startswith((".", "/")) else ("", text)
 
 
-def _copy_into(found: str, state_dir: str, source: str, target: str) -> None:
+def _copy_into(found: SandboxId, state_dir: str, source: str, target: str) -> None:
     said = bytearray()
     with open(source, "rb") as file:
         if not os.path.isfile(source):
@@ -56,7 +57,7 @@ def _copy_into(found: str, state_dir: str, source: str, target: str) -> None:
     _check(code, f"copy '{source}' to '{target}' in sandbox '{found}'", said)
 
 
-def _copy_out_of(found: str, state_dir: str, source: str, target: str) -> None:
+def _copy_out_of(found: SandboxId, state_dir: str, source: str, target: str) -> None:
     with tempfile.NamedTemporaryFile(dir=os.path.dirname(target) or ".", prefix=".pyshim-cp-", delete=False) as file:
         try:
             code = run_in_guest(found, state_dir, ("sh", "-c", _OUT_OF, "sh", source), write=file.write)

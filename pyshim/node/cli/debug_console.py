@@ -23,9 +23,9 @@ import click
 
 from pyshim.host.os_errors import describe_os_error
 from pyshim.model.errors import FailedPrecondition, InvalidArgument, Unavailable
+from pyshim.model.ids import SandboxId
 from pyshim.node.cli.output import examples
-from pyshim.node.cli.sandbox import sandbox_argument, sandbox_id, state_dir_option
-from pyshim.state.store import StateStore
+from pyshim.node.cli.sandbox import sandbox_argument, sandbox_id, snapshot_of, state_dir_option
 
 CONSOLE_PORT = 1026
 """The port on which kata-agent and our guest listen; the shim passes it as a kernel parameter."""
@@ -71,7 +71,7 @@ def command(with_input: bool, port: int, state_dir: str, sandbox: str, command_w
 
 
 def run_in_guest(
-    found: str,
+    found: SandboxId,
     state_dir: str,
     words: tuple[str, ...],
     *,
@@ -88,12 +88,12 @@ def run_in_guest(
         return run_command(console, line, begin, end, write=write, read=read)
 
 
-def agent_address(found: str, state_dir: str) -> str:
+def agent_address(found: SandboxId, state_dir: str) -> str:
     """Raises NotFound, FailedPrecondition for a sandbox that has no VM."""
-    snapshot = StateStore(root=state_dir).load(found).snapshot
-    if snapshot is None or not snapshot.agent_address:
+    address = snapshot_of(found, state_dir).agent_address
+    if not address:
         raise FailedPrecondition(f"exec in sandbox '{found}': its VM does not run")
-    return snapshot.agent_address
+    return address
 
 
 def connect(found: str, address: str, port: int) -> socket.socket:

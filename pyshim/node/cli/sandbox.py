@@ -10,8 +10,9 @@ from collections.abc import Sequence
 import click
 from click.shell_completion import CompletionItem
 
-from pyshim.model.errors import InvalidArgument, NotFound
+from pyshim.model.errors import FailedPrecondition, InvalidArgument, NotFound
 from pyshim.model.ids import SandboxId, checked_id
+from pyshim.model.snapshot import SandboxSnapshot
 from pyshim.node.cli.sandboxes import STOPPED, sandboxes
 from pyshim.state.store import ROOT as STATE_DIR
 from pyshim.state.store import StateStore
@@ -43,6 +44,14 @@ def ended_or_recorded(text: str, state_dir: str) -> SandboxId:
     if len(found) > 1:
         raise InvalidArgument(f"find sandbox '{text}': {len(found)} begin so: {_named(found)}")
     return found[0]
+
+
+def snapshot_of(found: SandboxId, state_dir: str) -> SandboxSnapshot:
+    """The sandbox as its shim saved it last. Raises as `StateStore.load`, FailedPrecondition before the first time."""
+    snapshot = StateStore(root=state_dir).load(found).snapshot
+    if snapshot is None:
+        raise FailedPrecondition(f"read state of sandbox '{found}': its shim has not saved it yet")
+    return snapshot
 
 
 def _of_pod(name: str, state_dir: str) -> SandboxId:

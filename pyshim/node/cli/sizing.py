@@ -15,7 +15,7 @@ from pyshim.model.errors import FailedPrecondition, NotFound
 from pyshim.model.host_facts import unbounded
 from pyshim.model.sizing import SizingRecord
 from pyshim.node.cli.output import config_option, examples, json_option, print_json
-from pyshim.node.cli.sandbox import sandbox_argument, sandbox_id, state_dir_option
+from pyshim.node.cli.sandbox import sandbox_argument, sandbox_id, snapshot_of, state_dir_option
 from pyshim.node.cli.sandboxes import RUNS, host_side_mib_of, sandboxes
 from pyshim.node.cli.sizing_text import (
     HostSide,
@@ -26,7 +26,6 @@ from pyshim.node.cli.sizing_text import (
     record_lines,
     runtime_class_lines,
 )
-from pyshim.node.cli.state import read_snapshot
 from pyshim.node.kubernetes.agreement import OverheadPart, class_parts, explain_pod, policy_in_force, total
 from pyshim.node.kubernetes.manifest import overhead_of, pod_sizing, pods_in, read_documents, runtime_class
 from pyshim.node.kubernetes.pod_config import pod_config
@@ -53,10 +52,10 @@ def show(sandbox: str, state_dir: str, as_json: bool) -> int:
     """Explain the size of a running sandbox."""
     found = sandbox_id(sandbox, state_dir)
     where = f"sizing record of '{found}'"
-    snapshot = read_snapshot(state_dir, found)
-    if not snapshot.get("Sizing"):
-        raise FailedPrecondition(f"show {where}: none is kept; the sandbox is not planned yet, or not ours")
-    record = SizingRecord.from_json(snapshot["Sizing"], where)
+    sizing = snapshot_of(found, state_dir).sizing
+    if not sizing:
+        raise FailedPrecondition(f"show {where}: none is recorded yet")
+    record = SizingRecord.from_json(sizing, where)
     if as_json:
         print_json(record.as_json())
     else:

@@ -25,16 +25,6 @@ def command(sandbox: str, state_dir: str, as_json: bool) -> int:
     return 0
 
 
-def read_snapshot(state_dir: str, found: str) -> dict[str, Any]:
-    """The state that the shim of sandbox `found` saved; empty when it saved none, or is not ours.
-
-    Raises as `read_record` does.
-    """
-    ours = read_record(state_dir, found).get("Pyshim")
-    snapshot = ours.get("Snapshot") if isinstance(ours, dict) else None
-    return snapshot if isinstance(snapshot, dict) else {}
-
-
 def read_record(state_dir: str, found: str) -> dict[str, Any]:
     """The persist.json of the sandbox with the id `found`.
 

@@ -5,8 +5,7 @@ import click
 from pyshim.model.errors import FailedPrecondition, Internal
 from pyshim.model.trace import NO_PARENT, Span, spans_from_json
 from pyshim.node.cli.output import examples, print_json
-from pyshim.node.cli.sandbox import sandbox_argument, sandbox_id, state_dir_option
-from pyshim.node.cli.state import read_snapshot
+from pyshim.node.cli.sandbox import sandbox_argument, sandbox_id, snapshot_of, state_dir_option
 from pyshim.tracing import ids
 
 
@@ -18,8 +17,8 @@ def command(sandbox: str, state_dir: str, as_json: bool) -> int:
     """Show where the time went from Create to the first output."""
     found = sandbox_id(sandbox, state_dir)
     try:
-        spans = spans_from_json(read_snapshot(state_dir, found).get("Trace") or {})
-    except (ValueError, AttributeError) as error:
+        spans = spans_from_json(snapshot_of(found, state_dir).trace)
+    except ValueError as error:
         raise Internal(f"read trace of sandbox {found!r}: {error}") from error
     if not spans:
         raise FailedPrecondition(f"read trace of sandbox {found!r}: nothing is recorded yet")

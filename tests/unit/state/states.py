@@ -1,6 +1,7 @@
 """States to write and read."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -11,6 +12,7 @@ from pyshim.model.ledger import LedgerEntry, ResourceKind
 from pyshim.model.snapshot import ContainerSnapshot, SandboxSnapshot, SandboxStatus
 from pyshim.model.task import ExitStatus, Status, Stdio
 from pyshim.state.schema import SandboxState, ShimRecord, document_of
+from pyshim.state.store import StateStore
 
 SHIM = ShimRecord(pid=4711, start_ticks=99, socket="unix:///run/containerd/s/abc", namespace="k8s.io")
 LEDGER = (
@@ -58,6 +60,12 @@ def state(*containers: ContainerSnapshot, planned: bool = True) -> SandboxState:
         snapshot=snapshot(*containers) if planned else None,
         ledger=LEDGER,
     )
+
+
+def save(root: str | Path, name: str, **changes: Any) -> None:
+    """The sandbox's state is on disk below `root`; `changes` are its snapshot's."""
+    saved = replace(snapshot(), sandbox_id=SandboxId(name), **changes)
+    StateStore(root=str(root)).save(replace(state(), sandbox_id=SandboxId(name), snapshot=saved))
 
 
 def everything() -> SandboxState:

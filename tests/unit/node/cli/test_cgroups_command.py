@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from pyshim.node.cli.command import run
+from tests.unit.state import states
 
 RECORD: dict[str, Any] = {
     "Mode": "v1",
@@ -30,9 +31,8 @@ RECORD: dict[str, Any] = {
 }
 
 
-def _keep(root: Path, cgroups: object) -> list[str]:
-    (root / "c1").mkdir()
-    (root / "c1/persist.json").write_text(json.dumps({"Pyshim": {"Snapshot": {"Cgroups": cgroups}}}))
+def _keep(root: Path, cgroups: dict[str, Any]) -> list[str]:
+    states.save(root, "c1", cgroups=cgroups)
     return ["cgroups", "c1", "--state-dir", str(root)]
 
 
@@ -71,4 +71,4 @@ def test_a_host_without_cgroups_has_a_note(tmp_path: Path, capsys: pytest.Captur
 def test_a_sandbox_without_a_record_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(_keep(tmp_path, {})) == 1
 
-    assert "show cgroups of 'c1': none are recorded" in capsys.readouterr().err
+    assert "show cgroups of sandbox 'c1': none are recorded yet" in capsys.readouterr().err

@@ -13,12 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 
 from pyshim.model.errors import InvalidArgument
-from pyshim.model.ids import SandboxId
 from pyshim.node.cli.debug_console import MarkedOutput, typed
-from pyshim.state.store import StateStore
 from tests.unit.state import states
 
 PROJECT = Path(__file__).parents[4]
@@ -39,10 +36,7 @@ class Guest:
         self._thread.start()
 
     def save(self, address: str) -> None:
-        state = states.state()
-        assert state.snapshot is not None
-        snapshot = replace(state.snapshot, sandbox_id=SandboxId("ab12"), agent_address=address)
-        StateStore(root=self.directory).save(replace(state, sandbox_id=SandboxId("ab12"), snapshot=snapshot))
+        states.save(self.directory, "ab12", agent_address=address)
 
     def close(self) -> None:
         self._listener.shutdown(socket.SHUT_RDWR)

@@ -11,6 +11,7 @@ import pytest
 
 from pyshim.__main__ import operator_main
 from pyshim.model.sizing import Dimension, SizingRecord
+from tests.unit.state import states
 
 ROOT = Path(__file__).parents[4]
 GOLDEN = ROOT / "tests" / "golden" / "sizing"
@@ -96,14 +97,8 @@ def test_a_pods_annotations_count(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert json.loads(capsys.readouterr().out)["policies"]["sum"]["memory_mib"]["base"] == "3000"
 
 
-def sandbox_in(directory: Path, sizing: object) -> None:
-    (directory / "pod1").mkdir()
-    document = {"PersistVersion": 2, "Pyshim": {"Snapshot": {"Sizing": sizing}}}
-    (directory / "pod1" / "persist.json").write_text(json.dumps(document))
-
-
 def test_show_explains_a_sandboxs_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    sandbox_in(tmp_path, RECORD.as_json())
+    states.save(tmp_path, "pod1", sizing=RECORD.as_json())
 
     assert operator_main(["sizing", "show", "pod1", "--state-dir", str(tmp_path)]) == 0
 
@@ -126,7 +121,7 @@ def test_show_explains_a_sandboxs_record(tmp_path: Path, capsys: pytest.CaptureF
 
 
 def test_show_gives_the_record_to_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    sandbox_in(tmp_path, RECORD.as_json())
+    states.save(tmp_path, "pod1", sizing=RECORD.as_json())
 
     assert operator_main(["sizing", "show", "pod1", "--state-dir", str(tmp_path), "--json"]) == 0
 
@@ -145,7 +140,7 @@ def test_show_gives_the_record_to_programs(tmp_path: Path, capsys: pytest.Captur
 def test_a_damaged_record_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], change: dict[str, Any], said: str
 ) -> None:
-    sandbox_in(tmp_path, {**RECORD.as_json(), **change})
+    states.save(tmp_path, "pod1", sizing={**RECORD.as_json(), **change})
 
     assert operator_main(["sizing", "show", "pod1", "--state-dir", str(tmp_path)]) == 1
 
@@ -154,15 +149,12 @@ def test_a_damaged_record_is_named(
     assert said in error
 
 
-@pytest.mark.parametrize("sizing", [None, {}])
-def test_a_sandbox_without_a_record_is_said_to_have_none(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], sizing: object
-) -> None:
-    sandbox_in(tmp_path, sizing)
+def test_a_sandbox_without_a_record_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    states.save(tmp_path, "pod1", sizing={})
 
     assert operator_main(["sizing", "show", "pod1", "--state-dir", str(tmp_path)]) == 1
 
-    assert "none is kept" in capsys.readouterr().err
+    assert "none is recorded yet" in capsys.readouterr().err
 
 
 POD = "apiVersion: v1\nkind: Pod\nmetadata: {name: p}\nspec:\n"
