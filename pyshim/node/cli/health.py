@@ -6,10 +6,11 @@ from collections.abc import Sequence
 import msgspec
 from msgspec.structs import replace
 
+from pyshim.model.errors import FailedPrecondition, ShimError
 from pyshim.model.observation import Health
 from pyshim.node.cli.monitor_client import monitor_socket
 from pyshim.node.cli.sandboxes import RUNS, SandboxRow
-from pyshim.node.monitor.scrape import Unanswered, asked
+from pyshim.node.monitor.shim_client import shim_answer
 
 ASK_S = 2.0
 """Seconds for a shim's answer; it gives the agent one."""
@@ -28,10 +29,12 @@ async def _with_health(sandbox: SandboxRow, state_dir: str) -> SandboxRow:
     if sandbox.health != RUNS:
         return sandbox
     try:
-        answer = msgspec.json.decode(await asked(monitor_socket(state_dir, sandbox.id), "/health", ASK_S), type=Health)
-    except Unanswered as error:
-        # A shim of an older release has no such path.
-        return sandbox if error.is_refused else replace(sandbox, health="its shim does not answer")
+        text = await shim_answer(monitor_socket(state_dir, sandbox.id), "/health", within_s=ASK_S)
+        answer = msgspec.json.decode(text, type=Health)
+    except FailedPrecondition:
+        return sandbox  # a shim of an older release has no such path
+    except ShimError:
+        return replace(sandbox, health="its shim does not answer")
     except msgspec.DecodeError:
         return replace(sandbox, health="its shim answers nonsense")
     return replace(sandbox, health=answer.problem or "ok", agent_age_s=answer.agent_age_s)

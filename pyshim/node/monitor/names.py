@@ -7,7 +7,8 @@ from collections.abc import Mapping
 import msgspec
 
 from pyshim.model.caller import PodName
-from pyshim.node.monitor.scrape import Unanswered, asked
+from pyshim.model.errors import FailedPrecondition, ShimError
+from pyshim.node.monitor.shim_client import shim_answer
 
 log = logging.getLogger(__name__)
 
@@ -33,10 +34,11 @@ class Names:
 
 async def _asked(path: str) -> PodName | None:
     try:
-        return msgspec.json.decode(await asked(path, "/pod", TIMEOUT_S), type=PodName)
-    except Unanswered as error:
-        # A shim without the path has no name for a later question either.
-        return NO_NAME if error.is_refused else None
+        return msgspec.json.decode(await shim_answer(path, "/pod", within_s=TIMEOUT_S), type=PodName)
+    except FailedPrecondition:
+        return NO_NAME  # a shim without the path has no name for a later question either
+    except ShimError:
+        return None
     except (msgspec.DecodeError, UnicodeEncodeError) as error:
         log.debug("no name of a pod", extra={"socket": path, "error": str(error)})
         return NO_NAME

@@ -1,38 +1,25 @@
 """Scrapes all shims of the node at the same time, each with a deadline, into one text."""
 
 import asyncio
-import os
 import time
 from collections.abc import Mapping
 from typing import NamedTuple
 
-import aiohttp
-
 from pyshim.model.caller import PodName
 from pyshim.model.durations import Durations
+from pyshim.model.errors import NotFound, ShimError
 from pyshim.monitor.exposition import Family, Sample, gauge, text_of
 from pyshim.monitor.guest_text import TextFamily, judged
 from pyshim.monitor.processes import listener_is_stopped, own_families
 from pyshim.monitor.shim_metrics import durations_family
 from pyshim.node.monitor.merge import Merge, SandboxMetrics
+from pyshim.node.monitor.shim_client import shim_answer
 
 SHIM_S = 5.0
 """Seconds for one shim: it gives its guest two, Prometheus gives a scrape ten."""
-MAX_ANSWER_BYTES = 8 << 20
-"""Bytes of one shim's answer."""
 MAX_SAMPLES = 20_000
 """Of one shim: the guest's 10,000 and its own few hundred."""
 PREFIXES = ("kata_shim_", "kata_hypervisor_", "kata_virtiofsd_", "kata_agent_", "kata_guest_", "pyshim_")
-
-
-class Unanswered(Exception):
-    """The shim gave no good answer; the text has the cause."""
-
-    def __init__(self, problem: str, *, is_gone: bool = False, is_refused: bool = False) -> None:
-        """`is_gone`: the sandbox has ended. `is_refused`: the shim answered with an error."""
-        super().__init__(problem)
-        self.is_gone = is_gone
-        self.is_refused = is_refused
 
 
 class _Scraped(NamedTuple):
@@ -114,39 +101,11 @@ class Scrapes:
         """None for a sandbox that has ended meanwhile."""
         begin_s = time.monotonic()
         try:
-            text = await asked(path, "/metrics")
-        except Unanswered as error:
-            if error.is_gone:
-                return None
+            text = await shim_answer(path, "/metrics", within_s=SHIM_S)
+        except NotFound:
+            return None
+        except ShimError:
             return _Scraped({}, time.monotonic() - begin_s, False, listener_is_stopped(path))
         took_s = time.monotonic() - begin_s
         answer = await asyncio.to_thread(judged, text, PREFIXES, composed=True, most=MAX_SAMPLES)
         return _Scraped(answer.families, took_s, True)
-
-
-async def asked(path: str, target: str, within_s: float | None = None) -> str:
-    """The answer of the shim at the socket `path` to a GET. Raises Unanswered."""
-    limit = aiohttp.ClientTimeout(total=SHIM_S if within_s is None else within_s)
-    try:
-        async with (
-            aiohttp.ClientSession(connector=aiohttp.UnixConnector(path, force_close=True), timeout=limit) as session,
-            session.get(f"http://shim{target}", allow_redirects=False) as reply,
-        ):
-            body = bytearray()
-            async for piece in reply.content.iter_any():
-                body += piece
-                if len(body) > MAX_ANSWER_BYTES:
-                    raise Unanswered(f"ask '{path}': its answer has more than {MAX_ANSWER_BYTES} bytes")
-            status = reply.status
-    except TimeoutError as error:
-        raise Unanswered(f"ask '{path}': no answer within {limit.total:g} s") from error
-    except (aiohttp.ClientError, OSError) as error:
-        raise Unanswered(f"ask '{path}': {error}", is_gone=_is_gone(path)) from error
-    text = body.decode(errors="replace")
-    if status != 200:
-        raise Unanswered(f"ask '{path}': {text[:200]}", is_refused=True)
-    return text
-
-
-def _is_gone(path: str) -> bool:
-    return not os.path.exists(path)

@@ -8,11 +8,12 @@ from html import escape
 from aiohttp import web
 
 from pyshim.concurrency.tasks import cancel_all
-from pyshim.model.errors import FailedPrecondition
+from pyshim.model.errors import FailedPrecondition, ShimError
 from pyshim.monitor.exposition import CONTENT_TYPE
 from pyshim.node.monitor.names import Names
 from pyshim.node.monitor.sandboxes import sockets_in
-from pyshim.node.monitor.scrape import Scrapes, Unanswered, asked
+from pyshim.node.monitor.scrape import SHIM_S, Scrapes
+from pyshim.node.monitor.shim_client import shim_answer
 
 log = logging.getLogger(__name__)
 
@@ -102,8 +103,8 @@ class NodeMonitor:
         if path is None:
             raise web.HTTPNotFound(text="no such sandbox")
         try:
-            return await asked(path, target)
-        except Unanswered as error:
+            return await shim_answer(path, target, within_s=SHIM_S)
+        except ShimError as error:
             raise web.HTTPBadGateway(text=str(error)) from error
 
 

@@ -148,7 +148,7 @@ def test_what_the_shim_refuses_is_one_line(
             1,
             "pyshim: find sandbox 'zz': no sandbox that begins so is recorded here",
         ),
-        (("iptables", "get", "gone"), 1, "gone/shim-monitor.sock': ENOENT (no such file or directory)"),
+        (("iptables", "get", "gone"), 1, "gone/shim-monitor.sock': No such file or directory"),
         (("iptables", "get"), 2, "expected SANDBOX"),
         (("iptables", "get", "a", "b"), 2, "expected SANDBOX"),
         (("iptables", "set", "ab12"), 2, "expected SANDBOX and FILE"),

@@ -25,7 +25,7 @@ from pyshim.monitor.exposition import text_of
 from pyshim.monitor.guest_text import GUEST_PREFIXES, judged
 from pyshim.monitor.shim_metrics import guest_family
 from pyshim.monitor.socket import HttpReply, HttpRequest, MonitorSocket
-from pyshim.node.monitor import merge, scrape
+from pyshim.node.monitor import merge, scrape, shim_client
 from pyshim.node.monitor.merge import Merge, SandboxMetrics
 from pyshim.node.monitor.names import NO_NAME, Names
 from pyshim.node.monitor.server import NodeMonitor
@@ -197,7 +197,7 @@ async def test_a_shim_that_is_gone_between_listing_and_scrape_is_no_failure(tmp_
 
 
 async def test_an_answer_without_end_is_cut(monkeypatch: pytest.MonkeyPatch, one: Node) -> None:
-    monkeypatch.setattr(scrape, "MAX_ANSWER_BYTES", 1000)
+    monkeypatch.setattr(shim_client, "MAX_ANSWER_BYTES", 1000)
 
     await one.sandbox("s1")
 
