@@ -116,8 +116,8 @@ class Sandbox:
             vm_devices=VmDevices(self.hypervisor, allow=self.cgroups.allow),
             on_change=listener.changed,
         )
-        self.direct_volumes = DirectVolumes(services, agent=lambda: self.agent, attachments=lambda: self.attachments)
-        self.attachments = Attachments(services, announce=self.direct_volumes.announce)
+        self.attachments = Attachments(services)
+        self.direct_volumes = DirectVolumes(services.host, agent=lambda: self.agent, attachments=self.attachments)
         self.swap = GuestSwap(services, attachments=self.attachments, agent=lambda: self.agent)
         self.devices = container_devices(
             plan=plan, vm_devices=services.vm_devices, tasks=tasks, find=environment.find_devices

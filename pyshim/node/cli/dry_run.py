@@ -36,7 +36,7 @@ from pyshim.node.kubernetes.manifest import PodManifest, overhead_of, pod_sizing
 from pyshim.node.kubernetes.pod_config import PASSED_ON
 from pyshim.pod.plan.container import container_plan
 from pyshim.pod.plan.placed import with_guest_nodes
-from pyshim.pod.plan.sandbox import sandbox_plan, share_of
+from pyshim.pod.plan.sandbox import VM_ROOT, sandbox_plan
 from pyshim.resources.devices.plan.instances import MAX_BYTES, MOST_OFFERED, VENDOR, InstanceTable, read_instances
 from pyshim.resources.machine import read_machine
 from pyshim.resources.probe import probe_host
@@ -44,6 +44,7 @@ from pyshim.resources.sizing.host import probe_capacity
 from pyshim.resources.sizing.plan.capacity import capacity_question
 from pyshim.resources.sizing.plan.numa import node_text
 from pyshim.resources.volumes.host.sources import source_facts
+from pyshim.resources.volumes.plan.share import share_plan
 from pyshim.resources.volumes.plan.volumes import vhost_user_store, volume_sources
 
 _UUID = "00000000-0000-4000-8000-000000000000"
@@ -143,13 +144,14 @@ def of_bundle(bundle: str, options: RuntimeOptions | None, devices: PodDevices) 
     sandbox = _sandbox_here(member.sandbox_id, member.kind, spec, config, devices) if has_vm else None
     container = None
     if member.kind is not ContainerKind.POD_SANDBOX:
+        vm_dir = f"{VM_ROOT}/{member.sandbox_id}"
         container = container_plan(
             container_id=container_id,
             bundle=HostPath(bundle),
             rootfs=(),
             spec=spec,
             config=config,
-            share=sandbox.share if sandbox else share_of(member.sandbox_id, config),
+            share=sandbox.share if sandbox else share_plan(member.sandbox_id, config, vm_dir=vm_dir),
             sources=_volume_facts(spec, config),
             hostname=spec.hostname,
             sysctls=sandbox.sysctls if sandbox else {},

@@ -48,7 +48,7 @@ from pyshim.resources.sizing.plan.capacity import capacity_check, memory_backing
 from pyshim.resources.sizing.plan.static import Headroom, boot_size, headroom, is_resizable, static_size, template_size
 from pyshim.resources.sizing.plan.workload import workload
 from pyshim.resources.volumes.plan.disks import scsi_controller
-from pyshim.resources.volumes.plan.share import SHARE_TAG, no_share, share_plan
+from pyshim.resources.volumes.plan.share import SHARE_TAG, share_plan
 
 NETNS_ROOT = "/run/netns"
 """iproute2's directory, so that `ip netns` shows the namespaces that the shim makes."""
@@ -102,7 +102,7 @@ def sandbox_plan(
         new_netns = _makes_netns(spec, config)
         netns_path = f"{NETNS_ROOT}/pyshim-{sandbox_id}" if new_netns else _netns_path(spec, config)
         labels = _labels(spec, config)
-    share = share_of(sandbox_id, config, labels)
+    share = share_plan(sandbox_id, config, vm_dir=vm_dir, labels=labels)
     warm_vm = None
     if remote:
         vm = remote_vm(
@@ -313,23 +313,6 @@ def _labels(spec: OciSpec, config: Config) -> ProcessLabels:
     hypervisor = config.hypervisor
     text = "" if hypervisor.disable_selinux else spec.selinux_label
     return ProcessLabels(vmm_selinux_label(text, hypervisor.selinux_vmm_type), hypervisor.apparmor_profile)
-
-
-def share_of(sandbox_id: SandboxId, config: Config, labels: ProcessLabels = NO_LABELS) -> SharePlan:
-    hypervisor = config.hypervisor
-    if hypervisor.shared_fs == "none":
-        return no_share(sandbox_id)
-    return share_plan(
-        sandbox_id=sandbox_id,
-        vm_dir=f"{VM_ROOT}/{sandbox_id}",
-        binary=hypervisor.virtio_fs_daemon,
-        cache=hypervisor.virtio_fs_cache,
-        extra_args=hypervisor.virtio_fs_extra_args,
-        debug=hypervisor.enable_debug,
-        dumps_core=hypervisor.enable_core_dumps,
-        labels=labels,
-        bind_mounts=config.runtime.sandbox_bind_mounts,
-    )
 
 
 def _boot(config: Config, host: HostFacts, room: Headroom) -> BootConfig:

@@ -6,7 +6,7 @@ other.
 """
 
 import logging
-from collections.abc import Awaitable, Callable
+from typing import NamedTuple
 
 from pyshim.concurrency.tasks import to_the_end
 from pyshim.concurrency.undo import Undo
@@ -27,19 +27,14 @@ _SANDBOX = ""
 """The user of what stays until the sandbox ends: no container has this id."""
 
 
-class _Attached:
-    def __init__(self, disk: BlockDevice, location: GuestLocation) -> None:
-        self.disk = disk
-        self.location = location
-        self.direct: DirectVolume | None = None
+class _Attached(NamedTuple):
+    disk: BlockDevice
+    location: GuestLocation
+    direct: DirectVolume | None
 
 
 class Attachments:
-    def __init__(
-        self, services: SandboxServices, *, announce: Callable[[DirectVolume], Awaitable[None]] | None = None
-    ) -> None:
-        """`announce` is called with each direct volume before its disk is plugged."""
-        self._announce = announce
+    def __init__(self, services: SandboxServices) -> None:
         self._services = services
         self._vm_devices = services.vm_devices
         self.copies = VolumeCopies(host=services.host, tasks=services.tasks)
@@ -70,10 +65,9 @@ class Attachments:
         async with self._plugged.locked(disk.id):
             attached = self._attached.get(disk.id)
             if attached is None:
-                if not self._vm_devices.capabilities().block_hotplug:
-                    raise Unimplemented(f"plug '{disk.path}': this vm takes no devices while it runs")
-                if direct is not None and self._announce is not None:
-                    await self._announce(direct)
+                self._check_hotplug(disk)
+                if direct is not None:
+                    await self._mark(direct)
                 attached = await to_the_end(self._plug(disk, user, direct))
             if attached.disk.read_only and not disk.read_only:
                 raise FailedPrecondition(
@@ -90,8 +84,7 @@ class Attachments:
         async with self._plugged.locked(disk.id):
             attached = self._attached.get(disk.id)
             if attached is None:
-                if not self._vm_devices.capabilities().block_hotplug:
-                    raise Unimplemented(f"plug '{disk.path}': this vm takes no devices while it runs")
+                self._check_hotplug(disk)
                 detail = {"sandbox": self._services.plan.sandbox_id}
                 self._services.hold(LedgerEntry(kind=ResourceKind.FILE, key=disk.path, detail=detail))
                 await self._services.host.make_disk_file(disk.path, size_bytes, head)
@@ -101,12 +94,21 @@ class Attachments:
 
     async def _plug(self, disk: BlockDevice, user: str, direct: DirectVolume | None = None) -> _Attached:
         """The disk is in the VM, recorded for `user` at once, so that the undo of a cancelled Create unplugs it."""
-        attached = self._attached[disk.id] = _Attached(disk, await self._vm_devices.plug(disk))
+        attached = self._attached[disk.id] = _Attached(disk, await self._vm_devices.plug(disk), direct)
         self._plugged.add(disk.id, user)
-        attached.direct = direct
         where = attached.location.scsi_address or attached.location.pci_path
         log.info("disk attached", extra={"device": disk.id, "path": disk.path, "at": where})
         return attached
+
+    def _check_hotplug(self, disk: BlockDevice) -> None:
+        if not self._vm_devices.capabilities().block_hotplug:
+            raise Unimplemented(f"plug '{disk.path}': this vm takes no devices while it runs")
+
+    async def _mark(self, volume: DirectVolume) -> None:
+        """The sandbox's id lies beside the record; `direct-volume stats` finds the sandbox by it."""
+        mark = f"{volume.record_dir}/{self._services.plan.sandbox_id}"
+        self._services.hold(LedgerEntry(kind=ResourceKind.FILE, key=mark))
+        await self._services.host.write_bytes(mark, b"", 0o600)
 
     async def detach(self, user: str) -> None:
         """`user` has no disk any more; each leaves the VM with its last user."""

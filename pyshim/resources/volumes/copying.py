@@ -101,7 +101,8 @@ class VolumeCopies:
 
 def _in_order(entries: list[TreeEntry]) -> list[TreeEntry]:
     """Directories and files first; then links, the kubelet's own (`..data`) before the names that lead through it."""
-    links = sorted((entry for entry in entries if entry.is_link), key=lambda entry: not _name(entry).startswith(".."))
+    links = [entry for entry in entries if entry.is_link]
+    links.sort(key=lambda entry: not entry.path.rpartition("/")[2].startswith(".."))
     return [*(entry for entry in entries if not entry.is_link), *links]
 
 
@@ -113,10 +114,6 @@ def _owners_again(changed: list[TreeEntry], wanted: Tree) -> list[TreeEntry]:
         if parent is not None and (entry.uid, entry.gid) != (parent.uid, parent.gid):
             parents[parent.path] = parent
     return sorted(parents.values(), key=lambda entry: -len(entry.path))
-
-
-def _name(entry: TreeEntry) -> str:
-    return entry.path.rpartition("/")[2]
 
 
 class _Sender:

@@ -1,52 +1,34 @@
-"""Direct volumes of a sandbox: the mark at each one's record, and what CSI drivers ask about them.
-
-Statistics and growth are answered by the guest that has them mounted.
-"""
+"""Answers CSI drivers about a sandbox's direct volumes: the guest that has them mounted is asked."""
 
 from collections.abc import Callable
 
 from pyshim.model.errors import FailedPrecondition, InvalidArgument
-from pyshim.model.ledger import LedgerEntry, ResourceKind
-from pyshim.model.seams import Agent
-from pyshim.model.volumes import DirectVolume, VolumeStats
-from pyshim.resources.services import SandboxServices
+from pyshim.model.seams import Agent, Host
+from pyshim.model.volumes import VolumeStats
 from pyshim.resources.volumes.attachments import Attachments
 from pyshim.resources.volumes.plan.disk_volumes import direct_volume_point
 
 
 class DirectVolumes:
-    def __init__(
-        self,
-        services: SandboxServices,
-        *,
-        agent: Callable[[], Agent],
-        attachments: Callable[[], Attachments],
-    ) -> None:
-        self._services = services
-        self._sandbox_id = services.plan.sandbox_id
+    def __init__(self, host: Host, *, agent: Callable[[], Agent], attachments: Attachments) -> None:
+        self._host = host
         self._agent = agent
         self._attachments = attachments
 
-    async def announce(self, volume: DirectVolume) -> None:
-        """The sandbox's id lies beside the record; `direct-volume stats` finds the sandbox by it."""
-        mark = f"{volume.record_dir}/{self._sandbox_id}"
-        self._services.hold(LedgerEntry(kind=ResourceKind.FILE, key=mark))
-        await self._services.host.write_bytes(mark, b"", 0o600)
-
     async def stats(self, volume_path: str) -> VolumeStats:
         """Raises NotFound for a volume the sandbox does not have."""
-        _, volume = self._attachments().direct_disk(volume_path)
+        _, volume = self._attachments.direct_disk(volume_path)
         return await self._agent().volume_stats(direct_volume_point(volume))
 
     async def resize(self, volume_path: str, size_bytes: int) -> None:
         """The file system has grown to `size_bytes`; the host's device or file must have that size already."""
-        disk, volume = self._attachments().direct_disk(volume_path)
+        disk, volume = self._attachments.direct_disk(volume_path)
         if size_bytes <= 0:
             raise InvalidArgument(f"resize direct volume '{volume_path}': {size_bytes} bytes is not a size")
-        has_bytes = await self._services.host.disk_bytes(disk.path)
+        has_bytes = await self._host.disk_bytes(disk.path)
         if has_bytes < size_bytes:
             raise FailedPrecondition(
                 f"resize direct volume '{volume_path}' to {size_bytes} bytes: '{disk.path}' has {has_bytes}"
             )
-        await self._attachments().resize(disk.id, has_bytes)
+        await self._attachments.resize(disk.id, has_bytes)
         await self._agent().resize_volume(direct_volume_point(volume), size_bytes)

@@ -36,9 +36,7 @@ def plan() -> Planner:
             rootfs=rootfs,
             spec=spec,
             config=config(),
-            share=share_plan(
-                sandbox_id=SandboxId("s1"), vm_dir="/vm", binary="/v", cache="auto", extra_args=(), debug=False
-            ),
+            share=share_plan(SandboxId("s1"), config(), vm_dir="/vm"),
             sources=sources or dict.fromkeys(volume_sources(spec), SourceFacts(kind=SourceKind.DIRECTORY)),
             hostname=spec.hostname,
             sysctls=sysctls or {},

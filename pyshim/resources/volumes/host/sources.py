@@ -11,10 +11,12 @@ import os
 import re
 import stat
 from collections.abc import Mapping
+from contextlib import suppress
 
 import msgspec
 
 from pyshim.host import syscalls
+from pyshim.host.fds import OwnedFd
 from pyshim.host.mounts.table import mount_root
 from pyshim.model.decoding import Text, decoded
 from pyshim.model.errors import InvalidArgument
@@ -111,29 +113,19 @@ def _is_mount(path: str, found: os.stat_result) -> bool:
 
 def _node(major: int, minor: int) -> str:
     """The device's node in /dev; a path that is not there when the kernel has no such block device."""
-    try:
+    with suppress(OSError, KeyError):
         with open(f"/sys/dev/block/{major}:{minor}/uevent", encoding="utf-8") as file:
             names = dict(line.rstrip("\n").partition("=")[::2] for line in file)
         node = f"/dev/{names['DEVNAME']}"
         if os.stat(node).st_rdev == os.makedev(major, minor):
             return node
-    except (OSError, KeyError):
-        pass
     return f"/dev/block/{major}:{minor}"
 
 
 def _is_read_only(path: str) -> bool:
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return False  # opening it for work raises with the reason
-    try:
-        answer = fcntl.ioctl(fd, _BLKROGET, b"\0\0\0\0")
-        return any(answer)
-    except OSError:
-        return False
-    finally:
-        os.close(fd)
+    with suppress(OSError), OwnedFd(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)) as fd:
+        return any(fcntl.ioctl(fd.fileno(), _BLKROGET, b"\0\0\0\0"))
+    return False  # opening it for work raises with the reason
 
 
 def record_directory(volume_path: str, *, root: str = DIRECT_VOLUMES) -> str | None:

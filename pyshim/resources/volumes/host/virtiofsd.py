@@ -26,9 +26,10 @@ LISTEN_FD = 3
 CACHE_MODES = ("never", "metadata", "auto", "always")
 
 # The plan decides these; a user's extra argument must not change them.
-_OURS = frozenset({"--fd", "--socket-path", "--shared-dir", "--cache", "--daemonize", "--print-capabilities"})
+_OURS = frozenset(
+    {"--fd", "--socket-path", "--shared-dir", "--cache", "--daemonize", "--print-capabilities", "--syslog"}
+)
 _OUR_SUBOPTIONS = frozenset({"source", "cache"})
-_HIDES_ERRORS = "--syslog"
 _NO_NODES = "-mknod"
 """virtiofsd runs without CAP_MKNOD. No image layer needs it: containerd unpacks layers and mounts their overlay on the
 host, and the kernel makes the overlay's whiteouts with the rights of the one who mounted it. A whiteout that the guest
@@ -91,7 +92,7 @@ def _rust_command(plan: VirtiofsdPlan, cache: str) -> VirtiofsdCommand:
         argv.append("--log-level=debug")
     dropped: list[str] = []
     for option, value in options:
-        if option in _OURS or option == _HIDES_ERRORS or (option == "-o" and _touches_ours(value)):
+        if option in _OURS or (option == "-o" and _touches_ours(value)):
             dropped.append(_spelled(option, value))
         elif option == "-o":
             argv += [option, value or ""]

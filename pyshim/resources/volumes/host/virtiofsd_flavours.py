@@ -20,10 +20,6 @@ _PROBE_TIMEOUT_S = 25.0
 """For a program that only prints: less than CHANGE_S, the caller's, which names less."""
 
 
-class VirtiofsdFailed(Internal):
-    """virtiofsd could not be asked or started."""
-
-
 class VirtiofsdFlavours:
     """The flavour of each binary; it is stored in `answers` for later shims."""
 
@@ -32,7 +28,7 @@ class VirtiofsdFlavours:
         self._answers = answers or FileAnswers(ANSWERS)
 
     async def of(self, binary: str) -> VirtiofsdFlavour:
-        """Raises FailedPrecondition for a missing program, VirtiofsdFailed when its answer fits neither flavour."""
+        """Raises FailedPrecondition for a missing program, Internal when its answer fits neither flavour."""
         with os_errors(f"find virtiofsd {binary!r}"):
             status = os.stat(binary)
         stored = self._answers.stored(status)
@@ -50,7 +46,7 @@ class VirtiofsdFlavours:
             _, output = await self._children.output([binary, "-V"], timeout_s=_PROBE_TIMEOUT_S)
             flavour = flavour_from_version(output)
         if flavour is None:
-            raise VirtiofsdFailed(f"probe virtiofsd {binary!r}: --print-capabilities {ended}, -V is not understood")
+            raise Internal(f"probe virtiofsd {binary!r}: --print-capabilities {ended}, -V is not understood")
         log.debug("virtiofsd probed", extra={"binary": binary, "flavour": str(flavour)})
         return flavour
 

@@ -1,5 +1,7 @@
 """Volumes that are disks: the device to plug, and the guest's mount of it. Pure."""
 
+from msgspec.structs import replace
+
 from pyshim.model.config import Config
 from pyshim.model.errors import InvalidArgument, Unimplemented
 from pyshim.model.guest import Storage
@@ -24,8 +26,26 @@ _FS_GROUP_POLICIES = {"": False, "Always": False, "OnRootMismatch": True}
 
 
 def direct_volume(mount: OciMount, volume: DirectVolume, config: Config) -> Volume:
-    """A volume that a CSI driver recorded instead of mounting it on the host."""
-    return _on_disk(mount, _direct_disk(config, volume, on=mount.destination))
+    """A volume that a CSI driver recorded instead of mounting it on the host.
+
+    Raises Unimplemented or InvalidArgument naming the record.
+    """
+    what = f"mount direct volume '{volume.volume_path}' on '{mount.destination}'"
+    if volume.volume_type not in _DIRECT_BLOCK_TYPES:
+        raise Unimplemented(
+            f"{what}: volume-type {volume.volume_type!r} of '{volume.record_dir}' is not supported, "
+            f"{', '.join(_DIRECT_BLOCK_TYPES)} are"
+        )
+    if not volume.device.startswith("/") or not volume.fs_type:
+        raise InvalidArgument(f"{what}: '{volume.record_dir}' names no absolute device or no fstype")
+    storage = disk_storage(
+        volume.fs_type,
+        volume.options,
+        direct_volume_point(volume),
+        fs_group=_fs_group(volume, what),
+        driver_options=(_CREATE_FILESYSTEM,) if volume.metadata.get("createFilesystem") == "true" else (),
+    )
+    return _on_disk(mount, _file_system_disk(config, volume.device, storage, None, direct=volume))
 
 
 def raw_block(mount: OciMount, facts: SourceFacts, config: Config) -> Volume:
@@ -54,18 +74,14 @@ def disk_empty_dir(mount: OciMount, facts: SourceFacts, directory: str, config: 
     """
     encrypted = config.runtime.emptydir_mode == "block-encrypted"
     file = f"{directory}/disk.img"
-    name = digest(file)
-    storage = Storage(
-        driver="",
+    storage = disk_storage(
+        "ext4",
+        () if encrypted else ("discard",),
+        f"{GUEST_SANDBOX_DIR}/storage/{digest(file)}",
         driver_options=NEW_ENCRYPTED if encrypted else (_CREATE_FILESYSTEM,),
-        source="",
-        fs_type="ext4",
-        options=() if encrypted else ("discard",),
-        mount_point=GuestPath(f"{GUEST_SANDBOX_DIR}/storage/{name}"),
-        shared=True,
     )
-    device = disk(config, device_id=f"blk-{name}", path=file, read_only=False, discard=not encrypted)
-    use = DiskUse(disk=device, storage=storage, container_path="", make_bytes=facts.size_bytes)
+    device = disk(config, device_id=disk_id(file), path=file, read_only=False, discard=not encrypted)
+    use = DiskUse(disk=device, storage=replace(storage, shared=True), container_path="", make_bytes=facts.size_bytes)
     point = GuestPath(f"{storage.mount_point}/volume")
     return Volume(mount=moved(mount, point, mount.options), disks=(use,), storages=(made_directory(point, facts),))
 
@@ -74,26 +90,6 @@ def _on_disk(mount: OciMount, use: DiskUse) -> Volume:
     assert use.storage is not None
     options = ("rbind", "ro") if mount.is_read_only else ("rbind",)
     return Volume(mount=moved(mount, use.storage.mount_point, options), disks=(use,))
-
-
-def _direct_disk(config: Config, volume: DirectVolume, *, on: str) -> DiskUse:
-    """The disk of a direct volume, for the mount on `on`. Raises Unimplemented or InvalidArgument naming the record."""
-    what = f"mount direct volume '{volume.volume_path}' on '{on}'"
-    if volume.volume_type not in _DIRECT_BLOCK_TYPES:
-        raise Unimplemented(
-            f"{what}: volume-type {volume.volume_type!r} of '{volume.record_dir}' is not supported, "
-            f"{', '.join(_DIRECT_BLOCK_TYPES)} are"
-        )
-    if not volume.device.startswith("/") or not volume.fs_type:
-        raise InvalidArgument(f"{what}: '{volume.record_dir}' names no absolute device or no fstype")
-    storage = disk_storage(
-        volume.fs_type,
-        volume.options,
-        direct_volume_point(volume),
-        fs_group=_fs_group(volume, what),
-        driver_options=(_CREATE_FILESYSTEM,) if volume.metadata.get("createFilesystem") == "true" else (),
-    )
-    return _file_system_disk(config, volume.device, storage, None, direct=volume)
 
 
 def _file_system_disk(

@@ -7,6 +7,9 @@ are Kata's (its operators look there).
 
 import posixpath
 
+from msgspec.structs import replace
+
+from pyshim.model.config import Config
 from pyshim.model.errors import InvalidArgument
 from pyshim.model.ids import ContainerId, GuestPath, HostPath, SandboxId
 from pyshim.model.labels import NO_LABELS, ProcessLabels
@@ -30,101 +33,77 @@ def guest_container_dir(container_id: ContainerId) -> str:
     return f"/run/kata-containers/{container_id}"
 
 
-def no_share(sandbox_id: SandboxId) -> SharePlan:
-    """The directories' names without anything in them: `shared_fs = "none"`."""
-    root = f"{HOST_SHARED_ROOT}/{sandbox_id}"
-    return SharePlan(
-        root=HostPath(root),
-        mounts_dir=HostPath(f"{root}/mounts"),
-        exported_dir=HostPath(f"{root}/shared"),
+def share_plan(sandbox_id: SandboxId, config: Config, *, vm_dir: str, labels: ProcessLabels = NO_LABELS) -> SharePlan:
+    """The share of one sandbox. With `shared_fs = "none"` it has the directories' names only."""
+    hypervisor = config.hypervisor
+    root = HostPath(f"{HOST_SHARED_ROOT}/{sandbox_id}")
+    mounts_dir, exported_dir = HostPath(f"{root}/mounts"), HostPath(f"{root}/shared")
+    share = SharePlan(
+        root=root,
+        mounts_dir=mounts_dir,
+        exported_dir=exported_dir,
         mounts=(),
         bind_mounts=(),
         directories=(),
         virtiofsd=None,
     )
-
-
-def share_plan(
-    *,
-    sandbox_id: SandboxId,
-    vm_dir: str,
-    binary: str,
-    cache: str,
-    extra_args: tuple[str, ...],
-    debug: bool,
-    dumps_core: bool = False,
-    labels: ProcessLabels = NO_LABELS,
-    bind_mounts: tuple[str, ...] = (),
-) -> SharePlan:
-    """The share of one sandbox; pure."""
-    root = HostPath(f"{HOST_SHARED_ROOT}/{sandbox_id}")
-    mounts_dir = HostPath(f"{root}/mounts")
-    exported_dir = HostPath(f"{root}/shared")
-    return SharePlan(
-        root=root,
-        mounts_dir=mounts_dir,
-        exported_dir=exported_dir,
-        mounts=(
-            HostMount(
-                type="bind",
-                source=mounts_dir,
-                target=mounts_dir,
-                target_kind=TargetKind.DIRECTORY,
-                options=("bind", "nodev", "nosuid"),
-                propagation=Propagation.SHARED,
-                beneath=None,
-            ),
-            HostMount(
-                type="bind",
-                source=mounts_dir,
-                target=exported_dir,
-                target_kind=TargetKind.DIRECTORY,
-                options=("bind", "ro", "nodev", "nosuid"),
-                propagation=Propagation.SLAVE,
-                beneath=None,
-            ),
-        ),
-        bind_mounts=tuple(_bind_mount(text, mounts_dir) for text in _distinct(bind_mounts)),
+    if hypervisor.shared_fs == "none":
+        return share
+    mounts = HostMount(
+        type="bind",
+        source=mounts_dir,
+        target=mounts_dir,
+        target_kind=TargetKind.DIRECTORY,
+        options=("bind", "nodev", "nosuid"),
+        propagation=Propagation.SHARED,
+        beneath=None,
+    )
+    exported = replace(
+        mounts, target=exported_dir, options=("bind", "ro", "nodev", "nosuid"), propagation=Propagation.SLAVE
+    )
+    return replace(
+        share,
+        mounts=(mounts, exported),
+        bind_mounts=_bind_mounts(config.runtime.sandbox_bind_mounts, mounts_dir),
         directories=(HostPath(f"{mounts_dir}/{WATCHABLE_DIR}"),),
         virtiofsd=VirtiofsdPlan(
-            binary=HostPath(binary),
+            binary=HostPath(hypervisor.virtio_fs_daemon),
             shared_dir=exported_dir,
             listen_path=HostPath(f"{vm_dir}/vhost-fs.sock"),
-            cache=cache,
-            extra_args=extra_args,
-            debug=debug,
-            dumps_core=dumps_core,
+            cache=hypervisor.virtio_fs_cache,
+            extra_args=hypervisor.virtio_fs_extra_args,
+            debug=hypervisor.enable_debug,
+            dumps_core=hypervisor.enable_core_dumps,
             labels=labels,
         ),
     )
 
 
-def _distinct(texts: tuple[str, ...]) -> tuple[str, ...]:
-    """Raises InvalidArgument when two of them would have the same name in the guest."""
-    names = [_path_and_mode(text)[0].rpartition("/")[2] for text in texts]
-    for name in names:
-        if names.count(name) > 1:
+def _bind_mounts(texts: tuple[str, ...], mounts_dir: HostPath) -> tuple[HostMount, ...]:
+    """Raises InvalidArgument for a path that cannot be, or two that would have the same name in the guest."""
+    mounts = {}
+    for text in texts:
+        mount = _bind_mount(text, mounts_dir)
+        if mount.target in mounts:
+            name = posixpath.basename(mount.target)
             raise InvalidArgument(f"read sandbox_bind_mounts: two of them are called {name!r}")
-    return texts
-
-
-def _path_and_mode(text: str) -> tuple[str, str]:
-    path, colon, mode = text.rpartition(":")
-    path, mode = (path, mode) if colon and mode in ("ro", "rw") else (text, "ro")
-    path = posixpath.normpath(path)
-    if not path.startswith("/") or path == "/" or "\0" in path:
-        raise InvalidArgument(f"read sandbox_bind_mounts: {text!r} is not an absolute path below /")
-    return path, mode
+        mounts[mount.target] = mount
+    return tuple(mounts.values())
 
 
 def _bind_mount(text: str, mounts_dir: HostPath) -> HostMount:
-    path, mode = _path_and_mode(text)
+    path, colon, mode = text.rpartition(":")
+    if not colon or mode not in ("ro", "rw"):
+        path, mode = text, "ro"
+    path = posixpath.normpath(path)
+    if not path.startswith("/") or path == "/" or "\0" in path:
+        raise InvalidArgument(f"read sandbox_bind_mounts: {text!r} is not an absolute path below /")
     return HostMount(
         type="bind",
         source=path,
         target=HostPath(f"{mounts_dir}/{BIND_MOUNTS_DIR}/{posixpath.basename(path)}"),
         target_kind=TargetKind.LIKE_SOURCE,
-        options=("rbind", *(("ro",) if mode == "ro" else ()), "rslave"),
+        options=("rbind", "ro", "rslave") if mode == "ro" else ("rbind", "rslave"),
         propagation=None,
         beneath=mounts_dir,
     )

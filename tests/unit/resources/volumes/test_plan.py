@@ -32,10 +32,8 @@ EMPTY_DIRS = "/var/lib/kubelet/pods/u1/volumes/kubernetes.io~empty-dir"
 DIRECTORY = SourceFacts(kind=SourceKind.DIRECTORY)
 
 
-def share(**more: Any) -> SharePlan:
-    return share_plan(
-        sandbox_id=SandboxId("s1"), vm_dir="/vm", binary="/v", cache="auto", extra_args=(), debug=False, **more
-    )
+def share(*bind_mounts: str) -> SharePlan:
+    return share_plan(SandboxId("s1"), configured(runtime={"sandbox_bind_mounts": list(bind_mounts)}), vm_dir="/vm")
 
 
 SHARE = share()
@@ -435,11 +433,11 @@ def test_plugged_disks_are_mounted_before_everything_else() -> None:
 )
 def test_sandbox_bind_mounts_that_cannot_be_are_named(texts: tuple[str, ...], problem: str) -> None:
     with pytest.raises(InvalidArgument, match=f"sandbox_bind_mounts: .*{problem}"):
-        share(bind_mounts=texts)
+        share(*texts)
 
 
 def test_sandbox_bind_mounts_are_read_only_unless_said_otherwise() -> None:
-    mounts = share(bind_mounts=("/srv/a", "/srv/b:ro", "/srv/c:rw", "/srv/d:e")).bind_mounts
+    mounts = share("/srv/a", "/srv/b:ro", "/srv/c:rw", "/srv/d:e").bind_mounts
 
     assert [(mount.source, "ro" in mount.options) for mount in mounts] == [
         ("/srv/a", True),
