@@ -6,7 +6,7 @@ import logging
 import os
 import stat
 from collections.abc import Callable, Collection
-from typing import ParamSpec, TypeVar
+from typing import BinaryIO, ParamSpec, TypeVar
 
 from pyshim.concurrency.deadlines import CHANGE_S, MARGIN_S, READ_S, within_s
 from pyshim.concurrency.threads import ended, thread_to_the_end
@@ -66,9 +66,8 @@ class LinuxHost:
         return await _reading(path, _read_bytes, path, max_bytes)
 
     @within_s(READ_S, "look at '{path}'")
-    async def source_facts(self, path: str, vhost_user_store: str) -> "SourceFacts":
+    async def source_facts(self, path: str, vhost_user_store: str) -> SourceFacts:
         """The kind of `path`, links followed; see `sources.source_facts`."""
-
         return await asyncio.to_thread(source_facts, path, vhost_user_store)
 
     @within_s(READ_S, "look at mounts")
@@ -79,18 +78,14 @@ class LinuxHost:
     def cgroups(self, mode: CgroupMode) -> LinuxCgroups:
         """One sandbox's host cgroups; see `cgroups.LinuxCgroups`."""
         with os_errors("find cgroup mounts"):
-            return LinuxCgroups(mode, self._cgroup_mounts())
-
-    def _cgroup_mounts(self) -> tuple[Hierarchy, ...]:
-        if not self._hierarchies:
-            self._hierarchies = mounted()
-        return self._hierarchies
+            self._hierarchies = self._hierarchies or mounted()
+            return LinuxCgroups(mode, self._hierarchies)
 
     @within_s(CHANGE_S, "make directory '{path}'")
     async def make_directory(self, path: str, mode: int) -> None:
         """The directory exists with exactly `mode`; those above it were made with 0755 where missing.
 
-        For those of ours below /run, which is memory: no thread, whose start takes longer than all of this.
+        Not in a thread, whose start takes longer: the directories are below /run, in memory.
         """
         with os_errors(f"make directory {path!r}"):
             _make_directory(path, mode)
@@ -110,14 +105,9 @@ class LinuxHost:
         """A new sparse file of that size that begins with `head`; what was there before is replaced."""
 
         def make() -> None:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            try:
-                os.truncate(fd, size_bytes)
-                os.pwrite(fd, head, 0)
-            finally:
-                os.close(fd)
+            with _new_file(path, 0o600) as file:
+                file.write(head)
+                file.truncate(size_bytes)
 
         with os_errors(f"make disk {path!r}"):
             await thread_to_the_end(make)
@@ -127,9 +117,7 @@ class LinuxHost:
         """A new file with that content; what was there before is replaced."""
 
         def write() -> None:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
-            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "wb") as file:
+            with _new_file(path, mode) as file:
                 file.write(content)
                 os.fchmod(file.fileno(), mode)
 
@@ -151,10 +139,7 @@ class LinuxHost:
     async def find_template(self, root: str, vm: VmConfig) -> str:
         """The directory of a template; see `templates/store.py`."""
 
-        def find() -> str:
-            return TemplateStore(root).find(template_key(vm, machine_facts(vm)))
-
-        return await _reading(root, find)
+        return await _reading(root, lambda: TemplateStore(root).find(template_key(vm, machine_facts(vm))))
 
     @within_s(CHANGE_S, "make template in '{root}'")
     async def make_template(self, root: str, vm: VmConfig, source: str) -> None:
@@ -183,7 +168,7 @@ class LinuxHost:
         await self._change(mount.target, perform, mount)
 
     @within_s(CHANGE_S, "start virtiofsd '{plan.binary}'")
-    async def start_virtiofsd(self, plan: "VirtiofsdPlan", ledger: Ledger) -> VirtiofsdProcess:
+    async def start_virtiofsd(self, plan: VirtiofsdPlan, ledger: Ledger) -> VirtiofsdProcess:
         """virtiofsd runs and its socket takes connections; see `virtiofsd.start_virtiofsd`."""
         process = await start_virtiofsd(plan, ledger, self._children, flavours=self._flavours)
         self._share = process.namespace
@@ -247,6 +232,13 @@ def _read_bytes(path: str, max_bytes: int) -> bytes:
     if len(content) > max_bytes:
         raise InvalidArgument(f"read {path!r}: larger than {max_bytes} bytes")
     return content
+
+
+def _new_file(path: str, mode: int) -> BinaryIO:
+    """A new file, open for writing; what was at `path` before is removed."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+    return open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "wb")
 
 
 def _make_directory(path: str, mode: int) -> None:
