@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 
 def read_text(path: str) -> str:
@@ -13,13 +14,20 @@ def read_text(path: str) -> str:
         return file.readall().decode("utf-8", "surrogateescape")
 
 
-def write_text(path: str, text: str) -> None:
-    """`text` was written to the existing file (usually of /proc or /sys) in one write(2). Raises OSError."""
-    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+@contextmanager
+def opened(path: str, flags: int, mode: int = 0o600, *, dir_fd: int | None = None) -> Iterator[int]:
+    """The descriptor of `path`, closed after the block. Raises OSError."""
+    fd = os.open(path, flags | os.O_CLOEXEC, mode, dir_fd=dir_fd)
     try:
-        os.write(fd, text.encode("utf-8", "surrogateescape"))
+        yield fd
     finally:
         os.close(fd)
+
+
+def write_text(path: str, text: str) -> None:
+    """`text` was written to the existing file (usually of /proc or /sys) in one write(2). Raises OSError."""
+    with opened(path, os.O_WRONLY) as fd:
+        os.write(fd, text.encode("utf-8", "surrogateescape"))
 
 
 def names_in(folder: str) -> list[str]:

@@ -58,11 +58,8 @@ class Container:
         self._is_started = False
         self._crun = crun
         self._lock = asyncio.Lock()
-        init.child.when_ended(self._init_ended)
-
-    def _init_ended(self, _code: int) -> None:
-        """No process of the container outlives its init, even in a shared pid namespace, as with runc's shim."""
-        self.kill_all()
+        # No process of the container outlives its init, even in a shared pid namespace, as with runc's shim.
+        init.child.when_ended(lambda _code: self.kill_all())
 
     # -- life ------------------------------------------------------------------------------------------------------
 
@@ -159,9 +156,8 @@ class Container:
 
     def _kill(self, process: Process, number: int) -> None:
         try:
-            process.child.send_signal(number)
-        except ProcessLookupError:
-            pass
+            with suppress(ProcessLookupError):
+                process.child.send_signal(number)
         except OSError as error:
             raise Internal(f"signal process {process.pid} of container {self.cid!r}: {error}") from error
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from functools import cached_property
 from typing import NamedTuple
 
 from guest.agent import mounts, syscalls
 from guest.agent.children import Children, find_program
 from guest.agent.errors import Internal
-from guest.agent.files import remove_file
+from guest.agent.files import opened, remove_file
 
 RUN_DIR = "/run/pyshim-agent"
 # Of crun's complaint in an error.
@@ -17,10 +18,6 @@ _MAX_ERROR_BYTES = 4096
 _CGROUP_ROOT = "/sys/fs/cgroup"
 # Source: linux/capability.h.
 _CAP_SYS_ADMIN, _CAP_SYS_RESOURCE = 21, 24
-
-
-class CrunFailed(Internal):
-    """crun ended with an error; the text is crun's own."""
 
 
 class CrunStdio(NamedTuple):
@@ -128,7 +125,7 @@ class Crun:
             )
             code = await child.wait()
             if code != 0:
-                raise CrunFailed(f"{doing}: {_complaint(log_file) or f'crun {command} exited {code}'}")
+                raise Internal(f"{doing}: {_complaint(log_file) or f'crun {command} exited {code}'}")
         finally:
             if not keeps_log:
                 remove_file(log_file)
@@ -140,26 +137,17 @@ def _let_go(fifo: str) -> bool:
     Init reads the FIFO; while it exists, crun considers the container not started. False if this fails: then crun is
     called and reports the reason. Source: crun's src/libcrun/status.c, for years the same.
     """
-    try:
-        fd = os.open(fifo, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return False  # not there, or init is gone
-    try:
+    with suppress(OSError), opened(fifo, os.O_WRONLY | os.O_NONBLOCK) as fd:
         os.unlink(fifo)
         return os.write(fd, b"\0") == 1
-    except OSError:
-        return False
-    finally:
-        os.close(fd)
+    return False
 
 
 def _complaint(log_file: str) -> str:
-    try:
-        with open(log_file, "rb") as file:
-            text = file.read(_MAX_ERROR_BYTES).decode("utf-8", "replace")
-    except FileNotFoundError:
-        return ""
-    return "; ".join(line.strip() for line in text.splitlines() if line.strip())
+    with suppress(FileNotFoundError), open(log_file, "rb") as file:
+        text = file.read(_MAX_ERROR_BYTES).decode("utf-8", "replace")
+        return "; ".join(line.strip() for line in text.splitlines() if line.strip())
+    return ""
 
 
 def _root_is_initramfs() -> bool:

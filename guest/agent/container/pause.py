@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import suppress
 
 from guest.agent import syscalls
 from guest.agent.children import Child, Children
@@ -52,15 +53,9 @@ def _pause() -> None:
         # Blocked before the first look, so that no end is missed between looking and waiting.
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
         while True:
-            _reap()
+            with suppress(ChildProcessError):
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
             signal.sigwait([signal.SIGCHLD])
     finally:
         os._exit(1)
-
-
-def _reap() -> None:
-    try:
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
-    except ChildProcessError:
-        pass

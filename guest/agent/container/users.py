@@ -8,6 +8,7 @@ from protos.agent.agent_pb2 import StringUser
 from protos.agent.oci_pb2 import User
 
 from guest.agent.errors import InvalidArgument
+from guest.agent.files import opened
 from guest.agent.syscalls import open_beneath
 
 _MAX_FILE_BYTES = 4 << 20
@@ -21,11 +22,8 @@ def apply_string_user(user: User, wanted: StringUser, rootfs: str) -> None:
     """
     if not (wanted.uid or wanted.gid or wanted.additionalGids):
         return
-    root = os.open(rootfs, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with opened(rootfs, os.O_PATH | os.O_DIRECTORY) as root:
         passwd, group = _table(root, "etc/passwd"), _table(root, "etc/group")
-    finally:
-        os.close(root)
     found = User()
     found.CopyFrom(user)
     if wanted.uid:
@@ -52,13 +50,8 @@ def _table(root: int, name: str) -> list[list[str]]:
 
 
 def _find(table: list[list[str]], name: str) -> list[str] | None:
-    for fields in table:
-        if fields[0] == name:
-            return fields
-    for fields in table:
-        if fields[2] == name:
-            return fields
-    return None
+    """The entry of that name, else the one of that number."""
+    return next((fields for column in (0, 2) for fields in table if fields[column] == name), None)
 
 
 def _group_id(table: list[list[str]], name: str) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 from contextlib import suppress
 
@@ -19,8 +20,9 @@ from guest.agent.files import names_in, read_text, write_text
 from guest.agent.storage.hotplug import Hotplug
 
 SYS = "/sys"
-# The first part of a path from this number on is a root complex: a bus has 32 slots.
-_MIN_ROOT_COMPLEX = 0x20
+# A bus has 32 slots, so a greater number is a root complex.
+_SLOT = re.compile(r"([01]?[0-9a-f])(?:\.([0-7]))?")
+_ROOT_COMPLEX = re.compile(r"[2-9a-f][0-9a-f]")
 _MKFS_TIMEOUT_S = 120.0
 
 
@@ -51,22 +53,14 @@ def is_block(path: str) -> bool:
 
 def pci_slots(path: str) -> tuple[str, list[str]]:
     """(root complex, [`slot.function`, ...]) of a PCI path, as sysfs writes them. InvalidArgument for anything else."""
-    parts = path.split("/")
-    root = "00"
-    try:
-        if len(parts) >= 3 and int(parts[0], 16) >= _MIN_ROOT_COMPLEX:
-            root = f"{int(parts.pop(0), 16):02x}"
-        slots = []
-        for part in parts:
-            slot_text, dot, function_text = part.partition(".")
-            slot, function = int(slot_text, 16), int(function_text, 8) if dot else 0
-            if not (slot <= 0x1F and function <= 7 and slot_text.isalnum() and len(part) <= (4 if dot else 2)):
-                raise ValueError
-            slots.append(f"{slot:02x}.{function}")
-    except ValueError:
-        raise InvalidArgument(
-            f"PCI path {path[:80]!r}: want slots of two hexadecimal digits, separated by '/'"
-        ) from None
+    parts = path.lower().split("/")
+    root = parts.pop(0) if len(parts) >= 3 and _ROOT_COMPLEX.fullmatch(parts[0]) else "00"
+    slots = []
+    for part in parts:
+        found = _SLOT.fullmatch(part)
+        if found is None:
+            raise InvalidArgument(f"PCI path {path[:80]!r}: want slots of two hexadecimal digits, separated by '/'")
+        slots.append(f"{found[1]:0>2}.{found[2] or 0}")
     return root, slots
 
 
@@ -98,10 +92,13 @@ def pci_disk(sys: str, path: str) -> str | None:
     if folder is None:
         return None
     for name in names_in(folder):
-        if name.startswith("virtio"):
-            for disk in names_in(f"{folder}/{name}/block"):
-                return f"/dev/{disk}" if is_block(f"/dev/{disk}") else None
+        if name.startswith("virtio") and (disks := names_in(f"{folder}/{name}/block")):
+            return _node(disks[0])
     return None
+
+
+def _node(disk: str) -> str | None:
+    return f"/dev/{disk}" if is_block(f"/dev/{disk}") else None
 
 
 def check_scsi_address(address: str) -> None:
@@ -130,9 +127,9 @@ def scsi_disk(sys: str, address: str) -> str | None:
     """The node of the disk at ID:LUN on channel 0 of any host."""
     suffix = f":0:{address}"
     for name in names_in(f"{sys}/class/scsi_device"):
-        if name.endswith(suffix) and name.count(":") == 3:
-            for disk in names_in(f"{sys}/class/scsi_device/{name}/device/block"):
-                return f"/dev/{disk}" if is_block(f"/dev/{disk}") else None
+        disks = names_in(f"{sys}/class/scsi_device/{name}/device/block")
+        if name.endswith(suffix) and name.count(":") == 3 and disks:
+            return _node(disks[0])
     return None
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import stat
+from contextlib import suppress
 
 from protos.agent.agent_pb2 import CopyFileRequest
 
 from guest.agent.errors import InvalidArgument, os_cause
-from guest.agent.files import remove_tree
+from guest.agent.files import opened, remove_tree
 from guest.agent.syscalls import open_beneath
 
 SHARED = "/run/kata-containers/shared/containers"
@@ -30,22 +31,16 @@ def copy_file(request: CopyFileRequest, shared: str = SHARED) -> None:
     if request.offset < 0 or not 0 <= request.file_size <= _MAX_FILE_BYTES:
         raise InvalidArgument(f"copy file {path!r}: offset {request.offset}, size {request.file_size}")
     os.makedirs(shared, exist_ok=True)
-    root = os.open(shared, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    *parents, name = relative.split("/")
     try:
-        *parents, name = relative.split("/")
-        parent = _make_parents(root, parents, request)
-        try:
-            _copy_into(parent, name, request)
-        finally:
-            os.close(parent)
+        with opened(shared, os.O_PATH | os.O_DIRECTORY) as root:
+            parent = _make_parents(root, parents, request)
+            try:
+                _copy_into(parent, name, request)
+            finally:
+                os.close(parent)
     except OSError as error:
         raise InvalidArgument(f"copy file {path!r}: {os_cause(error)}") from error
-    finally:
-        os.close(root)
-
-
-def _owner(request: CopyFileRequest) -> tuple[int, int]:
-    return request.uid, request.gid
 
 
 def _make_parents(root: int, parents: list[str], request: CopyFileRequest) -> int:
@@ -65,7 +60,7 @@ def _make_parents(root: int, parents: list[str], request: CopyFileRequest) -> in
         # Opened from the root each time: a symlink on the way is followed if it stays inside.
         current = open_beneath(root, walked, os.O_RDONLY | os.O_DIRECTORY)
         if made or depth == len(parents) - 1:
-            os.fchown(current, *_owner(request))
+            os.fchown(current, request.uid, request.gid)
     return current
 
 
@@ -79,7 +74,7 @@ def _copy_into(parent: int, name: str, request: CopyFileRequest) -> None:
         part = f".{name}.part"[:255]
         _remove_at(parent, part)
         os.symlink(request.data, os.fsencode(part), dir_fd=parent)
-        os.chown(part, *_owner(request), dir_fd=parent, follow_symlinks=False)
+        os.chown(part, request.uid, request.gid, dir_fd=parent, follow_symlinks=False)
         _replace(parent, part, name)
         return
     if kind not in (0, stat.S_IFREG):
@@ -90,21 +85,14 @@ def _copy_into(parent: int, name: str, request: CopyFileRequest) -> None:
 
 
 def _copy_directory(parent: int, name: str, request: CopyFileRequest) -> None:
-    try:
+    with suppress(FileNotFoundError):
         if not stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
             os.unlink(name, dir_fd=parent)
-    except FileNotFoundError:
-        pass
-    try:
+    with suppress(FileExistsError):  # its content is kept
         os.mkdir(name, 0o700, dir_fd=parent)
-    except FileExistsError:
-        pass  # its content is kept
-    fd = os.open(name, _DIR_FLAGS | os.O_CLOEXEC, dir_fd=parent)
-    try:
-        os.fchown(fd, *_owner(request))
+    with opened(name, _DIR_FLAGS, dir_fd=parent) as fd:
+        os.fchown(fd, request.uid, request.gid)
         os.fchmod(fd, request.file_mode & 0o7777)
-    finally:
-        os.close(fd)
 
 
 def _copy_chunk(parent: int, name: str, request: CopyFileRequest) -> None:
@@ -116,19 +104,16 @@ def _copy_chunk(parent: int, name: str, request: CopyFileRequest) -> None:
     fresh = request.offset == 0
     if fresh:
         _remove_at(parent, part)
-    flags = os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_CREAT | os.O_EXCL if fresh else 0)
-    fd = os.open(part, flags, 0o600, dir_fd=parent)
-    try:
+    flags = os.O_WRONLY | os.O_NOFOLLOW | (os.O_CREAT | os.O_EXCL if fresh else 0)
+    with opened(part, flags, dir_fd=parent) as fd:
         data, offset = memoryview(request.data), request.offset
         while data:
             count = os.pwrite(fd, data, offset)
             data, offset = data[count:], offset + count
         if offset < request.file_size:
             return
-        os.fchown(fd, *_owner(request))
+        os.fchown(fd, request.uid, request.gid)
         os.fchmod(fd, request.file_mode & 0o7777)
-    finally:
-        os.close(fd)
     _replace(parent, part, name)
 
 
@@ -141,9 +126,4 @@ def _replace(parent: int, part: str, name: str) -> None:
 
 
 def _remove_at(parent: int, name: str) -> None:
-    try:
-        os.unlink(name, dir_fd=parent)
-    except FileNotFoundError:
-        pass
-    except IsADirectoryError:
-        remove_tree(f"/proc/self/fd/{parent}/{name}")
+    remove_tree(f"/proc/self/fd/{parent}/{name}")

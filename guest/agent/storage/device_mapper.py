@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from fcntl import ioctl
 from typing import NamedTuple
 
 from guest.agent.children import Children
 from guest.agent.errors import Internal, os_cause
+from guest.agent.files import opened
 
 SECTOR_BYTES = 512
 _CONTROL = "/dev/mapper/control"
@@ -49,13 +49,13 @@ async def map_device(children: Children, name: str, target: Target, modules: Seq
 
 def unmap_device(name: str) -> None:
     """The device is gone, or goes when the file system on it does. Raises OSError."""
-    with _opened(_CONTROL, os.O_RDWR) as control:
+    with opened(_CONTROL, os.O_RDWR) as control:
         _ask(control, _REMOVE, name, _DEFERRED)
 
 
 def _map(name: str, target: Target) -> str:
     flags = _READ_ONLY if target.is_read_only else 0
-    with _opened(_CONTROL, os.O_RDWR) as control:
+    with opened(_CONTROL, os.O_RDWR) as control:
         device = _ask(control, _CREATE, name)
         try:
             _ask(control, _LOAD, name, flags, table(target))
@@ -67,17 +67,8 @@ def _map(name: str, target: Target) -> str:
 
 
 def sectors_of(disk: str) -> int:
-    with _opened(disk, os.O_RDONLY) as fd:
+    with opened(disk, os.O_RDONLY) as fd:
         return os.lseek(fd, 0, os.SEEK_END) // SECTOR_BYTES
-
-
-@contextmanager
-def _opened(path: str, flags: int) -> Iterator[int]:
-    fd = os.open(path, flags | os.O_CLOEXEC)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
 
 
 def table(target: Target) -> bytes:

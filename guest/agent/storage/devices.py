@@ -39,7 +39,9 @@ async def add_devices(devices: Iterable[Device], spec: Spec, *, hotplug: Hotplug
             node = paths[device.container_path] = await passthrough.bind(children, device, passed)
             found[device.container_path] = numbers(node)
         else:
-            found[device.container_path] = numbers(await _find(hotplug, device))
+            # kata-agent finds PCI and SCSI disks by id, others by node. Without an id, a PCI disk may have a node.
+            place = (device.type in ("blk", "scsi") and device.id) or device.vm_path
+            found[device.container_path] = numbers(await find_block_device(hotplug, device.type, place))
     update_spec(spec, found)
     for entry in spec.Linux.Devices:
         # The group's number is part of its node's name, and differs in the guest.
@@ -58,12 +60,6 @@ def check(device: Device) -> None:
         )
     if not (device.id or device.vm_path or device.options):
         raise InvalidArgument(f"device {device.container_path!r}: neither id nor vm_path")
-
-
-async def _find(hotplug: Hotplug, device: Device) -> str:
-    # kata-agent finds PCI and SCSI disks by id and others by node. Without an id, a PCI disk's node is accepted.
-    by_id = device.type in ("blk", "scsi") and device.id
-    return await find_block_device(hotplug, device.type, device.id if by_id else device.vm_path)
 
 
 def numbers(node: str) -> tuple[str, int, int]:

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Iterable, Mapping
+from functools import partial
 
 from protos.agent.agent_pb2 import Device
 
@@ -26,6 +28,7 @@ log = logging.getLogger(__name__)
 GUEST_DRIVES = "vfio-pci-gk"
 _ENV_PREFIX, _ENV_INFO = "PCIDEVICE_", "_INFO"
 _DRIVER = "vfio-pci"
+_ADDRESS = re.compile(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f])")
 
 
 def functions_of(device: Device) -> list[tuple[str, str]]:
@@ -44,27 +47,19 @@ def functions_of(device: Device) -> list[tuple[str, str]]:
 
 def full_address(text: str) -> str:
     """`text` with its domain. InvalidArgument for other text than a PCI address."""
-    parts = text.lower().split(":")
-    domain = parts.pop(0) if len(parts) == 3 else "0000"
-    bus, slot = (parts[0], parts[1].split(".")) if len(parts) == 2 else ("", [])
-    digits = (domain, bus, *slot)
-    if len(slot) != 2 or [len(part) for part in digits[1:]] != [2, 2, 1] or not 4 <= len(domain) <= 8:
-        raise InvalidArgument(f"PCI address {text[:80]!r}: want DOMAIN:BUS:SLOT.FUNCTION")
-    if any(char not in "0123456789abcdef" for part in digits for char in part):
-        raise InvalidArgument(f"PCI address {text[:80]!r}: want hexadecimal digits")
-    return f"{domain}:{bus}:{slot[0]}.{slot[1]}"
+    found = _ADDRESS.fullmatch(text.lower())
+    if found is None:
+        raise InvalidArgument(f"PCI address {text[:80]!r}: want DOMAIN:BUS:SLOT.FUNCTION in hexadecimal digits")
+    return f"{found[1] or '0000'}:{found[2]}"
 
 
 async def find_functions(hotplug: Hotplug, device: Device) -> dict[str, str]:
     """Host address -> guest address of every function of the device, all of which are there."""
     found = {}
     for host, path in functions_of(device):
-        found[host] = os.path.basename(await _folder(hotplug, path))
+        folder = await hotplug.wait_for(f"PCI function at path {path!r}", partial(pci_folder, SYS, path))
+        found[host] = os.path.basename(folder)
     return found
-
-
-async def _folder(hotplug: Hotplug, path: str) -> str:
-    return await hotplug.wait_for(f"PCI function at path {path!r}", lambda: pci_folder(SYS, path))
 
 
 async def bind(children: Children, device: Device, functions: dict[str, str]) -> str:
@@ -89,13 +84,12 @@ def bind_function(sys: str, address: str) -> str:
             f"bind {address} to {_DRIVER}: it is in no IOMMU group (hint: the guest needs an IOMMU)"
         ) from None
     try:
-        if os.path.islink(f"{folder}/driver"):
-            if os.path.basename(os.readlink(f"{folder}/driver")) == _DRIVER:
-                return group
-            write_text(f"{folder}/driver_override", _DRIVER)
+        has_driver = os.path.islink(f"{folder}/driver")
+        if has_driver and os.path.basename(os.readlink(f"{folder}/driver")) == _DRIVER:
+            return group
+        write_text(f"{folder}/driver_override", _DRIVER)
+        if has_driver:
             write_text(f"{folder}/driver/unbind", address)
-        else:
-            write_text(f"{folder}/driver_override", _DRIVER)
         write_text(f"{sys}/bus/pci/drivers_probe", address)
     except OSError as error:
         raise FailedPrecondition(f"bind {address} to {_DRIVER}: {os_cause(error)}") from error

@@ -65,9 +65,8 @@ class StorageTable:
         """Every storage is in place for `user`. After a failure the earlier ones stay until `release(user)`."""
         for storage in storages:
             if storage.driver == _IMAGE_PULL:
-                await self._images.prepare(
-                    storage.source
-                )  # before the lock, so that no other call waits for a registry
+                # Before the lock, so that no other call waits for a registry.
+                await self._images.prepare(storage.source)
         async with self._lock:
             for storage in storages:
                 await self._add(storage, user)
@@ -126,9 +125,8 @@ class StorageTable:
         elif driver == "watchable-bind":
             self._watches.start(storage.source, target)
         elif driver in ("virtio-fs", "9p", "bind"):
-            mount_storage(
-                storage.source, target, storage.fstype or ("bind" if driver == "bind" else ""), storage.options
-            )
+            fstype = storage.fstype or ("bind" if driver == "bind" else "")
+            mount_storage(storage.source, target, fstype, storage.options)
         else:
             verified = await self._block(storage, target)
         if storage.HasField("fs_group"):

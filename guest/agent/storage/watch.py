@@ -110,12 +110,14 @@ def synchronize(
     changed = {name for name, entry in found.items() if seen.get(name) != entry}
     if changed or len(found) != len(seen):
         for name in sorted(changed, key=lambda name: _order(name, found[name][0])):
-            _copy_entry(
-                os.path.join(source, name) if name else source, os.path.join(copy, name) if name else copy, name
-            )
+            _copy_entry(_below(source, name), _below(copy, name), name)
         for name in sorted(set(seen) - set(found), reverse=True):
-            remove_tree(os.path.join(copy, name))
+            remove_tree(_below(copy, name))
     return found
+
+
+def _below(root: str, name: str) -> str:
+    return os.path.join(root, name) if name else root
 
 
 def _order(name: str, mode: int) -> tuple[int, str]:
@@ -131,7 +133,7 @@ def _scan(root: str, max_entries: int = _MAX_ENTRIES, max_bytes: int = _MAX_BYTE
     waiting, files, size = [""], 0, 0
     while waiting:
         name = waiting.pop()
-        path = os.path.join(root, name) if name else root
+        path = _below(root, name)
         entry = os.stat(path) if not name else os.lstat(path)
         if stat.S_ISDIR(entry.st_mode):
             # A directory's time changes with its entries, which are compared anyway.

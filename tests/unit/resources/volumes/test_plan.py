@@ -22,7 +22,7 @@ from pyshim.pod.plan.container import container_plan, without_image
 from pyshim.resources.volumes.plan.disk_volumes import disk_id
 from pyshim.resources.volumes.plan.disks import with_disks
 from pyshim.resources.volumes.plan.guest_pull import root_pulled_in_guest
-from pyshim.resources.volumes.plan.share import no_share, share_plan
+from pyshim.resources.volumes.plan.share import share_plan
 from pyshim.resources.volumes.plan.virtual_volume import virtual_volume
 from pyshim.resources.volumes.plan.volumes import VolumesPlan, volume_sources, volumes_plan
 from tests.fakes.inputs import config, configured, spec
@@ -534,7 +534,7 @@ def container_of(config: Config, spec: OciSpec, kinds: dict[str, SourceKind]) ->
         rootfs=overlay(),
         spec=spec,
         config=config,
-        share=no_share(SandboxId("s1")),
+        share=share_plan(SandboxId("s1"), configured({"shared_fs": "none"}), vm_dir="/vm"),
         sources={path: SourceFacts(kind=kind) for path, kind in kinds.items()},
         hostname="h",
         sysctls={},
