@@ -31,18 +31,6 @@ _CODE = tuple(path for path in ("/usr", "/lib", "/lib64") if Path(path).is_dir()
 _ALL = ("cpu", "cpuacct", "cpuset", "memory", "blkio", "pids", "freezer")
 
 
-def _config(scratch: Path, hypervisor: dict[str, object] | None = None, **runtime: object) -> Path:
-    """The shipped file and a drop-in."""
-    path = shim_config.variant(scratch)
-    drop_in = scratch / "config.d" / "50-cgroups.toml"
-    drop_in.parent.mkdir()
-    lines = []
-    for table, keys in (("hypervisor.qemu", hypervisor or {}), ("runtime", runtime)):
-        lines += [f"[{table}]", *(f"{key} = {str(value).lower()}" for key, value in keys.items())]
-    drop_in.write_text("\n".join([*lines, ""]))
-    return path
-
-
 def _run(ctr: Ctr, runtime: Runtime, name: str, config: Path, *options: str) -> SandboxCgroups:
     words = ("run", "--detach", "--runtime", runtime.name, "--runtime-config-path", str(config), *options)
     ctr(*words, IMAGE, name, "sleep", "100000")
@@ -56,8 +44,9 @@ def _other_threads(sandbox: SandboxCgroups) -> set[int]:
 def test_with_an_overhead_cgroup_only_vcpu_threads_are_in_the_pods_before_and_after_hotplug(
     ctr: Ctr, runtime: Runtime, name: str, scratch: Path
 ) -> None:
-    size = {"default_vcpus": "0.5", "default_memory": 256, "default_maxmemory": 1280}
-    config = _config(scratch, size, static_sandbox_resource_mgmt=False, sandbox_cgroup_only=False)
+    size = {"default_vcpus": 0.5, "default_memory": 256, "default_maxmemory": 1280}
+    keys = {"static_sandbox_resource_mgmt": False, "sandbox_cgroup_only": False}
+    config = shim_config.with_keys(scratch, hypervisor=size, runtime=keys)
 
     sandbox = _run(ctr, runtime, name, config)
 
@@ -107,7 +96,8 @@ def test_with_sandbox_cgroup_only_all_is_in_the_pods_cgroup_and_within_limits_of
     ctr: Ctr, runtime: Runtime, name: str, scratch: Path
 ) -> None:
     """One VM: the place of each process, the files written, the CPU limit, and the report of a host OOM."""
-    config = _config(scratch, {"default_memory": 512}, sandbox_cgroup_only=True, sandbox_cgroup_limits=True)
+    keys = {"sandbox_cgroup_only": True, "sandbox_cgroup_limits": True}
+    config = shim_config.with_keys(scratch, hypervisor={"default_memory": 512}, runtime=keys)
     with pod_cgroup(f"pod-{name}") as parent, removed(ctr, name):
         sandbox = _run(ctr, runtime, name, config, "--cgroup", f"{parent}/{name}", *_TMPFS)
 
@@ -182,7 +172,8 @@ def test_a_block_io_limit_holds_while_it_is_set(ctr: Ctr, runtime: Runtime, name
     data = scratch / "data"
     with data.open("wb") as file:
         file.truncate(256 * MIB)
-    config = _config(scratch, {"block_device_cache_set": True, "block_device_cache_direct": True})
+    cache = {"block_device_cache_set": True, "block_device_cache_direct": True}
+    config = shim_config.with_keys(scratch, hypervisor=cache)
     code = [word for path in _CODE for word in ("--mount", f"type=bind,src={path},dst={path},options=rbind:ro")]
     with loop_device(data) as device, removed(ctr, name):
         _run(ctr, runtime, name, config, "--device", device, *code)

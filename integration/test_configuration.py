@@ -45,9 +45,7 @@ def _run(ctr: Ctr, runtime: Runtime, name: str, config: Path, annotations: dict[
 
 @pytest.mark.vm
 def test_annotations_and_a_drop_in_reach_the_guest(ctr: Ctr, runtime: Runtime, name: str, scratch: Path) -> None:
-    config = shim_config.variant(scratch)
-    (scratch / "config.d").mkdir()
-    (scratch / "config.d/10-site.toml").write_text('[hypervisor.qemu]\nkernel_params = "from.file a=1"\n')
+    config = shim_config.with_keys(scratch, hypervisor={"kernel_params": "from.file a=1"})
     pod = {H + "default_vcpus": "1.5", H + "default_memory": "512 MiB", H + "kernel_params": "a=2"}
 
     result = _run(ctr, runtime, name, config, pod, "nproc; grep MemTotal /proc/meminfo; cat /proc/cmdline")
@@ -95,9 +93,7 @@ def test_a_pod_may_demand_its_kernel_by_hash(
     hexadecimal: str,
     passes: bool,
 ) -> None:
-    config = shim_config.variant(scratch)
-    (scratch / "config.d").mkdir()
-    (scratch / "config.d/10-site.toml").write_text('[hypervisor.qemu]\nenable_annotations = ["^kernel_hash$"]\n')
+    config = shim_config.with_keys(scratch, hypervisor={"enable_annotations": ["^kernel_hash$"]})
     demanded = hexadecimal or hashlib.sha512(kernel.read_bytes()).hexdigest()
 
     result = _run(ctr, runtime, name, config, {H + "kernel_hash": demanded}, "echo started")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -313,8 +312,7 @@ with open(sys.argv[1], "w") as out:
 def test_a_hook_is_refused_what_the_shim_has_given_up(
     ctr: Ctr, runtime: Runtime, name: str, plain_rootfs: Path, scratch: Path, confined: bool
 ) -> None:
-    config = shim_config.variant(scratch)
-    config.write_text(config.read_text().replace("[runtime]\n", f"[runtime]\nconfine_shim = {str(confined).lower()}\n"))
+    config = shim_config.with_keys(scratch, runtime={"confine_shim": confined})
     spec = oci.spec("true", name=name, rootfs=plain_rootfs)
     command = ["hook", "-I", "-c", _HOOK, str(scratch / "out")]
     spec["hooks"] = {"createRuntime": [{"path": sys.executable, "args": command}]}
@@ -340,12 +338,11 @@ RUST_VIRTIOFSD = shutil.which("virtiofsd")
 def test_the_rust_virtiofsd_has_the_documented_rights_and_serves_files_of_any_owner(
     ctr: Ctr, runtime: Runtime, name: str, scratch: Path, arguments: list[str], more: set[int]
 ) -> None:
-    config = shim_config.variant(scratch, virtio_fs_daemon=RUST_VIRTIOFSD)
-    shared, drop_in = scratch / "shared", scratch / "config.d" / "50-virtiofsd.toml"
+    keys = {"virtio_fs_extra_args": arguments}
+    config = shim_config.with_keys(scratch, {"virtio_fs_daemon": RUST_VIRTIOFSD}, hypervisor=keys)
+    shared = scratch / "shared"
     shared.mkdir(mode=0o700)
     os.chown(shared, 4_000_000_000, 4_000_000_001)
-    drop_in.parent.mkdir()
-    drop_in.write_text(f"[hypervisor.qemu]\nvirtio_fs_extra_args = {json.dumps(arguments)}\n")
     words = ("run", "--detach", "--runtime", runtime.name, "--runtime-config-path", str(config))
 
     ctr(*words, "--mount", f"type=bind,src={shared},dst=/shared,options=rbind:rw", IMAGE, name, "sleep", "100000")

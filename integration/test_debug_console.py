@@ -39,8 +39,8 @@ def sandbox(ctr: Ctr, runtime: Runtime, module_leaves_nothing: None) -> Iterator
     assert program is not None
     directory = GROUND / "console"
     directory.mkdir()
-    config = shim_config.variant(directory, use_vsock="vhost-user", vhost_user_vsock_daemon=program)
-    config.write_text(config.read_text().replace("[agent.kata]\n", "[agent.kata]\ndebug_console_enabled = true\n"))
+    way = {"use_vsock": "vhost-user", "vhost_user_vsock_daemon": program}
+    config = shim_config.with_keys(directory, way, agent={"debug_console_enabled": True})
     words = ("--runtime", runtime.name, "--runtime-config-path", str(config), IMAGE, "console", "sleep", "100000")
     ctr("run", "--detach", *words)
     try:

@@ -72,13 +72,9 @@ def store(scratch: Path) -> Iterator[Path]:
 
 
 def config(scratch: Path, kubelet: Path | None = None, store: Path | None = None) -> Path:
-    path = shim_config.variant(scratch)
-    drop_in = scratch / "config.d" / "50-devices.toml"
-    drop_in.parent.mkdir()
-    runtime = f'[runtime]\npod_resource_api_sock = "{kubelet}"\n' if kubelet else ""
-    disks = f'enable_vhost_user_store = true\nvhost_user_store_path = "{store}"\n' if store else ""
-    drop_in.write_text(f'[hypervisor.qemu]\ncold_plug_vfio = "root-port"\n{disks}{runtime}')
-    return path
+    disks = {"enable_vhost_user_store": True, "vhost_user_store_path": store} if store else {}
+    runtime = {"pod_resource_api_sock": kubelet} if kubelet else {}
+    return shim_config.with_keys(scratch, hypervisor={"cold_plug_vfio": "root-port", **disks}, runtime=runtime)
 
 
 def run(

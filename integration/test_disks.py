@@ -94,16 +94,7 @@ def read_image(path: Path, name: str) -> str:
 
 
 def options(scratch: Path, keys: dict[str, Any], runtime_keys: dict[str, Any] | None = None) -> Any:
-    set_there = {"kernel"} & keys.keys()
-    path = shim_config.variant(scratch, **{key: keys[key] for key in set_there})
-    keys = {key: value for key, value in keys.items() if key not in set_there}
-    text = path.read_text()
-    for key in keys:
-        assert f"\n{key} =" not in text
-    added = "".join(f"{key} = {json.dumps(value)}\n" for key, value in keys.items())
-    text = text.replace("[hypervisor.qemu]\n", f"[hypervisor.qemu]\n{added}")
-    added = "".join(f"{key} = {json.dumps(value)}\n" for key, value in (runtime_keys or {}).items())
-    path.write_text(text.replace("[runtime]\n", f"[runtime]\n{added}"))
+    path = shim_config.with_keys(scratch, hypervisor=keys, runtime=runtime_keys or {})
     asked = runtimeoptions_pb2.Options(config_path=str(path))
     return {"type_url": "runtimeoptions.v1.Options", "value": asked.SerializeToString()}
 

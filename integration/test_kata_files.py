@@ -45,20 +45,18 @@ def _put(file: str, path: Path) -> None:
     path.write_text("".join(f"{dotted} = {toml_value(value)}\n" for dotted, value in settings.items()))
 
 
-def _node() -> str:
-    """A drop-in file with this node's paths, and with the way to the agent where the host has no vhost-vsock."""
+def _node() -> dict[str, object]:
+    """This node's paths, and the way to the agent where the host has no vhost-vsock."""
     hypervisor = build_config(read_source(None, {}, (str(shim_config.SHIPPED),))).hypervisor
     names = PATHS + (VSOCK if hypervisor.use_vsock == "vhost-user" else ())
-    lines = [f"{name} = {toml_value(getattr(hypervisor, name))}" for name in names]
-    return "\n".join(["[hypervisor.qemu]", *lines, ""])
+    return {name: getattr(hypervisor, name) for name in names}
 
 
 @pytest.mark.parametrize("file", GIVEN.split(":") if GIVEN else DIALECTS)
 def test_a_file_of_katas_boots_a_pod(ctr: Ctr, runtime: Runtime, name: str, scratch: Path, file: str) -> None:
     path = scratch / "configuration.toml"
     _put(file, path)
-    (scratch / "config.d").mkdir()
-    (scratch / "config.d" / "node.toml").write_text(_node())
+    shim_config.add_keys(scratch, hypervisor=_node())
 
     options = ("--rm", "--runtime-config-path", path, "--runtime", runtime.name)
     result = ctr("run", *options, IMAGE, name, "sh", "-c", SCRIPT, check=False, within_s=200)

@@ -86,8 +86,7 @@ def _digests(files: Sequence[Path]) -> list[str]:
 def test_layers_lie_on_each_other_and_what_is_written_stays_in_the_guest(
     run: Run, scratch: Path, shared_fs: str, driver: str, count: int
 ) -> None:
-    config = shim_config.variant(scratch, shared_fs=shared_fs)
-    shim_config.add_keys(config, block_device_driver=driver)
+    config = shim_config.with_keys(scratch, {"shared_fs": shared_fs}, hypervisor={"block_device_driver": driver})
     files = erofs.layer_files(scratch / "snapshots", erofs.image_layers(count))
     before, snapshot = _digests(files), scratch / "snapshots" / "active"
     for name in ("fs", "work"):
@@ -139,8 +138,7 @@ def test_what_is_written_goes_to_the_snapshots_file_and_a_full_one_harms_nothing
 def test_an_encrypted_file_shows_the_host_nothing_and_is_new_for_each_task(
     run: Run, scratch: Path, upper: Path
 ) -> None:
-    config = shim_config.variant(scratch, shared_fs="none")
-    config.write_text(config.read_text().replace("[runtime]\n", '[runtime]\nemptydir_mode = "block-encrypted"\n'))
+    config = shim_config.with_keys(scratch, {"shared_fs": "none"}, runtime={"emptydir_mode": "block-encrypted"})
     mounts = erofs.block_mounts(erofs.layer_files(scratch / "snapshots", erofs.image_layers(4)), upper)
     secret = "nobody outside may read this"
     script = f"test ! -e /file && yes '{secret}' | head -c 1000000 > /file && sync && tail -n 1 /file | head -c 6"

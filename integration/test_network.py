@@ -146,9 +146,8 @@ def test_prepared_namespace_is_as_it_was_after_a_pod_with_limited_rates_is_gone(
     expected: dict[str, int],
 ) -> None:
     """Links, addresses, routes and traffic rules: the namespace belongs to who made it."""
-    config = shim_config.variant(scratch, internetworking_model=model)
-    rows = "".join(f"{way}_rate_limiter_max_rate = {rate}\n" for way, rate in limits.items())
-    config.write_text(config.read_text().replace("[hypervisor.qemu]\n", f"[hypervisor.qemu]\n{rows}"))
+    keys = {f"{way}_rate_limiter_max_rate": rate for way, rate in limits.items()}
+    config = shim_config.with_keys(scratch, {"internetworking_model": model}, hypervisor=keys)
     with pod_network("it-after", subnet=8) as made:
         before = _everything_in("it-after")
         options = ("--with-ns", f"network:{made.namespace}", "--runtime-config-path", config)
@@ -170,8 +169,7 @@ def test_a_directly_attached_network_is_the_guests_and_the_namespace_is_left_alo
     ctr: Ctr, runtime: Runtime, name: str, scratch: Path
 ) -> None:
     """Behind a vhost-user socket, a host that answers pings; in the namespace, an interface to be left alone."""
-    config = shim_config.variant(scratch)
-    config.write_text(config.read_text().replace("[runtime]\n", f'[runtime]\ndan_conf = "{scratch}"\n'))
+    config = shim_config.with_keys(scratch, runtime={"dan_conf": scratch})
     end = Path(f"/run/{name}.sock")
     described = {
         "name": "direct0",

@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -140,17 +141,18 @@ def test_containers_beside_a_vm_leave_its_cpu_while_it_runs(cri: Cri, plugin: Pl
 @contextlib.contextmanager
 def _asking(plugin: PluginProcess) -> Iterator[None]:
     """Shims of the stand-in ask the plugin, for as many vCPUs as their pod has CPUs."""
-    drop_in = STAND_IN_CONFIG.parent / "config.d" / "50-nri.toml"
-    drop_in.parent.mkdir()
-    drop_in.write_text(
-        f'[hypervisor.qemu]\noverhead_vcpus = 0\n[runtime]\nplacement_socket = "{plugin.socket}"\n'
-        "static_sandbox_resource_mgmt = true\n"
-    )
+    shim_config.add_keys(STAND_IN_CONFIG.parent, **_keys(plugin))
     try:
         yield
     finally:
-        drop_in.unlink()
-        drop_in.parent.rmdir()
+        shutil.rmtree(STAND_IN_CONFIG.parent / "config.d")
+
+
+def _keys(plugin: PluginProcess) -> dict[str, shim_config.Keys]:
+    return {
+        "hypervisor": {"overhead_vcpus": 0},  # as many vCPUs as the container has CPUs
+        "runtime": {"placement_socket": plugin.socket, "static_sandbox_resource_mgmt": True},
+    }
 
 
 @pytest.fixture
@@ -379,14 +381,7 @@ def test_the_threads_of_a_vm_are_where_the_plugin_placed_them_before_it_booted(
 ) -> None:
     """Through the shim's own question: no NRI is needed."""
     plugin = PluginProcess(scratch)
-    config = shim_config.variant(scratch)
-    drop_in = scratch / "config.d" / "50-nri.toml"
-    drop_in.parent.mkdir()
-    drop_in.write_text(
-        # As many vCPUs as the container has CPUs.
-        "[hypervisor.qemu]\noverhead_vcpus = 0\n"
-        f'[runtime]\nplacement_socket = "{plugin.socket}"\nstatic_sandbox_resource_mgmt = true\n'
-    )
+    config = shim_config.with_keys(scratch, **_keys(plugin))
     plugin.start(scratch / "no-runtime.sock")
     try:
         eventually(plugin.socket.exists, what=lambda: f"the plugin answers: {plugin.log()}")

@@ -56,14 +56,9 @@ class Guest:
         return record["vcpus"]["granted"], record["memory_mib"]["granted"]
 
 
-def _config(scratch: Path, runtime: str, **hypervisor: object) -> Path:
-    """The shipped file, with a drop-in for what it does not set itself."""
-    path = shim_config.variant(scratch)
-    drop_in = scratch / "config.d" / "50-sizing.toml"
-    drop_in.parent.mkdir()
-    lines = [f"{key} = {str(value).lower()}" for key, value in hypervisor.items()]
-    drop_in.write_text("\n".join(["[hypervisor.qemu]", *lines, "[runtime]", runtime, ""]))
-    return path
+def _config(scratch: Path, policy: str = "overhead", **hypervisor: object) -> Path:
+    runtime = {"static_sandbox_resource_mgmt": policy == "sum", "sizing_policy": policy}
+    return shim_config.with_keys(scratch, hypervisor=hypervisor, runtime=runtime)
 
 
 def _run(ctr: Ctr, runtime: Runtime, name: str, config: Path, *options: str) -> Guest:
@@ -80,8 +75,7 @@ def _agrees(guest: Guest) -> bool:
 
 
 def test_static_vm_takes_updates_up_to_its_size(ctr: Ctr, runtime: Runtime, name: str, scratch: Path) -> None:
-    keys = 'static_sandbox_resource_mgmt = true\nsizing_policy = "sum"'
-    config = _config(scratch, keys, default_vcpus=1, default_memory=512)
+    config = _config(scratch, "sum", default_vcpus=1, default_memory=512)
     cgroup = ("--mount", "type=cgroup,src=cgroup,dst=/sys/fs/cgroup,options=ro")
     guest = _run(ctr, runtime, name, config, "--memory-limit", str(300 * MIB), *cgroup)
     size = guest.granted()
@@ -102,8 +96,7 @@ def test_static_vm_takes_updates_up_to_its_size(ctr: Ctr, runtime: Runtime, name
 def test_dynamic_vm_grows_by_hotplug_for_its_container_and_by_update(
     ctr: Ctr, runtime: Runtime, name: str, scratch: Path
 ) -> None:
-    keys = "static_sandbox_resource_mgmt = false"
-    config = _config(scratch, keys, default_vcpus="0.5", default_memory=256, default_maxmemory=1280)
+    config = _config(scratch, default_vcpus=0.5, default_memory=256, default_maxmemory=1280)
 
     guest = _run(ctr, runtime, name, config, "--memory-limit", str(200 * MIB))
 
@@ -125,8 +118,7 @@ def test_vm_of_a_pod_follows_its_containers_as_they_come_and_end(
     ctr: Ctr, runtime: Runtime, name: str, scratch: Path
 ) -> None:
     """One VM: what the first container sees grows for the second and shrinks when that one ends."""
-    keys = "static_sandbox_resource_mgmt = false"
-    config = _config(scratch, keys, default_vcpus="0.5", default_memory=256, enable_virtio_mem=True)
+    config = _config(scratch, default_vcpus=0.5, default_memory=256, enable_virtio_mem=True)
     _run(ctr, runtime, name, config, *_member_of(name, "sandbox"))
     first = _run(ctr, runtime, f"{name}-a", config, *_member_of(name, "container"), "--memory-limit", str(100 * MIB))
     pod = Guest(ctr, name)
@@ -152,8 +144,7 @@ def _member_of(sandbox: str, kind: str) -> tuple[str, ...]:
 
 
 def test_virtio_mem_follows_updates_up_and_down(ctr: Ctr, runtime: Runtime, name: str, scratch: Path) -> None:
-    keys = "static_sandbox_resource_mgmt = false"
-    config = _config(scratch, keys, default_memory=256, default_maxmemory=2816, enable_virtio_mem=True)
+    config = _config(scratch, default_memory=256, default_maxmemory=2816, enable_virtio_mem=True)
     guest = _run(ctr, runtime, name, config)
     _, boot_mib = guest.look()
     assert guest.granted() == (1, 256)

@@ -81,14 +81,11 @@ def test_a_verbose_status_has_the_sizing_and_the_vmm(cri: Cri, runtime: Runtime,
 @pytest.fixture
 def vm_handler() -> Iterator[str]:
     """A handler whose pods have a real VM, which follows its containers."""
-    drop_in = SANDBOX_API_VM_CONFIG.parent / "config.d" / "50-sizing.toml"
-    drop_in.parent.mkdir(parents=True)
-    shim_config.variant(SANDBOX_API_VM_CONFIG.parent)
-    drop_in.write_text(
-        "[hypervisor.qemu]\ndefault_vcpus = 1\ndefault_memory = 256\n[runtime]\nstatic_sandbox_resource_mgmt = false\n"
-    )
+    size = {"default_vcpus": 1, "default_memory": 256}
+    directory = SANDBOX_API_VM_CONFIG.parent
+    shim_config.with_keys(directory, hypervisor=size, runtime={"static_sandbox_resource_mgmt": False})
     yield SANDBOX_API_VM_HANDLER
-    shutil.rmtree(SANDBOX_API_VM_CONFIG.parent)
+    shutil.rmtree(directory)
 
 
 def test_the_vm_follows_an_update_of_the_sandbox(cri: Cri, vm_handler: str) -> None:

@@ -22,12 +22,8 @@ HOST_CPUS = len(os.sched_getaffinity(0))
 _PYSHIM = Path(__file__).resolve().parents[1] / "bin" / "pyshim"
 
 
-def configuration(directory: Path, hypervisor: str, runtime: str = "") -> Path:
-    """The shipped file with a drop-in on top."""
-    config = shim_config.variant(directory)
-    (directory / "config.d").mkdir()
-    (directory / "config.d" / "size.toml").write_text(f"[hypervisor.qemu]\n{hypervisor}\n[runtime]\n{runtime}\n")
-    return config
+def configuration(directory: Path, policy: str = "sum", **hypervisor: object) -> Path:
+    return shim_config.with_keys(directory, hypervisor=hypervisor, runtime={"sizing_policy": policy})
 
 
 def sizing_of(runtime: Runtime, name: str) -> dict[str, Any]:
@@ -38,11 +34,11 @@ def sizing_of(runtime: Runtime, name: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("hypervisor", "policy", "cpus", "mib", "vcpus", "memory"),
     [
-        pytest.param("default_vcpus = 0.5\ndefault_memory = 512", "sum", "0.25", 300, 1, 812, id="0.5+0.25"),
-        pytest.param("default_vcpus = 1\ndefault_memory = 512", "sum", "2.5", 0, 4, 512, id="1+2.5"),
-        pytest.param("default_vcpus = 1.1\ndefault_memory = 512", "sum", "0.9", 1, 2, 513, id="1.1+0.9"),
+        pytest.param({"default_vcpus": 0.5, "default_memory": 512}, "sum", "0.25", 300, 1, 812, id="0.5+0.25"),
+        pytest.param({"default_vcpus": 1, "default_memory": 512}, "sum", "2.5", 0, 4, 512, id="1+2.5"),
+        pytest.param({"default_vcpus": 1.1, "default_memory": 512}, "sum", "0.9", 1, 2, 513, id="1.1+0.9"),
         pytest.param(
-            "default_memory = 2048\noverhead_vcpus = 0.2\noverhead_memory = 32",
+            {"default_memory": 2048, "overhead_vcpus": 0.2, "overhead_memory": 32},
             "overhead",
             "0.8",
             600,
@@ -50,9 +46,9 @@ def sizing_of(runtime: Runtime, name: str) -> dict[str, Any]:
             632,
             id="overhead",
         ),
-        pytest.param("default_memory = 700", "overhead", "1", 0, 2, 700, id="overhead-one-dimension"),
+        pytest.param({"default_memory": 700}, "overhead", "1", 0, 2, 700, id="overhead-one-dimension"),
         pytest.param(
-            "overhead_vcpus = 0.2\noverhead_memory = 32\nrequested_vcpus = 1.5\nrequested_memory = 700",
+            {"overhead_vcpus": 0.2, "overhead_memory": 32, "requested_vcpus": 1.5, "requested_memory": 700},
             "overhead",
             "0.8",
             300,
@@ -67,14 +63,14 @@ def test_the_guest_has_what_the_record_says(
     runtime: Runtime,
     name: str,
     scratch: Path,
-    hypervisor: str,
+    hypervisor: dict[str, float],
     policy: str,
     cpus: str,
     mib: int,
     vcpus: int,
     memory: int,
 ) -> None:
-    config = configuration(scratch, hypervisor, f'sizing_policy = "{policy}"')
+    config = configuration(scratch, policy, **hypervisor)
     limits = ["--cpus", cpus, *(["--memory-limit", str(mib * MIB)] if mib else [])]
     ctr("run", "-d", "--runtime-config-path", config, *limits, "--runtime", runtime.name, IMAGE, name, "sleep", "999")
 
@@ -93,8 +89,8 @@ def test_the_guest_has_the_numa_nodes_of_the_mapping(
     ctr: Ctr, runtime: Runtime, name: str, plain_rootfs: Path, scratch: Path
 ) -> None:
     """This host has one node: both of the guest's are on it."""
-    mapped = 'default_memory = 512\nenable_numa = true\nnuma_mapping = ["0", "0"]'
-    config = configuration(scratch, f"{mapped}\ndefault_vcpus = 2", 'sizing_policy = "sum"')
+    numa = {"enable_numa": True, "numa_mapping": ["0", "0"]}
+    config = configuration(scratch, "sum", default_memory=512, default_vcpus=2, **numa)
     spec = oci.spec("sleep", "999", name=name, rootfs=plain_rootfs)
     spec["linux"].setdefault("resources", {})["cpu"] = {"mems": "0"}
     words = ("--runtime", runtime.name, "--runtime-config-path", config, "--config", oci.write(spec, scratch))
@@ -119,7 +115,7 @@ def test_a_container_that_asks_has_swap_in_the_guest_and_its_file_goes_with_the_
     ctr: Ctr, runtime: Runtime, name: str, scratch: Path
 ) -> None:
     directory = scratch / "swap"
-    config = configuration(scratch, f'default_memory = 512\nenable_guest_swap = true\nguest_swap_path = "{directory}"')
+    config = configuration(scratch, "overhead", default_memory=512, enable_guest_swap=True, guest_swap_path=directory)
     words = ("--annotation", "io.katacontainers.container.resource.swappiness=60", "--memory-limit", str(64 * MIB))
     script = "tail -n 1 /proc/swaps; dd if=/dev/zero of=/dev/null bs=100000000 count=1; grep pswpout /proc/vmstat"
 
@@ -132,7 +128,7 @@ def test_a_container_that_asks_has_swap_in_the_guest_and_its_file_goes_with_the_
 
 
 def test_the_command_shows_the_record(ctr: Ctr, runtime: Runtime, name: str, scratch: Path) -> None:
-    config = configuration(scratch, "default_vcpus = 0.5\ndefault_memory = 512", 'sizing_policy = "sum"')
+    config = configuration(scratch, default_vcpus=0.5, default_memory=512)
     ctr("run", "-d", "--runtime-config-path", config, "--runtime", runtime.name, IMAGE, name, "sleep", "999")
 
     shown = subprocess.run([_PYSHIM, "sizing", "show", name], capture_output=True, text=True, timeout=60)
@@ -145,7 +141,7 @@ def test_the_command_shows_the_record(ctr: Ctr, runtime: Runtime, name: str, scr
 def test_what_the_host_does_not_have_is_refused_with_the_numbers(
     ctr: Ctr, runtime: Runtime, name: str, scratch: Path
 ) -> None:
-    config = configuration(scratch, "default_memory = 512", 'sizing_policy = "sum"')
+    config = configuration(scratch, default_memory=512)
     limit = 1 << 50
     words = ("run", "--rm", "--runtime-config-path", config, "--memory-limit", str(limit), "--runtime", runtime.name)
 
@@ -161,7 +157,7 @@ def test_what_the_host_does_not_have_is_refused_with_the_numbers(
 def test_a_base_above_the_hosts_cpus_is_refused_naming_the_file(
     ctr: Ctr, runtime: Runtime, name: str, scratch: Path
 ) -> None:
-    config = configuration(scratch, f"default_vcpus = {HOST_CPUS + 1}")
+    config = configuration(scratch, "overhead", default_vcpus=HOST_CPUS + 1)
     words = ("run", "--rm", "--runtime-config-path", config, "--runtime", runtime.name, IMAGE, name, "true")
 
     refused = ctr(*words, check=False)

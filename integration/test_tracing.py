@@ -46,13 +46,9 @@ def receiver(requests: list[ExportTraceServiceRequest]) -> Iterator[str]:
 @pytest.mark.vm
 def test_the_spans_of_a_containers_whole_life_arrive(ctr: Ctr, runtime: Runtime, name: str, scratch: Path) -> None:
     requests: list[ExportTraceServiceRequest] = []
-    config = shim_config.variant(scratch)
-    (scratch / "config.d").mkdir()
-
     with receiver(requests) as url:
-        (scratch / "config.d/10-traced.toml").write_text(
-            f'[runtime]\nenable_tracing = true\notlp_endpoint = "{url}"\n[agent.kata]\nenable_tracing = true\n'
-        )
+        keys = {"enable_tracing": True, "otlp_endpoint": url}
+        config = shim_config.with_keys(scratch, runtime=keys, agent={"enable_tracing": True})
         options = ("--rm", "--runtime-config-path", config, "--runtime", runtime.name)
         done = ctr("run", *options, IMAGE, name, "cat", "/proc/cmdline", within_s=100)
 

@@ -4,11 +4,14 @@ different one.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 _PROJECT = Path(__file__).resolve().parents[2]
 _CONFIGS = _PROJECT / "configs"
@@ -19,6 +22,8 @@ OVMF = Path(os.environ.get("PYSHIM_TEST_FIRMWARE", "/usr/share/ovmf/OVMF.fd"))
 COMPRESSED_KERNEL = _PROJECT / ".build" / "guest" / "vmlinuz"
 """The guest's kernel for OVMF, which boots no plain ELF file."""
 VSOCK_PROGRAM = "vhost-device-vsock"
+Keys = Mapping[str, object]
+_TABLES = {"hypervisor": "hypervisor.qemu", "runtime": "runtime", "agent": "agent.kata"}
 
 
 def reach_agents_over_vsock(directory: Path) -> None:
@@ -41,12 +46,21 @@ def with_templates(directory: Path, templates: Path, **changes: object) -> Path:
     return variant(directory, enable_template=True, template_path=templates, **changes)
 
 
-def add_keys(config: Path, **keys: object) -> None:
-    """By a drop-in file, keys of the hypervisor that the shipped file does not set."""
-    directory = config.parent / "config.d"
-    directory.mkdir()
-    lines = (f"{key} = {_literal(value)}\n" for key, value in keys.items())
-    (directory / "keys.toml").write_text("[hypervisor.qemu]\n" + "".join(lines))
+def with_keys(directory: Path, changes: Keys = MappingProxyType({}), **tables: Keys) -> Path:
+    """A variant of the shipped file with `changes`, and a drop-in file of keys that it does not set, by their table:
+    `hypervisor`, `runtime` or `agent`.
+    """
+    add_keys(directory, **tables)
+    return variant(directory, **changes)
+
+
+def add_keys(directory: Path, **tables: Keys) -> None:
+    """The drop-in file of the configuration file in `directory`."""
+    lines = []
+    for name, keys in tables.items():
+        lines += [f"[{_TABLES[name]}]", *(f"{key} = {_literal(value)}" for key, value in keys.items())]
+    (directory / "config.d").mkdir(parents=True)
+    (directory / "config.d" / "50-keys.toml").write_text("\n".join([*lines, ""]))
 
 
 def bind(source: Path, target: Path) -> None:
@@ -70,12 +84,9 @@ def variant(directory: Path, shipped: Path = SHIPPED, /, **changes: object) -> P
 
 
 def _literal(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool | int) else f'"{value}"'
+    return json.dumps(value, default=str)
 
 
 def with_firmware(directory: Path) -> Path:
     """The shipped file, changed so that VMs boot with OVMF."""
-    path = variant(directory, kernel=COMPRESSED_KERNEL)
-    head = "[hypervisor.qemu]\n"
-    path.write_text(path.read_text().replace(head, f'{head}firmware = "{OVMF}"\n'))
-    return path
+    return with_keys(directory, {"kernel": COMPRESSED_KERNEL}, hypervisor={"firmware": OVMF})
