@@ -224,6 +224,10 @@ class Pod:
         """The VM runs, without a container. When this raises, `_end_sandbox` finishes what is left to undo."""
         spec = request.spec
         self._pod = pod_of(spec.annotations)
+        cgroups = self._env.host.cgroups((await self._env.host_facts()).cgroup_mode)
+        # The sandbox enters its cgroups once it is planned; the kernel's wait for that begins now.
+        self._tasks.supervise(f"cgroups/{request.sandbox_id}", cgroups.hasten_moves())
+        await asyncio.sleep(0)  # reading a configuration keeps the interpreter busy
         config = await step("read configuration", self._env.load_config(request.options, spec.annotations))
         if config.runtime.enable_tracing:
             self._env.export_trace(self._trace, config.runtime.otlp_endpoint, request.sandbox_id, spec.annotations)

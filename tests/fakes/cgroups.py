@@ -41,6 +41,9 @@ class FakeCgroups:
     async def occupants(self, groups: tuple[Group, ...]) -> Mapping[str, int]:
         return {group.path: pid for group in groups for pid in self.there.get(group.path, ())}
 
+    async def hasten_moves(self) -> None:
+        pass
+
     async def make(self, groups: tuple[Group, ...]) -> tuple[str, ...]:
         for group in groups:
             self._hit("make_cgroup")

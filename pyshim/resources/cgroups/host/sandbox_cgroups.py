@@ -50,6 +50,15 @@ class LinuxCgroups:
                         return pid
         return 0
 
+    @within_s(CHANGE_S, "wait for moves between cgroups")
+    async def hasten_moves(self) -> None:
+        """Moves of processes in the next milliseconds are quick; nothing has moved.
+
+        The first of several moves waits for a grace period of RCU, 10 to 20 ms; a move to where this process is already
+        is one. Sources: the kernel's kernel/cgroup/cgroup.c, cgroup_attach_lock; kernel/rcu/sync.c.
+        """
+        await asyncio.to_thread(self._tree.stay)
+
     @within_s(CHANGE_S, lambda self, groups: f"make cgroups {_paths(groups)}")
     async def make(self, groups: tuple[Group, ...]) -> tuple[str, ...]:
         """They are there; notes say what they lack."""

@@ -1,5 +1,6 @@
 """cgroup v1: a directory in each hierarchy, threads placed one by one. Also what a hybrid host's controllers are in."""
 
+import contextlib
 import os
 from collections.abc import Iterable, Iterator
 
@@ -40,6 +41,14 @@ class CgroupsV1:
                 if "cpuset" in each.controllers:
                     _inherit_cpuset(path, above)
         return ()
+
+    def stay(self) -> None:
+        """This process was moved to the cgroup in which it is, if we see it: in one hierarchy, as all have one lock."""
+        for mount_point, origin in self._origin.items():
+            if origin:
+                with contextlib.suppress(OSError):
+                    kernel.write(f"{mount_point}{origin}/cgroup.procs", "0")
+                return
 
     def join(self, group: Group, pid: int) -> None:
         for each in self._of(group):

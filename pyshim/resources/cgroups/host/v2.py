@@ -1,5 +1,6 @@
 """cgroup v2: one directory per group, controllers enabled from above, vCPU threads in a threaded cgroup."""
 
+import contextlib
 import errno
 import os
 from collections.abc import Iterable, Iterator
@@ -52,6 +53,12 @@ class CgroupsV2:
             f"no controller {controller} for vCPU threads: {problem}"
             for controller, problem in _enable(above, _THREADED, occupied=False)
         )
+
+    def stay(self) -> None:
+        """This process was moved to the cgroup in which it is, if we see that."""
+        if self._origin:
+            with contextlib.suppress(OSError):
+                kernel.write(f"{self._root}{self._origin}/cgroup.procs", "0")
 
     def join(self, group: Group, pid: int) -> None:
         if group.threaded and not self._is_threaded(group):

@@ -9,6 +9,7 @@ from pyshim.cleanup.release import release
 from pyshim.model.cgroups import Group, GroupSetting, HostOom, Role
 from pyshim.model.errors import FailedPrecondition
 from pyshim.model.ledger import LedgerEntry, ResourceKind
+from pyshim.resources.cgroups.host import hierarchies
 from pyshim.resources.cgroups.host.hierarchies import Hierarchy, make_directory, mounted, place_of
 from pyshim.resources.cgroups.host.v1 import CgroupsV1
 from pyshim.resources.cgroups.host.v2 import CgroupsV2
@@ -96,6 +97,24 @@ def test_v1_fills_an_empty_cpuset_on_the_way_and_leaves_a_set_one(v1: Callable[.
     assert (root / "pod1/cpuset.cpus").read_text() == "2"
     assert (root / "pod1/c1/cpuset.cpus").read_text() == "2"
     assert tree.allowed(SANDBOX, "cpus") == "2"
+
+
+@pytest.mark.parametrize(("line", "written"), [("3:memory:/a", ["0", ""]), ("3:memory:/../b", ["", ""])])
+@pytest.mark.parametrize("version", ["v1", "v2"])
+def test_a_move_to_where_this_process_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, line: str, written: list[str]
+) -> None:
+    """A process outside of what is mounted here stays out of its root."""
+    files = [tmp_path / "a/cgroup.procs", tmp_path / "cgroup.procs"]
+    (tmp_path / "a").mkdir()
+    for file in files:
+        file.touch()
+    line = line if version == "v1" else line.replace("3:memory", "0:")
+    monkeypatch.setattr(hierarchies, "_content", lambda path: line.encode())
+
+    (CgroupsV1 if version == "v1" else CgroupsV2)((Hierarchy(str(tmp_path), ("memory",) * (version == "v1")),)).stay()
+
+    assert [file.read_text() for file in files] == written
 
 
 def test_v1_writes_into_the_controllers_hierarchy_and_says_why_not(
