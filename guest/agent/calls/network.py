@@ -6,7 +6,7 @@ from protos.agent import agent_pb2 as pb
 from protos.agent.types_pb2 import Interface
 
 from guest.agent.children import Children
-from guest.agent.errors import DeadlineExceeded, InvalidArgument, Unimplemented
+from guest.agent.errors import DeadlineExceeded, InvalidArgument, NotFound, Unimplemented
 from guest.agent.net import links
 from guest.agent.storage.block import SYS, pci_folder, pci_slots
 from guest.agent.storage.hotplug import Hotplug
@@ -27,20 +27,21 @@ class NetworkCalls:
             raise InvalidArgument("update interface: request has no interface")
         interface = request.interface
         links.check_interface(interface)
-        name = ""
         if interface.devicePath:
             name = await self._wait_for_place(interface.devicePath)
         else:
-            await self._wait_for_link(interface)
+            name = await self._wait_for_link(interface)
         links.update_interface(interface, name)
         return interface
 
-    async def _wait_for_link(self, interface: Interface) -> None:
-        """A link with the address or the name exists, or the timeout has passed; then the update reports it missing."""
+    async def _wait_for_link(self, interface: Interface) -> str:
+        """The present name of the link with the interface's hardware address, else with its name."""
         try:
-            await self._hotplug.wait_for(f"interface {interface.name!r}", lambda: links.name_of(interface))
-        except DeadlineExceeded:
-            return
+            return await self._hotplug.wait_for(f"interface {interface.name!r}", lambda: links.name_of(interface))
+        except DeadlineExceeded as error:
+            raise NotFound(
+                f"interface {interface.name!r}: the guest has none with hardware address {interface.hwAddr!r}"
+            ) from error
 
     async def _wait_for_place(self, path: str) -> str:
         pci_slots(path)  # refuse a malformed path before waiting for it

@@ -62,10 +62,6 @@ class Crun:
             raise Internal("run crun: no executable of that name")
         return [program, f"--root={RUN_DIR}/crun", f"--cgroup-manager={'cgroupfs' if self.has_cgroups else 'disabled'}"]
 
-    @cached_property
-    def _create_options(self) -> list[str]:
-        return ["--no-pivot"] if _root_is_initramfs() else []
-
     def scratch(self, suffix: str) -> str:
         """A path that no other call uses; the caller removes the file."""
         os.makedirs(RUN_DIR, mode=0o700, exist_ok=True)
@@ -74,7 +70,9 @@ class Crun:
 
     async def create(self, cid: str, bundle: str, pid_file: str, stdio: CrunStdio) -> None:
         """The container waits to be started. crun's log stays in the bundle."""
-        options = [f"--bundle={bundle}", f"--pid-file={pid_file}", *self._create_options, *stdio.options]
+        options = [f"--bundle={bundle}", f"--pid-file={pid_file}", *stdio.options]
+        if _root_is_initramfs():
+            options.append("--no-pivot")
         doing = f"create container {cid!r}"
         await self._run("create", [*options, "--", cid], doing, stdio, log_file=f"{bundle}/crun.log")
 

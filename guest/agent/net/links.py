@@ -104,19 +104,18 @@ def _has_ipv6() -> bool:
 # -- interfaces ----------------------------------------------------------------------------------------------------
 
 
-def update_interface(interface: Interface, at: str = "") -> None:
-    """The interface has this name, MTU, hardware address, ARP flag and these addresses, and is up.
-
-    The interface is the one with the present name `at`, which the caller found by its place; without `at`, the one with
-    the hardware address.
-    """
+def update_interface(interface: Interface, present_name: str) -> None:
+    """The link `present_name` has the interface's name, MTU, hardware address, ARP flag and addresses, and is up."""
     check_interface(interface)
     wanted = hardware_address(interface.hwAddr)
     with nl.Netlink() as netlink:
         try:
-            link = _at_place(netlink, at, wanted) if at else _by_address(netlink, wanted, interface)
-            if link.flags & nl.IFF_UP:
+            link = _by_name(netlink, present_name)
+            has_address = link.address == wanted
+            if link.flags & nl.IFF_UP or not has_address:  # not every driver accepts an address while it is up
                 _set_link(netlink, link.index, 0, nl.IFF_UP)
+            if not has_address:  # that of a passed-through card, or with which a restored VM was saved
+                _set_link(netlink, link.index, 0, 0, nl.attribute(nl.IFLA_ADDRESS, wanted))
             for address in interface.IPAddresses:
                 _add_address(netlink, link.index, address)
             _rename_and_raise(netlink, link, interface)
@@ -142,33 +141,6 @@ def name_of(interface: Interface) -> str | None:
     found = [link.name for link in present if link.address == wanted]
     found += [link.name for link in present if link.name == interface.name]
     return found[0] if found else None
-
-
-def _by_address(netlink: nl.Netlink, wanted: bytes, interface: Interface) -> Link:
-    present = links(netlink)
-    for link in present:
-        if link.address == wanted:
-            return link
-    # A restored VM has the address with which it was saved, so only the name can match.
-    for link in present:
-        if link.name == interface.name:
-            _give_address(netlink, link, wanted)
-            return link
-    raise NotFound(f"interface {interface.name!r}: the guest has none with hardware address {interface.hwAddr!r}")
-
-
-def _at_place(netlink: nl.Netlink, name: str, wanted: bytes) -> Link:
-    """The link, with the address that the other side expects: a passed-through card may have another."""
-    link = _by_name(netlink, name)
-    if link.address != wanted:
-        _give_address(netlink, link, wanted)
-    return link
-
-
-def _give_address(netlink: nl.Netlink, link: Link, wanted: bytes) -> None:
-    """The link has the address and is down: not every driver accepts one while it is up."""
-    _set_link(netlink, link.index, 0, nl.IFF_UP)
-    _set_link(netlink, link.index, 0, 0, nl.attribute(nl.IFLA_ADDRESS, wanted))
 
 
 def _set_link(netlink: nl.Netlink, index: int, flags: int, change: int, attributes: bytes = b"") -> None:

@@ -22,6 +22,7 @@ from guest.agent.storage.hotplug import Hotplug
 SYS = "/sys"
 # A bus has 32 slots, so a greater number is a root complex.
 _SLOT = re.compile(r"([01]?[0-9a-f])(?:\.([0-7]))?")
+_SCSI_ADDRESS = re.compile(r"[0-9]+:[0-9]+")
 _ROOT_COMPLEX = re.compile(r"[2-9a-f][0-9a-f]")
 _MKFS_TIMEOUT_S = 120.0
 
@@ -34,7 +35,8 @@ async def find_block_device(hotplug: Hotplug, driver: str, source: str) -> str:
         pci_slots(source)  # refuse nonsense before waiting for it
         return await hotplug.wait_for(f"disk at PCI path {source!r}", lambda: pci_disk(SYS, source))
     if driver == "scsi":
-        check_scsi_address(source)
+        if not _SCSI_ADDRESS.fullmatch(source):
+            raise InvalidArgument(f"SCSI address {source[:80]!r}: want ID:LUN")
         return await hotplug.wait_for(f"disk at SCSI address {source!r}", lambda: scanned_scsi_disk(SYS, source))
     raise InvalidArgument(f"{driver} device {source!r}: want a path below /dev")
 
@@ -99,12 +101,6 @@ def pci_disk(sys: str, path: str) -> str | None:
 
 def _node(disk: str) -> str | None:
     return f"/dev/{disk}" if is_block(f"/dev/{disk}") else None
-
-
-def check_scsi_address(address: str) -> None:
-    scsi_id, colon, lun = address.partition(":")
-    if not (colon and scsi_id.isdigit() and lun.isdigit()):
-        raise InvalidArgument(f"SCSI address {address[:80]!r}: want ID:LUN")
 
 
 def scanned_scsi_disk(sys: str, address: str) -> str | None:

@@ -14,7 +14,6 @@ import asyncio
 import logging
 import os
 import stat
-from dataclasses import dataclass
 
 from guest.agent import mounts
 from guest.agent.errors import InvalidArgument
@@ -40,17 +39,12 @@ class TooBig(Exception):
     """The source exceeds the limits."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Watch:
-    copy: str
-    task: asyncio.Task[None]
-
-
 class Watches:
     """The volumes of the sandbox that are watched."""
 
     def __init__(self) -> None:
-        self._watches: dict[str, _Watch] = {}
+        self._watches: dict[str, tuple[str, asyncio.Task[None]]] = {}
+        """The copy, and the task that updates it, by target."""
 
     def start(self, source: str, target: str) -> None:
         """`target` shows a copy of `source` that follows it. A source above the limits is bind mounted instead."""
@@ -70,15 +64,15 @@ class Watches:
         mounts.make_target(copy, target, "bind")
         mounts.mount(copy, target, "bind", ["bind"])
         task = asyncio.create_task(_follow(source, copy, seen), name=f"watch {source}")
-        self._watches[target] = _Watch(copy, task)
+        self._watches[target] = copy, task
 
     def stop(self, target: str) -> None:
         """The copy is no longer updated, and is unmounted and removed."""
-        watch = self._watches.pop(target, None)
-        if watch is not None:
-            watch.task.cancel()
+        if target in self._watches:
+            copy, task = self._watches.pop(target)
+            task.cancel()
             mounts.unmount(target)
-            remove_tree(watch.copy)
+            remove_tree(copy)
 
 
 def _make_room(target: str) -> None:
@@ -127,7 +121,7 @@ def _order(name: str, mode: int) -> tuple[int, str]:
     return (0 if stat.S_ISDIR(mode) else 1, name)
 
 
-def _scan(root: str, max_entries: int = _MAX_ENTRIES, max_bytes: int = _MAX_BYTES) -> dict[str, tuple[int, ...]]:
+def _scan(root: str, max_entries: int, max_bytes: int) -> dict[str, tuple[int, ...]]:
     """Relative path ("" for the root) -> mode, owner, size, time and inode of everything that is copied."""
     found: dict[str, tuple[int, ...]] = {}
     waiting, files, size = [""], 0, 0

@@ -155,6 +155,6 @@ class PortForward:
                 relay = relay_plan(self._plan.sandbox_id, self._plan.share)
                 timeout_s = self._plan.config.runtime.create_container_timeout_s
                 await run_relay(relay, host=self._host, agent=self._agent, timeout_s=timeout_s)
-                log.info("port-forward made ready in the guest", extra={"container": relay.container_id})
-                self._container_id = relay.container_id
+                log.info("port-forward made ready in the guest", extra={"container": relay.guest.container_id})
+                self._container_id = relay.guest.container_id
             return self._container_id

@@ -20,8 +20,8 @@ async def run_relay(relay: RelayPlan, *, host: Host, agent: ContainerAgent, time
     await host.write_bytes(relay.program_path, program, 0o755)
     await agent.create_container(relay.guest, timeout_s)
     try:
-        await agent.start_container(relay.container_id)
+        await agent.start_container(relay.guest.container_id)
     except BaseException:
         with suppress(ShimError):
-            await agent.remove_container(relay.container_id, REMOVE_TIMEOUT_S)
+            await agent.remove_container(relay.guest.container_id, REMOVE_TIMEOUT_S)
         raise

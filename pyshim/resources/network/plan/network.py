@@ -102,7 +102,8 @@ def changed_plan(scan: NetworkScan, model: NetworkModel, wired: Sequence[Endpoin
     """
     known = {endpoint.link_index: endpoint for endpoint in wired}
     candidates = _candidates(scan)
-    links = [link for link in candidates if _is_same(link, known.get(link.index))]
+    # A link of `wired` may have another name by now.
+    links = [link for link in candidates if link.index in known and known[link.index].mac == link.mac]
     stay = tuple(replace(known[link.index], link_name=link.name) for link in links)
     new: list[LinkReport] = []
     left_out: list[str] = []
@@ -118,11 +119,6 @@ def changed_plan(scan: NetworkScan, model: NetworkModel, wired: Sequence[Endpoin
     endpoints = (*stay, *_endpoints(scan, new, first=first))
     used = [link for link in candidates if link in links or link in new]
     return _plan(scan, used, endpoints, left_out=tuple(left_out))
-
-
-def _is_same(link: LinkReport, endpoint: EndpointPlan | None) -> bool:
-    """True when `endpoint` was made of this link, which may have another name by now."""
-    return endpoint is not None and link.mac == endpoint.mac
 
 
 def _plan(
@@ -213,11 +209,7 @@ def _endpoints(scan: NetworkScan, links: list[LinkReport], *, first: int) -> Ite
 def _interface(link: LinkReport, addresses: list[AddressReport]) -> NetworkInterface:
     return NetworkInterface(
         name=link.name,
-        addresses=tuple(
-            NetworkAddress(address=item.address, prefix_length=_full_length(item) if item.peer else item.prefix_length)
-            for item in addresses
-            if not _is_made_by_guest(item)
-        ),
+        addresses=tuple(_address(item) for item in addresses if not _is_made_by_guest(item)),
         mtu=link.mtu,
         mac=link.mac,
         flags=link.flags & IFF_NOARP,
@@ -226,14 +218,15 @@ def _interface(link: LinkReport, addresses: list[AddressReport]) -> NetworkInter
     )
 
 
+def _address(item: AddressReport) -> NetworkAddress:
+    length = ipaddress.ip_address(item.address).max_prefixlen if item.peer else item.prefix_length
+    return NetworkAddress(address=item.address, prefix_length=length)
+
+
 def _is_made_by_guest(item: AddressReport) -> bool:
     """IPv6 link-local: the guest's kernel makes it from the MAC, as the host's did; a second add would collide."""
     address = ipaddress.ip_address(item.address)
     return address.is_loopback or (address.version == 6 and address.is_link_local)
-
-
-def _full_length(item: AddressReport) -> int:
-    return ipaddress.ip_address(item.address).max_prefixlen
 
 
 def _peer_routes(addresses: dict[int, list[AddressReport]], names: dict[int, str]) -> Iterator[NetworkRoute]:

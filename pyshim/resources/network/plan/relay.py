@@ -25,7 +25,6 @@ _NOBODY = 65534
 
 
 class RelayPlan(msgspec.Struct, frozen=True, kw_only=True):
-    container_id: str
     directories: tuple[HostPath, ...]
     """To be made in order, in the share; they go with it."""
     program_path: HostPath
@@ -47,7 +46,6 @@ def _plan(container_id: str, share: SharePlan, namespaces: tuple[str, ...]) -> R
     home = f"{share.mounts_dir}/{container_id}"
     root = f"{home}/rootfs"
     return RelayPlan(
-        container_id=container_id,
         # The guest sees the share read-only, so what its runtime mounts on must be there.
         directories=tuple(map(HostPath, (home, root, f"{root}/proc", f"{root}/dev"))),
         program_path=HostPath(f"{root}{_PROGRAM}"),
