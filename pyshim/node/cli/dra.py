@@ -1,12 +1,15 @@
 """`pyshim dra run|slices|withdraw`: devices of remote VMs, offered to the scheduler and prepared on this node."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from pyshim.node.cli.api_access import access_of, with_api
+from pyshim.node.cli.api_access import run_with_api, with_api
 from pyshim.node.cli.output import examples, print_json
-from pyshim.node.cli.service import run_service
+
+if TYPE_CHECKING:
+    from pyshim.node.kubernetes.api import Access, Api
 
 _TABLE = Path("/etc/pyshim/instances.toml")
 _table_option = click.option(
@@ -33,15 +36,7 @@ def command() -> None:
     "--copy", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write the table in use for shims."
 )
 @with_api
-def run(
-    types: Path,
-    kubelet_root: Path,
-    cdi: Path,
-    copy: Path | None,
-    server: str | None,
-    token: str | None,
-    authority: str | None,
-) -> int:
+def run(types: Path, kubelet_root: Path, cdi: Path, copy: Path | None, access: "Access") -> int:
     """Offer the devices and prepare claims on this node, until SIGTERM.
 
     The table is read again when it changes. When the driver ends, its devices stay offered and its claims prepared.
@@ -50,17 +45,15 @@ def run(
     from pyshim.node.dra.offer import keep_offered, read_table
     from pyshim.node.dra.plugin import DraPlugin, registered
     from pyshim.node.dra.slices import DRIVER
-    from pyshim.node.kubernetes.api import Api
 
-    access = access_of(server, token, authority)
     read_table(types)  # a start with an unusable table fails
     claims = Claims(specs=cdi, records=kubelet_root / "plugins" / DRIVER / "claims")
 
-    async def work() -> None:
-        async with Api(access) as api, registered(DraPlugin(api, claims), kubelet_root):
+    async def work(api: "Api") -> None:
+        async with registered(DraPlugin(api, claims), kubelet_root):
             await keep_offered(api, types, copy)
 
-    return run_service(work())
+    return run_with_api(access, work)
 
 
 @command.command()
@@ -75,15 +68,8 @@ def slices(types: Path) -> None:
 
 @command.command()
 @with_api
-def withdraw(server: str | None, token: str | None, authority: str | None) -> int:
+def withdraw(access: "Access") -> int:
     """Withdraw all devices, once the driver has ended on every node."""
     from pyshim.node.dra.offer import withdraw as withdrawn
-    from pyshim.node.kubernetes.api import Api
 
-    access = access_of(server, token, authority)
-
-    async def work() -> None:
-        async with Api(access) as api:
-            await withdrawn(api)
-
-    return run_service(work())
+    return run_with_api(access, withdrawn)

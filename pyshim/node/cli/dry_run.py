@@ -30,6 +30,7 @@ from pyshim.model.oci import MAX_SPEC_BYTES, OciSpec, parse_spec
 from pyshim.model.plans import ContainerPlan, SandboxPlan
 from pyshim.model.task import RuntimeOptions
 from pyshim.model.volumes import SourceFacts
+from pyshim.node.cli.inputs import read_limited
 from pyshim.node.cli.output import config_option, examples, json_option, print_json
 from pyshim.node.cli.sizing_text import record_lines
 from pyshim.node.kubernetes.manifest import PodManifest, overhead_of, pod_sizing, pods_in, read_documents
@@ -136,7 +137,7 @@ def of_bundle(bundle: str, options: RuntimeOptions | None, devices: PodDevices) 
     """The plan that Create of this bundle makes, without the root file system, which containerd names in its call."""
     bundle = os.path.realpath(bundle)
     where = f"{bundle}/config.json"
-    spec = parse_spec(_content(where, MAX_SPEC_BYTES), where)
+    spec = parse_spec(read_limited(where, MAX_SPEC_BYTES), where)
     container_id = ContainerId(os.path.basename(bundle))
     member = membership(spec.annotations, container_id)
     config = load_config(options, spec.annotations, dict(os.environ))
@@ -230,14 +231,6 @@ def _pod_spec(annotations: Mapping[str, str], where: str, *, of_host: bool) -> O
     return parse_spec(msgspec.json.encode(document), where)
 
 
-def _content(path: str, most: int) -> bytes:
-    with open(path, "rb") as file:
-        content = file.read(most + 1)
-    if len(content) > most:
-        raise InvalidArgument(f"read '{path}': larger than {most} bytes")
-    return content
-
-
 def _sandbox_here(
     sandbox_id: SandboxId, kind: ContainerKind, spec: OciSpec, config: Config, devices: PodDevices
 ) -> SandboxPlan:
@@ -276,7 +269,7 @@ def _instances(config: Config) -> InstanceTable | None:
     if not config.is_remote or not path:
         return None
     with os_errors(f"read instance types '{path}'"):
-        return read_instances(_content(path, MAX_BYTES), path)
+        return read_instances(read_limited(path, MAX_BYTES), path)
 
 
 def _volume_facts(spec: OciSpec, config: Config) -> Mapping[str, SourceFacts]:

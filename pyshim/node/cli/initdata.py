@@ -1,12 +1,12 @@
 """`pyshim initdata encode|digest`: the document of annotation cc_init_data, for the owner of a guest."""
 
 import base64
-import sys
 
 import click
 
 from pyshim.model.confidential import SNP_HOST_DATA_BYTES, TDX_CONFIG_ID_BYTES
 from pyshim.model.errors import InvalidArgument
+from pyshim.node.cli.inputs import read_limited
 from pyshim.node.cli.output import examples, json_option, print_json
 from pyshim.resources.confidential.plan.initdata import MAX_TEXT_BYTES, decode, disk_image, encode, parse
 
@@ -25,7 +25,7 @@ def command() -> None:
 @click.option("--disk", metavar="FILE", help="Write the disk the guest sees instead.")
 def _encode(file: str, disk: str | None) -> int:
     """A TOML document as the annotation's text. FILE is by default stdin."""
-    initdata = parse(_read(file), _origin(file))
+    initdata = parse(read_limited(file, MAX_TEXT_BYTES), _origin(file))
     if disk:
         with open(disk, "wb") as image:
             image.write(disk_image(initdata))
@@ -39,7 +39,7 @@ def _encode(file: str, disk: str | None) -> int:
 @json_option
 def _digest(file: str, as_json: bool) -> int:
     """The digest of an annotation's text, and the fields of TDX and SNP that will hold it. FILE is by default stdin."""
-    initdata = decode(_text(_read(file), _origin(file)), _origin(file))
+    initdata = decode(_text(read_limited(file, MAX_TEXT_BYTES), _origin(file)), _origin(file))
     fields = {
         name: base64.b64encode(initdata.digest_of(length)).decode()
         for name, length in (("tdx mrconfigid", TDX_CONFIG_ID_BYTES), ("snp host-data", SNP_HOST_DATA_BYTES))
@@ -54,14 +54,6 @@ def _digest(file: str, as_json: bool) -> int:
 
 def _origin(path: str) -> str:
     return "stdin" if path == "-" else f"'{path}'"
-
-
-def _read(path: str) -> bytes:
-    """The content, cut one byte above the limit: enough to refuse a longer file."""
-    if path == "-":
-        return sys.stdin.buffer.read(MAX_TEXT_BYTES + 1)
-    with open(path, "rb") as file:
-        return file.read(MAX_TEXT_BYTES + 1)
 
 
 def _text(content: bytes, origin: str) -> str:

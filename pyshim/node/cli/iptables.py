@@ -5,6 +5,7 @@ import sys
 import click
 
 from pyshim.model.observation import MAX_MONITOR_BODY_BYTES
+from pyshim.node.cli.inputs import read_limited
 from pyshim.node.cli.monitor_client import ask_sandbox
 from pyshim.node.cli.output import examples, json_option, print_json
 from pyshim.node.cli.sandbox import named_sandbox, sandbox_id_option, state_dir_option
@@ -51,17 +52,5 @@ def _get(words: tuple[str, ...], named: str, v6: bool, state_dir: str, as_json: 
 def _set(words: tuple[str, ...], named: str, v6: bool, state_dir: str) -> int:
     """Replace the rules by those of FILE, which has the form of iptables-save; - is stdin."""
     sandbox, (path,) = named_sandbox(words, named, further=1)
-    ask_sandbox(state_dir, sandbox, "PUT", target(v6), read_limited(path, "rules"))
+    ask_sandbox(state_dir, sandbox, "PUT", target(v6), read_limited(path, MAX_MONITOR_BODY_BYTES))
     return 0
-
-
-def read_limited(path: str, what: str) -> bytes:
-    """The content of the file. Raises OSError, and UsageError for more than the shim takes."""
-    if path == "-":
-        content = sys.stdin.buffer.read(MAX_MONITOR_BODY_BYTES + 1)
-    else:
-        with open(path, "rb") as file:
-            content = file.read(MAX_MONITOR_BODY_BYTES + 1)
-    if len(content) > MAX_MONITOR_BODY_BYTES:
-        raise click.UsageError(f"read {what} of '{path}': more than {MAX_MONITOR_BODY_BYTES} bytes")
-    return content

@@ -1,11 +1,15 @@
 """`pyshim node-agent run|wait-removed`: what the pods of the Helm chart do."""
 
+from typing import TYPE_CHECKING, Any
+
 import click
 
-from pyshim.node.cli.api_access import access_of, with_api
+from pyshim.node.cli.api_access import run_with_api, with_api
 from pyshim.node.cli.handler_option import FORM, handlers_of
 from pyshim.node.cli.output import examples
-from pyshim.node.cli.service import run_service
+
+if TYPE_CHECKING:
+    from pyshim.node.kubernetes.api import Access
 
 
 @click.group(epilog=examples("pyshim node-agent run --payload /opt/pyshim-image/payload --handler pykata"))
@@ -16,7 +20,7 @@ def command() -> None:
 @command.command()
 @click.option("--node", envvar="NODE_NAME", required=True, metavar="NAME", help="Default: NODE_NAME.")
 @click.option("--payload", required=True, metavar="DIR", help="Wheel, wheels, requirements.lock, guest.")
-@click.option("--handler", "words", multiple=True, required=True, metavar=FORM, help="The first one has to work.")
+@click.option("--handler", "handlers", multiple=True, required=True, metavar=FORM, help="The first one has to work.")
 @click.option("--taint", default="", metavar="KEY", help="Taint to remove once the node is ready.")
 @click.option("--remove-when", required=True, metavar="FILE", help="While it exists, take pyshim off the node.")
 @click.option("--ready-file", required=True, metavar="FILE", help="Exists while the node is ready.")
@@ -32,23 +36,7 @@ def command() -> None:
 @click.option("--snapshotter", default="", metavar="NAME", help="As of `pyshim install`.")
 @click.option("--python", default="/usr/bin/python3", show_default=True, metavar="PATH", help="On the node.")
 @with_api
-def run(
-    node: str,
-    payload: str,
-    words: tuple[str, ...],
-    taint: str,
-    remove_when: str,
-    ready_file: str,
-    containerd_config: str,
-    socket: str,
-    kind: str,
-    sandboxer: str,
-    snapshotter: str,
-    python: str,
-    server: str | None,
-    token: str | None,
-    authority: str | None,
-) -> int:
+def run(access: "Access", **settings: Any) -> int:
     """Keep this node at the image's release, until SIGTERM.
 
     The pod is privileged and in the host's pid namespace: commands run in the mount namespace of process 1.
@@ -56,45 +44,18 @@ def run(
     from pyshim.node.install.in_cluster.agent import NodeAgent, NodeAgentConfig, Pauses
     from pyshim.node.install.in_cluster.host import NodeHost
     from pyshim.node.install.in_cluster.payload import read_payload
-    from pyshim.node.kubernetes.api import Api
 
-    handlers_of(words)
-    read_payload(payload)
-    access = access_of(server, token, authority)
-    config = NodeAgentConfig(
-        node=node,
-        payload=payload,
-        handlers=words,
-        taint=taint,
-        remove_when=remove_when,
-        ready_file=ready_file,
-        containerd_config=containerd_config,
-        kind=kind,
-        socket=socket,
-        sandboxer=sandboxer,
-        snapshotter=snapshotter,
-        python=python,
-    )
-
-    async def work() -> None:
-        async with Api(access) as api:
-            await NodeAgent(config, api=api, host=NodeHost(), pauses=Pauses()).run()
-
-    return run_service(work())
+    config = NodeAgentConfig(**settings)
+    handlers_of(config.handlers)
+    read_payload(config.payload)
+    return run_with_api(access, lambda api: NodeAgent(config, api=api, host=NodeHost(), pauses=Pauses()).run())
 
 
 @command.command()
 @click.option("--timeout", type=click.FloatRange(min=1), default=270.0, show_default=True, metavar="SECONDS")
 @with_api
-def wait_removed(timeout: float, server: str | None, token: str | None, authority: str | None) -> int:
+def wait_removed(timeout: float, access: "Access") -> int:
     """Wait until no node of the cluster has pyshim; name those that have."""
     from pyshim.node.install.in_cluster import agent
-    from pyshim.node.kubernetes.api import Api
 
-    access = access_of(server, token, authority)
-
-    async def work() -> None:
-        async with Api(access) as api:
-            await agent.wait_removed(api, timeout_s=timeout)
-
-    return run_service(work())
+    return run_with_api(access, lambda api: agent.wait_removed(api, timeout_s=timeout))

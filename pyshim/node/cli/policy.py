@@ -3,7 +3,8 @@
 import click
 
 from pyshim.model.errors import InvalidArgument
-from pyshim.node.cli.iptables import read_limited
+from pyshim.model.observation import MAX_MONITOR_BODY_BYTES
+from pyshim.node.cli.inputs import read_limited
 from pyshim.node.cli.monitor_client import ask_sandbox
 from pyshim.node.cli.output import examples
 from pyshim.node.cli.sandbox import named_sandbox, sandbox_id_option, state_dir_option
@@ -24,7 +25,7 @@ def command() -> None:
 def _set(words: tuple[str, ...], named: str, state_dir: str) -> int:
     """Replace the policy by that of FILE, in Rego; - is stdin. The policy in force decides whether this is allowed."""
     sandbox, (path,) = named_sandbox(words, named, further=1)
-    content = read_limited(path, "policy")
+    content = read_limited(path, MAX_MONITOR_BODY_BYTES)
     if not content.strip():
         raise InvalidArgument(f"read policy of '{path}': it is empty")
     ask_sandbox(state_dir, sandbox, "PUT", TARGET, content)

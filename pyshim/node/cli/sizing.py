@@ -14,6 +14,7 @@ from pyshim.model.config import Config
 from pyshim.model.errors import FailedPrecondition, NotFound
 from pyshim.model.host_facts import unbounded
 from pyshim.model.sizing import SizingRecord
+from pyshim.node.cli.inputs import pairs
 from pyshim.node.cli.output import config_option, examples, json_option, print_json
 from pyshim.node.cli.sandbox import sandbox_argument, sandbox_id, snapshot_of, state_dir_option
 from pyshim.node.cli.sandboxes import RUNS, host_side_mib_of, sandboxes
@@ -121,16 +122,6 @@ def explain(
     return 0
 
 
-def _label(_ctx: click.Context, _parameter: click.Parameter, texts: tuple[str, ...]) -> dict[str, str]:
-    found = {}
-    for text in texts:
-        key, equals, value = text.partition("=")
-        if not (key and equals):
-            raise click.BadParameter(f"{text!r} is not KEY=VALUE")
-        found[key] = value
-    return found
-
-
 @command.command()
 @config_option
 @click.option("--node-kvm", type=click.Choice(["yes", "no"]), help="Hardware virtualization; default: this machine's.")
@@ -145,7 +136,7 @@ def _label(_ctx: click.Context, _parameter: click.Parameter, texts: tuple[str, .
 @click.option("--runtimeclass", "class_name", metavar="NAME", help="Print the manifest of a RuntimeClass of this name.")
 @click.option("--handler", metavar="NAME", help="Of the RuntimeClass; default: its name.")
 @click.option(
-    "--node-selector", multiple=True, callback=_label, metavar="KEY=VALUE", help="Of the RuntimeClass; may be repeated."
+    "--node-selector", multiple=True, callback=pairs, metavar="KEY=VALUE", help="Of the RuntimeClass; may be repeated."
 )
 @state_dir_option
 @json_option

@@ -8,29 +8,19 @@ from msgspec.structs import replace
 from pyshim.config.sources import named_file, read_source
 from pyshim.model.errors import InvalidArgument
 from pyshim.model.host_facts import HostFacts, unbounded
+from pyshim.node.cli.inputs import pairs
 from pyshim.node.cli.output import examples
 from pyshim.node.cli.service import address_option, run_service
 from pyshim.node.kubernetes.agreement import Disagreement
 from pyshim.node.webhook.review import PodClass
 from pyshim.resources.probe import probe_host
 
-
-def _named_files(_ctx: click.Context, _parameter: click.Parameter, texts: tuple[str, ...]) -> dict[str, str]:
-    found = {}
-    for text in texts:
-        name, equals, path = text.partition("=")
-        if not (name and equals and path) or name in found:
-            raise click.BadParameter(f"{text!r} is not NAME=FILE with a name of its own")
-        found[name] = path
-    return found
-
-
 _class_option = click.option(
     "--class",
     "classes",
     multiple=True,
     required=True,
-    callback=_named_files,
+    callback=pairs,
     metavar="NAME=FILE",
     help="A runtime class and the configuration its nodes have; may be repeated.",
 )
@@ -51,7 +41,7 @@ def command() -> None:
     "--drop-in",
     "drop_ins",
     multiple=True,
-    callback=_named_files,
+    callback=pairs,
     metavar="NAME=FILE",
     help="Settings on top of those of a class's FILE; may be repeated.",
 )

@@ -52,5 +52,6 @@ def test_what_cannot_be_read_is_one_line_on_stderr(
     assert operator_main(["initdata", action, str(document)]) == 1
 
     error = capsys.readouterr().err
-    assert error.startswith(f"pyshim: read initdata of '{document}': ")
+    assert error.startswith("pyshim: read ")
+    assert f"'{document}': " in error
     assert error.count("\n") == 1

@@ -430,7 +430,10 @@ def test_two_wheels_of_ours_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--handler", "runc"], "install handler 'runc': known are pykata"),
+        (
+            ["--handler", "runc", "--server", "https://x", "--token", "t", "--authority", "a"],
+            "install handler 'runc': known are pykata",
+        ),
         (["--handler", "pykata", "--server", "https://x"], "--server needs --token and --authority"),
     ],
 )
