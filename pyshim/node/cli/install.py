@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 
 import click
+from msgspec import Struct
 from msgspec.structs import replace
 
 from pyshim.config.load import build_config
@@ -166,7 +167,7 @@ def install(
     config = disk.resolved(config or caller.config)
     sources = Sources(checkout=_CHECKOUT, guest=guest, lock=lock, wheel=wheel, wheels=wheels)
     with nullcontext() if dry_run else runtime.lock(root), sources:
-        manifest = read_manifest(disk, prefix)
+        manifest = read_manifest(disk, prefix) or Manifest()
         containerd = None if caller.name == runtime.CRIO.name else node_containerd(disk, caller, config, manifest)
         plan = install_plan(
             prefix=prefix,
@@ -178,22 +179,27 @@ def install(
             has_crio=runtime.has_crio(disk.root),
         )
         sys.stderr.writelines(edits(plan, manifest, disk))
+        todo = changes(plan, manifest, disk, keep_edited=keep_edited)
+        has_release = disk.is_directory(plan.release_path)
         if dry_run:
-            _print_plan(plan, changes(plan, manifest, disk, keep_edited=keep_edited), disk)
+            print(f"release {plan.release.id}: {'is there' if has_release else 'would be made'}")
+            if not todo:
+                print("no file would change")
+            _print_changes(todo)
             return 0
         if root == "/" and any(handler.is_local for handler in handlers):
             _require_programs()
         if restart:
             runtime.require_answer(caller)
         node = _NodeCheck(
-            config,
-            caller,
-            handlers,
-            containerd,
+            config=config,
+            caller=caller,
+            handlers=handlers,
+            containerd=containerd,
             restart=restart,
             with_pod=not no_pod,
             is_running=root == "/",
-            is_installed=_is_installed(plan, manifest, disk, keep_edited=keep_edited),
+            is_installed=has_release and _is_installed(plan, manifest, todo),
         )
         try:
             with steps() as begin_step, undone_at_sigterm():
@@ -330,90 +336,72 @@ def verify(prefix: str, kind: str | None, socket: str, name: str | None) -> int:
     return 0
 
 
-class _NodeCheck:
+class _NodeCheck(Struct, kw_only=True):
     """Checks the written files with the programs that read them: systemd, containerd, a test pod."""
 
-    def __init__(
-        self,
-        config: str,
-        caller: runtime.ContainerRuntime,
-        handlers: tuple[Handler, ...],
-        containerd: Containerd | None,
-        *,
-        restart: bool,
-        with_pod: bool,
-        is_running: bool,
-        is_installed: bool,
-    ) -> None:
-        self._config = config
-        self._caller = caller
-        self._handlers = handlers
-        self._containerd = containerd
-        self._restart = restart
-        self._with_pod = with_pod
-        self._is_running = is_running
-        self._is_installed = is_installed
-        self._was_restarted = False
+    config: str
+    caller: runtime.ContainerRuntime
+    handlers: tuple[Handler, ...]
+    containerd: Containerd | None
+    restart: bool
+    with_pod: bool
+    is_running: bool
+    """The files are those of this node, not of an image."""
+    is_installed: bool
+    was_restarted: bool = False
 
     def check(self, begin_step: Callable[[str], None]) -> None:
         """The runtime takes the files, and with `--restart` ran a pod. Raises ShimError."""
-        if not self._is_running:
+        if not self.is_running:
             return
         runtime.reload_units()
-        names = frozenset(handler.name for handler in self._handlers)
-        if self._containerd is not None and self._containerd.layout is Layout.FILE:
-            program = runtime.program_of(self._caller)
+        names = frozenset(handler.name for handler in self.handlers)
+        if self.containerd is not None and self.containerd.layout is Layout.FILE:
+            program = runtime.program_of(self.caller)
             begin_step("ask containerd for its configuration")
-            document = runtime.effective(program, self._config)
-            runtime.require_handlers(document, self._containerd.effective_runtimes, names, self._config)
-        if self._restart:
+            document = runtime.effective(program, self.config)
+            runtime.require_handlers(document, self.containerd.effective_runtimes, names, self.config)
+        if self.restart:
             self._require_pod(names, begin_step)
         begin_step("restart pyshim's units")
-        runtime.restart_units(also_stopped=self._restart)
+        runtime.restart_units(also_stopped=self.restart)
 
     def _require_pod(self, names: frozenset[str], begin_step: Callable[[str], None]) -> None:
         """A test pod ran. A runtime that has these files already is restarted only if the pod fails without it."""
-        if self._is_installed:
+        if self.is_installed:
             try:
                 self._run_pod(names, begin_step)
                 return
             except ShimError as error:
-                print(f"restarting {self._caller.name}: {error}", file=sys.stderr)
-        self._was_restarted = True
-        begin_step(f"restart {self._caller.name}")
-        runtime.restart(self._caller)
+                print(f"restarting {self.caller.name}: {error}", file=sys.stderr)
+        self.was_restarted = True
+        begin_step(f"restart {self.caller.name}")
+        runtime.restart(self.caller)
         self._run_pod(names, begin_step)
 
     def _run_pod(self, names: frozenset[str], begin_step: Callable[[str], None]) -> None:
         from pyshim.node.install.cri import verify as verify_cri
 
-        if self._with_pod:
+        if self.with_pod:
             begin_step("run a test pod")
-            verify_cri(self._caller.socket, names, pod=self._handlers[0].name)
+            verify_cri(self.caller.socket, names, pod=self.handlers[0].name)
 
     def rolled_back(self) -> None:
         """The programs use the former files again, which are back."""
-        if not self._is_running:
+        if not self.is_running:
             return
         try:
             runtime.reload_units()
             runtime.restart_units(also_stopped=False)
         finally:
-            if self._was_restarted:
-                runtime.restart(self._caller)
+            if self.was_restarted:
+                runtime.restart(self.caller)
 
 
-def _is_installed(plan: InstallPlan, manifest: Manifest | None, disk: Disk, *, keep_edited: bool) -> bool:
-    """True if the node has `plan` already. Settings of handlers may differ: the container runtime does not read
-    them."""
-    if manifest is None or not manifest.is_complete or manifest.release != plan.release.id:
-        return False
-    todo = [
-        each.path
-        for each in changes(plan, manifest, disk, keep_edited=keep_edited)
-        if not each.path.startswith(f"{SETTINGS}/")
-    ]
-    return disk.is_directory(plan.release_path) and not todo
+def _is_installed(plan: InstallPlan, manifest: Manifest, todo: tuple[Change, ...]) -> bool:
+    """The node has `plan` already. Settings of handlers may differ: the container runtime does not read them."""
+    is_current = manifest.is_complete and manifest.release == plan.release.id
+    return is_current and all(change.path.startswith(f"{SETTINGS}/") for change in todo)
 
 
 @contextmanager
@@ -447,11 +435,11 @@ def _require_programs() -> None:
         raise FailedPrecondition(f"install pyshim: this node lacks what virtual machines need: {said}")
 
 
-def node_containerd(disk: Disk, caller: runtime.ContainerRuntime, config: str, manifest: Manifest | None) -> Containerd:
+def node_containerd(disk: Disk, caller: runtime.ContainerRuntime, config: str, manifest: Manifest) -> Containerd:
     """The node's containerd, and its configuration without our part."""
     program = runtime.program_of(caller, disk.root)
     text = foreign_text(disk, config)
-    owned = {entry.path: entry for entry in manifest.entries} if manifest else {}
+    owned = manifest.by_path()
     if config in owned and (not owned[config].is_block or owned[config].before is not None):
         text = None  # the file is ours
     if text is not None:
@@ -495,13 +483,6 @@ def _pods_of(names: Iterable[str], state_dir: str) -> dict[str, list[str]]:
         if sandbox.release in found:
             found[sandbox.release].append(sandbox.pod or sandbox.id)
     return found
-
-
-def _print_plan(plan: InstallPlan, todo: tuple[Change, ...], disk: Disk) -> None:
-    print(f"release {plan.release.id}: {'is there' if disk.is_directory(plan.release_path) else 'would be made'}")
-    if not todo:
-        print("no file would change")
-    _print_changes(todo)
 
 
 def _print_changes(done: tuple[Change, ...]) -> None:

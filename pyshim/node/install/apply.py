@@ -36,8 +36,15 @@ class ManifestEntry(msgspec.Struct, frozen=True, kw_only=True):
     before: str | None = None
     """For a block in a file that `install` made: the text before the block. None: the file is not ours."""
 
+    def state(self, found: Found) -> str:
+        """The state of the file, which is `found`: "ok", "edited" or "missing"."""
+        part = _our_part(found, is_block=self.is_block)
+        return "missing" if part is None else "ok" if _digest(part) in self.digests else "edited"
+
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """All that `install` wrote; by default nothing."""
+
     version: int = MANIFEST_VERSION
     release: str = ""
     is_complete: bool = True
@@ -45,6 +52,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     entries: tuple[ManifestEntry, ...] = ()
     directories: tuple[str, ...] = ()
     """Those that `install` made, the outer before the inner."""
+
+    def by_path(self) -> dict[str, ManifestEntry]:
+        return {entry.path: entry for entry in self.entries}
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,21 +93,16 @@ def foreign_text(disk: Disk, path: str) -> str | None:
         raise FailedPrecondition(f"read '{path}': {error}") from error
 
 
-def changes(
-    plan: InstallPlan, manifest: Manifest | None, disk: Disk, *, keep_edited: bool = False
-) -> tuple[Change, ...]:
+def changes(plan: InstallPlan, manifest: Manifest, disk: Disk, *, keep_edited: bool = False) -> tuple[Change, ...]:
     """The files to write and remove, in order; empty if the plan is in place already.
 
     Raises FailedPrecondition naming each file that is not as we wrote it; with `keep_edited` edited files stay.
     """
-    owned = {entry.path: entry for entry in manifest.entries} if manifest else {}
+    owned = manifest.by_path()
     found = {path: disk.read(path) for path in (*(write.path for write in plan.writes), *owned)}
-    edited = edited_of(owned, found) if keep_edited else set()
-    _refuse_edited(
-        {path: entry for path, entry in owned.items() if path not in edited},
-        found,
-        {write.path for write in plan.writes if not isinstance(write, BlockWrite)} - edited,
-    )
+    edited = _edited(owned, found)
+    whole = [write.path for write in plan.writes if not isinstance(write, BlockWrite)]
+    _refuse(() if keep_edited else edited, [path for path in whole if path not in owned and found[path] is not None])
     foreign = {path: None if path in owned and not owned[path].is_block else found[path] for path in found}
     wanted = [Change(path=write.path, before=found[write.path], after=_after(write, foreign)) for write in plan.writes]
     kept = {write.path for write in plan.writes}
@@ -110,31 +115,29 @@ def changes(
     return tuple(change for change in todo if change.before != change.after)
 
 
-def edited_of(owned: Mapping[str, ManifestEntry], found: Mapping[str, Found]) -> set[str]:
-    """The files of ours that are not as we wrote them."""
-    parts = {path: _our_part(found[path], is_block=entry.is_block) for path, entry in owned.items()}
-    return {path for path, text in parts.items() if text is not None and _digest(text) not in owned[path].digests}
+def _edited(owned: Mapping[str, ManifestEntry], found: Mapping[str, Found]) -> list[str]:
+    """The paths of ours whose files are not as we wrote them."""
+    return sorted(path for path, entry in owned.items() if entry.state(found[path]) == "edited")
 
 
-def _refuse_edited(owned: Mapping[str, ManifestEntry], found: Mapping[str, Found], wanted: Iterable[str] = ()) -> None:
-    """Raises FailedPrecondition for edited files of ours, and for `wanted` paths at which other files are."""
-    problems = [f"'{path}' is not as 'pyshim install' wrote it" for path in sorted(edited_of(owned, found))]
-    foreign = [path for path in wanted if path not in owned and found[path] is not None]
+def _refuse(edited: Iterable[str], foreign: Iterable[str] = ()) -> None:
+    """Raises FailedPrecondition for edited files of ours, and for files of others in the place of ours."""
+    problems = [f"'{path}' is not as 'pyshim install' wrote it" for path in edited]
     problems += [f"'{path}' exists, and 'pyshim install' did not write it" for path in foreign]
     if problems:
         hint = "(hint: undo the edit or move the file away; settings of your own go into config.d; --keep-edited)"
         raise FailedPrecondition(f"change the installation: {'; '.join(problems)} {hint}")
 
 
-def edits(plan: InstallPlan, manifest: Manifest | None, disk: Disk) -> list[str]:
+def edits(plan: InstallPlan, manifest: Manifest, disk: Disk) -> list[str]:
     """The differences between present and planned text, for each file that is not as we wrote it."""
-    owned = {entry.path: entry for entry in manifest.entries} if manifest else {}
+    owned = manifest.by_path()
     lines: list[str] = []
     for write in plan.writes:
         found = disk.read(write.path)
         entry = owned.get(write.path)
         part = _our_part(found, is_block=isinstance(write, BlockWrite))
-        if part is None or (entry is not None and _digest(part) in entry.digests):
+        if part is None or (entry is not None and entry.state(found) == "ok"):
             continue
         after = _our_part(_after(write, {write.path: found}), is_block=isinstance(write, BlockWrite)) or ""
         lines += difflib.unified_diff(
@@ -145,12 +148,7 @@ def edits(plan: InstallPlan, manifest: Manifest | None, disk: Disk) -> list[str]
 
 def states(manifest: Manifest, disk: Disk) -> list[tuple[str, str]]:
     """Each path of ours, and whether it is "ok", "edited" or "missing"."""
-    found = []
-    for entry in manifest.entries:
-        part = _our_part(disk.read(entry.path), is_block=entry.is_block)
-        state = "missing" if part is None else "ok" if _digest(part) in entry.digests else "edited"
-        found.append((entry.path, state))
-    return found
+    return [(entry.path, entry.state(disk.read(entry.path))) for entry in manifest.entries]
 
 
 def apply(
@@ -167,10 +165,10 @@ def apply(
     `make_release` fills the directory that it is given. `rolled_back` is called after the undo of files that `check`
     may have seen. Raises what they raise, ShimError, OSError.
     """
-    manifest = read_manifest(disk, plan.prefix)
+    manifest = read_manifest(disk, plan.prefix) or Manifest()
     todo = changes(plan, manifest, disk, keep_edited=keep_edited)
     has_release = disk.is_directory(plan.release_path)
-    if not todo and has_release and manifest is not None and manifest.is_complete:
+    if not todo and has_release and manifest.is_complete:
         check()
         return ()
     undo = _Undo(disk)
@@ -211,15 +209,14 @@ def remove(disk: Disk, prefix: str, *, keep_edited: bool = False) -> tuple[Chang
     manifest = read_manifest(disk, prefix)
     if manifest is None:
         return ()
-    owned = {entry.path: entry for entry in manifest.entries}
+    owned = manifest.by_path()
     found = {path: disk.read(path) for path in owned}
-    if keep_edited:
-        owned = {path: entry for path, entry in owned.items() if path not in edited_of(owned, found)}
-    _refuse_edited(owned, found)
+    edited = _edited(owned, found)
+    _refuse(() if keep_edited else edited)
     todo = [
         Change(path=path, before=found[path], after=_without(entry, found[path]))
         for path, entry in reversed(owned.items())
-        if found[path] is not None
+        if found[path] is not None and path not in edited
     ]
     undo = _Undo(disk)
     try:
@@ -279,9 +276,9 @@ class _Undo:
                 error.add_note(f"undo failed: {failed}")
 
 
-def _begun(plan: InstallPlan, manifest: Manifest | None, missing: list[str], disk: Disk) -> Manifest:
+def _begun(plan: InstallPlan, manifest: Manifest, missing: list[str], disk: Disk) -> Manifest:
     """The manifest while files may be old or new."""
-    old = {entry.path: entry for entry in manifest.entries} if manifest else {}
+    old = manifest.by_path()
     entries = dict(old)
     for write in plan.writes:
         is_block = isinstance(write, BlockWrite)
@@ -291,11 +288,11 @@ def _begun(plan: InstallPlan, manifest: Manifest | None, missing: list[str], dis
         entries[write.path] = ManifestEntry(
             path=write.path, digests=digests, is_block=is_block, before=_text_before(write, old.get(write.path), disk)
         )
-    return Manifest(
-        release=manifest.release if manifest else "",
+    return replace(
+        manifest,
         is_complete=False,
         entries=tuple(entries.values()),
-        directories=tuple(dict.fromkeys((*(manifest.directories if manifest else ()), *missing))),
+        directories=tuple(dict.fromkeys((*manifest.directories, *missing))),
     )
 
 
@@ -310,7 +307,7 @@ def _text_before(write: Write, entry: ManifestEntry | None, disk: Disk) -> str |
 
 def _finished(plan: InstallPlan, begun: Manifest, disk: Disk) -> Manifest:
     """The manifest with one digest for each file. A file that stays edited keeps its former digests."""
-    entries, written = [], {entry.path: entry for entry in begun.entries}
+    entries, written = [], begun.by_path()
     for write in plan.writes:
         entry = written[write.path]
         digest = _digest(_our_part(disk.read(write.path), is_block=entry.is_block) or "")

@@ -321,8 +321,8 @@ def test_an_edited_file_is_shown_and_nothing_is_changed(node: Path, path: str) -
     before = everything(node)
     upgrade = plan(disk, SECOND)
 
-    assert f"--- {path}" in "".join(edits(upgrade, read_manifest(disk, PREFIX), disk))
-    assert "-mine = true\n" in edits(upgrade, read_manifest(disk, PREFIX), disk)
+    assert f"--- {path}" in "".join(edits(upgrade, read_manifest(disk, PREFIX) or Manifest(), disk))
+    assert "-mine = true\n" in edits(upgrade, read_manifest(disk, PREFIX) or Manifest(), disk)
     with pytest.raises(FailedPrecondition, match=f"'{path}' is not as 'pyshim install' wrote it"):
         install(disk, upgrade)
     with pytest.raises(FailedPrecondition, match=f"'{path}' is not as"):
@@ -424,7 +424,7 @@ def test_a_manifest_that_makes_no_sense_is_refused(node: Path, text: str) -> Non
 def test_what_would_be_changed_is_a_value(node: Path) -> None:
     disk, before = Disk(str(node)), everything(node)
 
-    todo = changes(plan(disk), None, disk)
+    todo = changes(plan(disk), Manifest(), disk)
 
     assert [change.path for change in todo if change.before] == [CONFIG]
     assert everything(node) == before

@@ -11,7 +11,7 @@ from protos.cri import v1_pb2 as pb
 from pyshim.model.errors import FailedPrecondition
 from pyshim.node.cli.install import node_containerd
 from pyshim.node.install import runtime
-from pyshim.node.install.apply import apply, read_manifest, remove
+from pyshim.node.install.apply import Manifest, apply, read_manifest, remove
 from pyshim.node.install.containerd_config import runtimes_in
 from pyshim.node.install.cri import verify
 from pyshim.node.install.disk import Disk
@@ -209,7 +209,7 @@ def node(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
 def install(disk: Disk, release: Release = FIRST) -> None:
     caller = runtime.container_runtime(root=disk.root)
     is_crio = caller.name == runtime.CRIO.name
-    manifest = read_manifest(disk, PREFIX)
+    manifest = read_manifest(disk, PREFIX) or Manifest()
     containerd = None if is_crio else node_containerd(disk, caller, disk.resolved(caller.config), manifest)
     plan = install_plan(
         prefix=PREFIX,
