@@ -1,5 +1,5 @@
-"""What a pod holds, one folder per noun: network, volumes, devices, cgroups, sizing, confidential.
+"""A pod's resources, one folder each: network, volumes, devices, cgroups, sizing, templates, confidential.
 
-Each has `plan` (pure decisions), `host` (what is done on the machine) and the modules beside them (what happens while
-the pod lives). `plan.py` here is the plan of a whole sandbox, `linux.py` the machine as a pod sees it.
+A folder has `plan` (pure decisions), `host` (acts on the machine), and modules beside them that act while the pod
+lives. `linux.py` implements the seam `Host`.
 """

@@ -58,7 +58,7 @@ class LinuxHost:
         self._hierarchies: tuple[Hierarchy, ...] = ()
         """The mounted cgroup hierarchies; empty before the first look."""
         self._stuck: dict[str, asyncio.Future[None]] = {}
-        """Changes whose caller was cancelled and that may still happen, by path."""
+        """Changes that go on after their caller was cancelled, by path."""
 
     @within_s(READ_S, "read '{path}'")
     async def read_bytes(self, path: str, max_bytes: int) -> bytes:
@@ -143,7 +143,7 @@ class LinuxHost:
 
     @within_s(CHANGE_S, "make template in '{root}'")
     async def make_template(self, root: str, vm: VmConfig, source: str) -> None:
-        """The operator's command makes it, in the background: it boots a machine, and the sandbox may end before."""
+        """The operator's command has been started. It boots a machine, and may end after the sandbox."""
         store = TemplateStore(root)
         key = await _reading(root, lambda: template_key(vm, machine_facts(vm)))
         command = python_command(
@@ -192,10 +192,10 @@ class LinuxHost:
     async def release(self, entry: LedgerEntry) -> None:
         """The resource is gone; see `cleanup/release.py`.
 
-        Raises FailedPrecondition while it may still be in the making: the ledger must not forget it.
+        Raises FailedPrecondition while an earlier change of it may still happen: the ledger must keep the entry.
         """
         if entry.key in self._stuck:
-            raise FailedPrecondition(f"release {entry.kind.value} {entry.key!r}: a change of it has never ended")
+            raise FailedPrecondition(f"release {entry.kind.value} {entry.key!r}: an earlier change of it has not ended")
         await self._change(entry.key, self._undo, entry)
 
     def _undo(self, entry: LedgerEntry) -> None:

@@ -1,4 +1,4 @@
-"""The machine as the kernel shows it in `/sys/devices/system`. Groups are numbered by the least of their online CPUs.
+"""Reads the machine's CPUs and NUMA nodes from `/sys/devices/system`. A group has the number of its first online CPU.
 
 Sources: the kernel's admin-guide/cputopology.rst, ABI/stable/sysfs-devices-system-cpu and -node.
 """
@@ -12,25 +12,25 @@ from pyshim.model.machine import Cpu, Machine, MachineError, Node, checked
 
 _MAX_FILE_BYTES = 1 << 16
 _UNKNOWN = -1
-"""Of an offline CPU: the kernel does not say where it is."""
+"""The groups of an offline CPU, which the kernel does not show."""
 _CORE = ("core_cpus_list", "thread_siblings_list")
 _CLUSTER = ("cluster_cpus_list",)
 _DIE = ("die_cpus_list",)
 _SOCKET = ("package_cpus_list", "core_siblings_list")
-"""Each the name since Linux 5.3 and, where there is one, the name before."""
+"""Names of one file each: since Linux 5.3, and before."""
 _CACHES = tuple(f"index{number}" for number in range(8))
 """x86 has up to five."""
 _DISTANCE = re.compile(r"[0-9]{1,9}", re.ASCII)
 _TOTAL = re.compile(r"MemTotal:\s+([0-9]{1,15})\s*kB", re.ASCII)
 
 ReadMachine = Callable[[], Awaitable[Machine]]
-"""`read_machine`, beside the event loop. Raises MachineError, or DeadlineExceeded."""
+"""`read_machine` in a thread. Raises MachineError, or DeadlineExceeded."""
 Files = Mapping[str, str]
-"""Text by path, from `/sys/devices/system`, of those files that are there."""
+"""The text of each file that exists, by its path below `/sys/devices/system`."""
 
 
 def read_machine(*, sys_root: str = "/sys", proc_root: str = "/proc") -> Machine:
-    """The machine as it is now. Raises MachineError naming the file that is missing or odd."""
+    """The machine as it is now. Raises MachineError naming the file that is missing or malformed."""
     top = f"{sys_root}/devices/system"
     files: dict[str, str] = {}
     _read(files, top, "cpu/online", "cpu/present", "cpu/isolated", "node/online")
@@ -46,10 +46,9 @@ def read_machine(*, sys_root: str = "/sys", proc_root: str = "/proc") -> Machine
 
 
 def machine_of(files: Files) -> Machine:
-    """The machine that `files` show. A kernel without NUMA shows no nodes: all is then node 0, with the memory of
-    `meminfo`.
+    """The machine that `files` show. If the kernel shows no nodes, all CPUs are of node 0.
 
-    Raises MachineError naming the file that is missing or odd.
+    Raises MachineError naming the file that is missing or malformed.
     """
     online = _list(files, "cpu/online")
     present = _list(files, "cpu/present") if "cpu/present" in files else online
@@ -94,7 +93,7 @@ def _cpu(files: Files, cpu: int, node: int, *, isolated: bool) -> Cpu:
         if not group:
             raise MachineError(f"read 'cpu/cpu{cpu}/topology/{names[0]}': it is missing")
     die = _together(files, cpu, _DIE) or socket
-    # Without an L3, as on some ARM machines, a cluster of cores is what shares the most.
+    # Without an L3 cache, as on some ARM machines, the cores of a cluster share the most.
     cluster = _together(files, cpu, _CLUSTER)
     l3 = _sharing_l3(files, cpu) or (cluster if len(cluster) > len(core) else die)
     return Cpu(
@@ -110,7 +109,7 @@ def _cpu(files: Files, cpu: int, node: int, *, isolated: bool) -> Cpu:
 
 
 def _together(files: Files, cpu: int, names: tuple[str, ...]) -> frozenset[int]:
-    """The CPUs of the group that `cpu` is of; empty when the kernel does not show it."""
+    """The CPUs of the group to which `cpu` belongs; empty if the kernel does not show the group."""
     paths = (f"cpu/cpu{cpu}/topology/{name}" for name in names)
     return next((_group(files, path, cpu) for path in paths if path in files), frozenset())
 
@@ -152,7 +151,7 @@ def _shown(text: str) -> str:
 
 
 def _read(files: dict[str, str], top: str, *paths: str) -> None:
-    """Those of `paths` that can be read are in `files`."""
+    """Adds the text of each readable file to `files`."""
     for path in paths:
         try:
             with open(f"{top}/{path}", encoding="utf-8", errors="replace") as file:

@@ -1,4 +1,4 @@
-"""Asks the node's NRI plugin where a VM is to run: one call, one answer, a bounded wait."""
+"""Asks the node's NRI plugin for the CPUs and NUMA nodes of a VM."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -15,7 +15,7 @@ Unavailable for one that does not answer, FailedPrecondition when it has no plac
 ANSWER_S = 2.0
 """Seconds a boot waits for the answer; the plugin computes it in milliseconds."""
 _MAX_REPLY_BYTES = 256 << 10
-"""Two lists of as many CPUs as a kernel can have, and some words."""
+"""Enough for two lists of all CPUs that a kernel can have."""
 
 
 async def asked(path: str, need: Need) -> Placement:

@@ -1,4 +1,4 @@
-"""Probes this host once per shim: `probe_host` reads, opens and closes, and changes nothing."""
+"""Probes the host. Nothing is changed."""
 
 import fcntl
 import os
@@ -16,8 +16,8 @@ from pyshim.resources.confidential.host import QUOTE_SOCKET, probe_tee
 _KVM_CREATE_VM = 0xAE01
 _VIRTUALISATION_FLAGS = frozenset({"vmx", "svm"})
 _KHZ_PER_BOGOMIPS = 500
-"""The kernel counts two instructions a loop and, where the time stamp counter has a constant rate, takes one tick of it
-for a loop. Source: arch/x86/kernel/tsc.c (lpj_fine), arch/x86/kernel/cpu/proc.c.
+"""The kernel counts two instructions for each loop. With a constant rate of the time stamp counter, one tick is one
+loop. Source: arch/x86/kernel/tsc.c (lpj_fine), arch/x86/kernel/cpu/proc.c.
 """
 _PLAUSIBLE_KHZ = range(100_000, 10_000_001)
 
@@ -35,7 +35,7 @@ def probe_host(
     run_root: str = "/run",
     create_vm: Callable[[int], int] = create_kvm_vm,
 ) -> HostFacts:
-    """The facts decisions are made on. A file that cannot be read means "no", never an error."""
+    """The facts on which plans are based. A file that cannot be read means "no" and raises nothing."""
     cpuinfo = read(f"{proc_root}/cpuinfo")
     flags = frozenset(_field(cpuinfo, "flags").split())
     kvm_usable, kvm_reason = _probe_kvm(flags, f"{dev_root}/kvm", create_vm)
@@ -48,7 +48,7 @@ def probe_host(
         vhost_net=open_error(f"{dev_root}/vhost-net") is None,
         nested="hypervisor" in flags,
         cgroup_mode=_cgroup_mode(sys_root),
-        # The test systemd itself documents: sd_booted(3).
+        # systemd's own test. Source: sd_booted(3).
         systemd=os.path.isdir(f"{run_root}/systemd/system"),
         tee=probe_tee(
             sys_root=sys_root, dev_root=dev_root, quote_socket=f"{run_root}{QUOTE_SOCKET.removeprefix('/run')}"
@@ -59,7 +59,10 @@ def probe_host(
 
 
 def _probe_kvm(flags: frozenset[str], device: str, create_vm: Callable[[int], int]) -> tuple[bool, str]:
-    """Usable or not, and why. Flags first: a paravirtual kvm module offers a device on which stock kernels hang."""
+    """True if KVM is usable, and the reason.
+
+    The CPU's flags decide first: a paravirtual kvm module offers a device on which stock kernels hang.
+    """
     if not flags & _VIRTUALISATION_FLAGS:
         return False, "the CPU shows neither vmx nor svm"
     try:
@@ -84,9 +87,9 @@ def _field(text: str, name: str) -> str:
 
 
 def _tsc_khz(cpuinfo: str, flags: frozenset[str]) -> int:
-    """The rate of the time stamp counter, to 5 kHz; 0 when the host does not say it.
+    """The rate of the time stamp counter, to 5 kHz; 0 if the host does not show it.
 
-    `bogomips` is the one place of /proc and /sys that has it: `cpu MHz` is what the CPU runs at now.
+    In /proc and /sys only `bogomips` shows it: `cpu MHz` is the CPU's present rate.
     """
     if "constant_tsc" not in flags:
         return 0

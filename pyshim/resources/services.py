@@ -21,8 +21,8 @@ class SandboxServices(msgspec.Struct, frozen=True, kw_only=True):
     tasks: TaskOwner
     vm_devices: VmDevices
     on_change: Callable[[], None]
-    """Called after anything that belongs into the persisted state has changed."""
+    """Called after each change that the persisted state must show."""
 
     def hold(self, *entries: LedgerEntry) -> None:
-        """The intents are in the ledger; what they name is released at the sandbox's end."""
+        """The entries are in the ledger; their resources are released at the sandbox's end."""
         self.undo.acquire(self.ledger, *entries)

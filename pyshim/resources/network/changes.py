@@ -1,7 +1,7 @@
 """Interfaces that come and go while the pod runs: VM and guest follow the pod's network namespace.
 
-A plugin may add an interface to a pod whose sandbox has long been started, and a runtime may set the network up only
-after it has created the sandbox. The kernel reports the change; nothing here polls.
+A plugin may add an interface to a running pod, and a runtime may set up the network after it has created the sandbox.
+The kernel reports the change; nothing here polls.
 """
 
 import asyncio
@@ -19,17 +19,16 @@ from pyshim.resources.services import SandboxServices
 log = logging.getLogger(__name__)
 
 SETTLE_S = 0.3
-"""Seconds: a plugin makes a link, then addresses, then routes; one look is for all of them."""
+"""Seconds from a change to the look at the namespace: a plugin makes a link, then addresses, then routes."""
 RETRIES_S = (2.0, 10.0)
-"""Pauses before another look, after one that failed or while a guest keeps an interface that is gone: by then the host
-may be able to start a child again, and the guest may have released the interface."""
+"""Seconds before further looks, after a failed one or while the guest has not released an interface without a link."""
 
 
 class NetworkChanges:
-    """Follows from `start` to `close`."""
+    """Updates VM and guest from `start` to `close`."""
 
     def __init__(self, services: SandboxServices, *, network: Network, agent: Agent) -> None:
-        """The guest is configured as `network` is now."""
+        """The guest has been configured with the present attributes of `network`."""
         self._services = services
         self._sandbox_id = services.plan.sandbox_id
         self._network = network
@@ -47,7 +46,7 @@ class NetworkChanges:
         self._task = self._services.tasks.supervise(f"network/{self._sandbox_id}", self._follow())
 
     async def close(self) -> None:
-        """The following has ended, and no change is half made. Idempotent."""
+        """No further change is made, and none is left half made. Idempotent."""
         if self._task is not None:
             await cancel_all(self._task)
 
@@ -56,7 +55,7 @@ class NetworkChanges:
             try:
                 await self._network.changed()
             except ShimError as exc:
-                log.debug("no more following", extra={"sandbox": self._sandbox_id, "error": str(exc)})
+                log.debug("network is no longer followed", extra={"sandbox": self._sandbox_id, "error": str(exc)})
                 return
             for pause_s in (SETTLE_S, *RETRIES_S):
                 await asyncio.sleep(pause_s)
@@ -81,7 +80,7 @@ class NetworkChanges:
         await self._configure_interfaces(macs)
         await self._configure_routes()
         self._services.on_change()
-        for nic_id in earlier:  # last: a guest that is slow to release one answers late
+        for nic_id in earlier:  # last: a slow guest answers late
             await self._remove(nic_id)
         if earlier:
             self._services.on_change()
@@ -99,9 +98,9 @@ class NetworkChanges:
         return True
 
     async def _remove(self, nic_id: str) -> None:
-        """The guest has lost the interface, or will be asked again to release it.
+        """The interface has left the VM, or the guest will be asked again to release it.
 
-        One that the VM was made with stays, without a link behind it.
+        An interface with which the VM booted stays, without a link.
         """
         try:
             await self._services.vm_devices.unplug(nic_id)

@@ -66,7 +66,7 @@ class SandboxNetwork:
         )
 
     async def _direct(self) -> DirectNetwork | None:
-        """The devices that a file names for this sandbox: they come instead of the namespace's. None without a file."""
+        """The devices that a file names for this sandbox, in place of the namespace's links; None without a file."""
         plan = self._plan
         path = f"{plan.config.runtime.dan_conf}/{plan.sandbox_id}.json"
         try:
@@ -90,7 +90,7 @@ class SandboxNetwork:
             self.connected.close_taps()
 
     async def plug(self) -> None:
-        """The interfaces are in a VM that runs already."""
+        """The interfaces are plugged into the running VM."""
         for nic in self.vm.nics:
             self._plugged[nic.mac] = (await self._services.vm_devices.plug(nic)).pci_path
 

@@ -27,7 +27,7 @@ _READ_BYTES = 256 * 1024
 MAX_CONNECTIONS = 64
 """Each is a process in the guest; more are reset."""
 LINGER_S = 10.0
-"""Seconds: after the client's last byte, a listener silent for this long is given up; containerd waits 1 s."""
+"""Seconds of a listener's silence, after the client's last byte, that end the connection; containerd waits 1 s."""
 END_TIMEOUT_S = 3.0
 """Seconds for the guest to end a connection's program; the pod's own end waits for it."""
 _KILL = 9
@@ -46,8 +46,8 @@ class PortForward:
         tasks: TaskOwner,
     ) -> None:
         self.has_listeners = False
-        """True once a container may listen. Before, nothing is carried: the guest's first container must be one of
-        the pod's, since kata-agent takes the first one's pid namespace for the one they share."""
+        """True once a container may listen. Until then connections are reset: the guest's first container must be one
+        of the pod's, since the pod's containers share the pid namespace of kata-agent's first container."""
         self._plan = plan
         self._listener = listener
         self._agent = agent
@@ -65,7 +65,7 @@ class PortForward:
         self._serving = self._tasks.supervise(self._name, self._serve())
 
     async def close(self) -> None:
-        """No connection is carried any more, and none waits. Idempotent."""
+        """Every connection has ended, and no further one is accepted. Idempotent."""
         await cancel_all(*self._carrying, *([self._serving] if self._serving else []))
         await self._listener.close()
 
@@ -74,7 +74,7 @@ class PortForward:
             try:
                 connection = await self._listener.accept()
             except Unavailable as exc:
-                log.debug("no more forwarding", extra={"sandbox": self._plan.sandbox_id, "error": str(exc)})
+                log.debug("ports are no longer forwarded", extra={"sandbox": self._plan.sandbox_id, "error": str(exc)})
                 return
             if not self.has_listeners or len(self._carrying) >= MAX_CONNECTIONS:
                 connection.reset()
@@ -85,7 +85,7 @@ class PortForward:
             task.add_done_callback(self._carrying.discard)
 
     async def _carry(self, connection: ForwardConnection, exec_id: str) -> None:
-        """The connection has had its answer, or the reset that a port without a listener gives."""
+        """The connection has ended: after the answer, or by a reset, as from a port without a listener."""
         try:
             status = await self._relayed(connection, exec_id)
             if status == 0:
@@ -131,7 +131,7 @@ class PortForward:
             return b""
 
     async def _send(self, connection: ForwardConnection, container_id: str, exec_id: str, progress: Progress) -> None:
-        """The listener has every byte of the client, then its end; a listener silent for too long after is given up."""
+        """The listener has every byte of the client, then their end. If it is silent for LINGER_S, it is killed."""
         try:
             await pump_input(connection.read, partial(self._agent.write_stdin, container_id, exec_id))
             await self._agent.close_stdin(container_id, exec_id)

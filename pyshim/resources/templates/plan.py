@@ -1,4 +1,4 @@
-"""Which VMs may continue from a template, and the machine that each needs. Pure."""
+"""Decides which VMs may continue from a template, and which machine each needs. Pure."""
 
 import hashlib
 
@@ -13,7 +13,7 @@ _KEY_CHARS = 32
 
 
 def reason_to_boot(vm: VmConfig, base: VmConfig) -> str:
-    """Why `vm` cannot continue from a template of the size of `base`, in words for a person; empty where it can."""
+    """The reason why `vm` cannot continue from a template of the size of `base`; empty if it can."""
     memory = vm.memory
     is_smaller = vm.cpu.boot_vcpus < base.cpu.boot_vcpus or memory.boot_mib < base.memory.boot_mib
     is_larger = vm.cpu.boot_vcpus > base.cpu.max_vcpus or memory.boot_mib > max(

@@ -2,7 +2,7 @@
 
     ROOT/KEY/memory, state      the machine (`hypervisors/qemu/saved_machine.py`)
     ROOT/KEY/template.json      `Template`; its time is that of the last use
-    ROOT/making                 one in the making, which is not used: it gets its name when it is whole
+    ROOT/making                 the template that is being made; it is renamed when it is complete
     ROOT/KEY.tried              the reason and time of a failed attempt: pods do not ask for one again so soon
 
 The maker of a template has locked ROOT. Any number of VMs may continue from a template, also from one that is removed
@@ -183,7 +183,7 @@ class TemplateStore:
                 self.discard(each.template.key)
 
     def _keys(self, suffix: str = "") -> tuple[str, ...]:
-        """Of all directories, or files, of a key's name and this suffix."""
+        """The keys of all directories, or files, that have this suffix."""
         try:
             names = os.listdir(self._root)
         except FileNotFoundError:
@@ -226,7 +226,7 @@ class TemplateStore:
 
 
 def write_record(directory: str, key: str, vm: VmConfig, facts: MachineFacts) -> None:
-    """The machine in `directory` is described; call when its other files are whole."""
+    """The machine in `directory` is described; call when its other files are complete."""
     template = Template(
         key=key,
         kernel=vm.boot.kernel,

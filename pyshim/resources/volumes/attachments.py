@@ -1,8 +1,7 @@
 """The disks and copied volumes of a sandbox. Each disk is plugged once for all containers that use it, and unplugged
 with the last of them.
 
-A host device plugged twice would be two disks to the guest, and two mounts of one file system that know nothing of each
-other.
+If a host device were plugged twice, the guest would see two disks and mount one file system twice, independently.
 """
 
 import logging
@@ -24,7 +23,7 @@ from pyshim.resources.volumes.plan.disks import with_disks
 log = logging.getLogger(__name__)
 
 _SANDBOX = ""
-"""The user of what stays until the sandbox ends: no container has this id."""
+"""The user of disks that stay until the sandbox ends; no container has this id."""
 
 
 class _Attached(NamedTuple):
@@ -59,8 +58,8 @@ class Attachments:
     async def attach(self, disk: BlockDevice, user: str, direct: DirectVolume | None = None) -> GuestLocation:
         """The disk is in the VM, for `user` among others; with `direct` it is that volume's.
 
-        Raises FailedPrecondition when it is there read-only and is now wanted for writing, and what `plug` raises; what
-        `unplug` raises for a disk that is on its way out.
+        Raises FailedPrecondition for a read-only disk that is wanted for writing, what `plug` raises, and what `unplug`
+        raises for a disk that is being unplugged.
         """
         async with self._plugged.locked(disk.id):
             attached = self._attached.get(disk.id)

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 PIECE_BYTES = 1 << 20
 FOLLOW_PAUSE_S = 2.0
-"""Between two looks at a volume the kubelet rewrites: as often as kata-agent looks at the ones it can see."""
+"""Seconds between two looks at a volume that the kubelet rewrites: kata-agent's interval."""
 _PARENT_MODE = 0o755
 Tree = dict[str, TreeEntry]
 
@@ -107,7 +107,7 @@ def _in_order(entries: list[TreeEntry]) -> list[TreeEntry]:
 
 
 def _owners_again(changed: list[TreeEntry], wanted: Tree) -> list[TreeEntry]:
-    """Directories an entry of another owner was put into: the agent may have made them its. The deepest first."""
+    """Directories that got an entry of another owner, which the agent may have made theirs. The deepest first."""
     parents = {}
     for entry in changed:
         parent = wanted.get(entry.path.rpartition("/")[0]) if entry.path else None

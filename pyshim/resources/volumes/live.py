@@ -50,7 +50,7 @@ async def volume_facts(host: Host, spec: OciSpec, config: Config) -> Mapping[str
 
 @traced("make share")
 async def make_share(services: SandboxServices) -> None:
-    """The directories of VM and share are made, and the share's mounts; the sandbox's undo takes them back."""
+    """The directories of VM and share are made, and the share's mounts; the sandbox's undo removes them."""
     plan, host = services.plan, services.host
     share = plan.share
     directories = (plan.vm.vm_dir, *((share.root,) if share.virtiofsd else ()))

@@ -47,7 +47,7 @@ async def test_a_mount_that_never_ends_is_given_up_and_not_released_until_it_has
     with pytest.raises(asyncio.CancelledError):
         await mounting
 
-    with pytest.raises(FailedPrecondition, match=f"release mount '{target}': a change of it has never ended"):
+    with pytest.raises(FailedPrecondition, match=f"release mount '{target}': an earlier change of it has not ended"):
         await host.release(entry)
 
     os.close(writer)  # it ends after all

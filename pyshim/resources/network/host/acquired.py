@@ -24,9 +24,9 @@ class AcquiredEntries:
         self.entries = [entry if (each.kind, each.key) == (entry.kind, entry.key) else each for each in self.entries]
 
     async def release(self, entries: Iterable[LedgerEntry]) -> None:
-        """Each of these is undone, the last first, and struck out.
+        """The resources are released, the last first, and their entries removed.
 
-        Raises the first ShimError after having tried everything; entries that could not be undone stay.
+        Raises the first ShimError after all were tried; entries of resources that could not be released stay.
         """
         failure: ShimError | None = None
         for entry in reversed(tuple(entries)):

@@ -1,7 +1,7 @@
-"""The child the shim keeps in a pod's network namespace for as long as it takes to wire it.
+"""The child that wires a pod's network for the shim, inside the pod's network namespace.
 
-It starts there, answers the shim's questions on the socket it was given as SOCKET_FD, and ends when that closes. It
-decides nothing and remembers nothing: the shim writes each resource into the ledger before asking for it.
+It answers the shim's questions on the socket SOCKET_FD, and ends when that closes. It decides nothing: the shim writes
+each resource into the ledger before it asks for it.
 """
 
 import os
@@ -16,7 +16,7 @@ from pyshim.resources.network.host import loopback_steering, netlink, taps
 
 
 def main() -> None:
-    """Every question has been answered and the shim has closed its end."""
+    """Answers questions until the shim closes its end."""
     inbox = Inbox()
     with socket.socket(fileno=SOCKET_FD) as connection, netlink.IPRoute() as rtnl:
         while question := inbox.wait(connection):

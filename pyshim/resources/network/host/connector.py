@@ -1,4 +1,4 @@
-"""How a sandbox gets its network on the host: from a namespace, or from a file that describes devices instead."""
+"""Connects a sandbox's network on the host: the links of a namespace, or the devices that a file names instead."""
 
 import logging
 from collections.abc import Callable
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TIMEOUT_S = 30.0
-"""For everything in the namespace together; a healthy host needs a fraction of a second."""
+"""Seconds for all work in the namespace; a healthy host needs a fraction of one."""
 
 _NOTHING_WIRED = Wiring(model=NetworkModel.NONE, queues=0, vhost_net=False, rates=RateLimits(received=0, sent=0))
 
@@ -117,7 +117,7 @@ class HostNetworkConnector:
 
 
 async def _undone(network: HostNetwork, netns_path: str) -> None:
-    """As much as possible is undone; what fails stays in the ledger, and the first error stays the caller's."""
+    """As much as possible is undone. A failure is only logged, since the caller raises its own error."""
     try:
         await network.disconnect()
     except ShimError as error:

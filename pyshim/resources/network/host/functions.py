@@ -1,4 +1,4 @@
-"""Network cards of the host that a VM is given whole: taken from their drivers for as long as the sandbox lives."""
+"""Network cards of the host that are passed to a VM: VFIO drives them while the sandbox lives."""
 
 import asyncio
 import logging
@@ -22,7 +22,7 @@ class NetworkFunctions:
     def __init__(
         self, ledger: Ledger, *, iommufd: bool, sys: str = "/sys", write: vfio.Write = vfio.write_file
     ) -> None:
-        """`iommufd`: they are opened through nodes of their own rather than their IOMMU groups'."""
+        """With `iommufd` each is opened through its own node, else through that of its IOMMU group."""
         self._iommufd = iommufd
         self._sys = sys
         self._write = write
@@ -30,14 +30,15 @@ class NetworkFunctions:
         self._binding: asyncio.Future[str] | None = None
 
     async def bind(self, address: str) -> VfioDevice:
-        """The function is VFIO's; if another driver had it, it goes back there in the end.
+        """VFIO drives the function; `unbind` gives it back to its former driver.
 
-        Raises NotFound or FailedPrecondition, naming function and driver, or the sandbox that has it, and then nothing
-        is bound for good.
+        Raises NotFound or FailedPrecondition naming the function and its driver, or the sandbox that has it; then
+        nothing stays bound.
         """
         if not self._iommufd:
             vfio.check_beside(address, sys=self._sys)
-        # Before a look at its driver: another sandbox may be giving it back. In the words of one that needs no undo.
+        # The entry precedes the look at the driver, because another sandbox may be giving the function back. This entry
+        # needs no undo.
         self._bound.acquire(_entry(address, vfio.DRIVER))
         if not vfio.is_vfio(former := vfio.driver_of(address, sys=self._sys)):
             await self._bind(address, former)
@@ -60,7 +61,7 @@ class NetworkFunctions:
         log.info("network function bound", extra={"function": address, "driver": former or "none"})
 
     async def unbind(self) -> None:
-        """Each has the driver it had. Idempotent; raises the first ShimError after having tried everything.
+        """Each function has its former driver. Idempotent; raises the first ShimError after having tried everything.
 
         Raises FailedPrecondition, and nothing is touched, while one is still being bound.
         """
@@ -68,12 +69,12 @@ class NetworkFunctions:
         await self._bound.release(self._bound.entries)
 
     async def _bound_or_failed(self) -> None:
-        """The binding thread has ended: a late bind would undo the undo."""
+        """The binding thread has ended: otherwise it could bind the function after the undo."""
         if self._binding is None:
             return
         done, _ = await asyncio.wait([self._binding], timeout=BINDING_WAIT_S)
         if not done:
-            raise FailedPrecondition(f"give back {self._bound.entries[-1].key}: its driver has not let go of it yet")
+            raise FailedPrecondition(f"give back {self._bound.entries[-1].key}: its driver has not released it yet")
         self._binding.exception()  # the caller of `bind` had it, or was cancelled
         self._binding = None
 

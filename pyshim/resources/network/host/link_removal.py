@@ -1,6 +1,6 @@
 """Deleting an interface or an ingress qdisc, in any network namespace, over a bare rtnetlink socket.
 
-pyroute2 makes links (it costs a good part of a second to import); unmaking one takes a message of forty bytes, and
+pyroute2 makes links (it costs a good part of a second to import); deleting one takes a message of forty bytes, and
 `delete` has no time for that import. Source: rtnetlink(7), linux/rtnetlink.h, linux/pkt_sched.h.
 """
 
@@ -27,7 +27,7 @@ _ANSWER_TIMEOUT_S = 2
 def delete_link(name: str, *, netns: str, inode: int = 0) -> None:
     """No interface `name` exists in the namespace ("": this process's own). Raises OSError.
 
-    With `inode`, only in the namespace of that inode; at a `netns` that leads to another by now nothing is touched.
+    With `inode`, nothing happens if `netns` leads to a namespace of another inode by now.
     """
     text = os.fsencode(name) + b"\0"
     attribute = ATTRIBUTE.pack(ATTRIBUTE.size + len(text), IFLA_IFNAME) + text

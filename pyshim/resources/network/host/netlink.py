@@ -1,7 +1,7 @@
 """The pod's network namespace over rtnetlink: what is in it, and the wiring of a link to a tap.
 
-Only the short-lived child imports this: pyroute2 takes a tenth of a second and twenty megabytes that the shim, which
-lives as long as the pod, has no use for.
+Only the short-lived child imports this: pyroute2 takes a tenth of a second and twenty megabytes, which the shim would
+hold as long as the pod lives.
 """
 
 import errno
@@ -37,7 +37,7 @@ __all__ = ["IPRoute", "NetlinkError", "limit_rate", "make_macvtap", "open_news",
 
 
 def scan(rtnl: IPRoute) -> NetworkScan:
-    """Everything in the namespace that the plan may ask for. A link that goes away meanwhile may be half in it."""
+    """All of the namespace that a plan needs. A link that goes away meanwhile may be in it without its addresses."""
     ingress = {
         int(message["index"]): str(message.get_attr("TCA_KIND"))
         for message in _dump(rtnl.get_qdiscs)
@@ -62,7 +62,7 @@ def scan(rtnl: IPRoute) -> NetworkScan:
 
 
 def _dump(ask: Callable[[], Iterable[T]]) -> tuple[T, ...]:
-    """A consistent answer: the kernel reports a change in the middle of one, and the question is asked again."""
+    """A consistent answer: if the kernel reports a change during its answer, it is asked again."""
     for _ in range(_DUMP_ATTEMPTS - 1):
         with suppress(NetlinkDumpInterrupted):
             return tuple(ask())
@@ -147,8 +147,8 @@ def start_tap(rtnl: IPRoute, name: str, mtu: int, alias: str) -> int:
     (message,) = rtnl.get_links(ifname=name)
     index = int(message["index"])
     with suppress(NetlinkError):
-        # No IPv6 address for the host's end: what the guest hears must come from the link. A kernel without IPv6
-        # refuses, and has no such address.
+        # The host's end gets no IPv6 address: the guest must receive frames of the link only. A kernel without IPv6
+        # refuses the setting.
         quiet = {"attrs": [["AF_INET6", {"attrs": [["IFLA_INET6_ADDR_GEN_MODE", _ADDR_GEN_MODE_NONE]]}]]}
         rtnl.link("set", index=index, IFLA_AF_SPEC=quiet)
     rtnl.link("set", index=index, mtu=mtu, ifalias=alias)

@@ -72,7 +72,7 @@ class HostNetwork:
         self._handed: dict[str, str] = {}
         """The names, by MAC, of links that are PCI functions."""
         self._taps: dict[str, int] = {}
-        """Their indices by name."""
+        """The taps' indices, by name."""
         self._fds: list[OwnedFd] = []
         self._acquired = AcquiredEntries(ledger)
 
@@ -153,7 +153,7 @@ class HostNetwork:
         await self._watch.changed()
 
     def unwatch(self) -> None:
-        """`changed` is not called any more, and the kernel reports nothing. Idempotent."""
+        """The kernel reports no further changes. `changed` must not be called any more. Idempotent."""
         if self._watch is not None:
             self._watch.close()
             self._watch = None
@@ -161,8 +161,8 @@ class HostNetwork:
     async def follow(self) -> tuple[tuple["NicDevice", ...], tuple[str, ...]]:
         """New links are wired: their devices, and the ids of devices whose link is gone.
 
-        The attributes are those of now. A new link that cannot be wired is logged and left as it was found. Raises
-        ShimError when there could be no look at all.
+        The attributes show the namespace as it is now. A new link that cannot be wired is logged and left as it was
+        found. Raises ShimError if the namespace could not be read.
         """
         before = {endpoint.id: endpoint for endpoint in self._endpoints}
         known = self._endpoints
@@ -220,7 +220,7 @@ class HostNetwork:
             self.routes = tuple(item for item in self.routes if item.device != endpoint.link_name)
             self.neighbours = tuple(item for item in self.neighbours if item.device != endpoint.link_name)
         if all(item.link_name != endpoint.link_name for item in self._endpoints):
-            keys.add(endpoint.link_name)  # else a link made anew has the name, and our qdiscs, by now
+            keys.add(endpoint.link_name)  # otherwise a new link has the name, and our qdiscs
         await self._acquired.release(entry for entry in self._acquired.entries if entry.key in keys)
 
     # ---- one endpoint

@@ -1,4 +1,4 @@
-"""The shim's side of its child in a network namespace: started, asked, and gone when the block is left."""
+"""Sessions with the child in a pod's network namespace: the shim starts it, asks it and ends it."""
 
 import asyncio
 import errno
@@ -68,7 +68,7 @@ class PodNamespace:
                 with locked_netns(self.path) as netns_fd:
                     self._check(os.fstat(netns_fd).st_ino)
                     try:
-                        # Not the path once more: it could name another namespace by now.
+                        # Not `self.path`, which could lead to another namespace by now.
                         netns_path = f"/proc/self/fd/{netns_fd}"
                         child = PythonChild(
                             *await spawn_python(self._children, _CHILD, apart=Apart(netns_path=netns_path))
@@ -76,7 +76,7 @@ class PodNamespace:
                         try:
                             yield NetworkSession(child, self.path)
                         finally:
-                            # Also when the caller is cancelled now: a later undo must not race with the child.
+                            # Also if the caller is cancelled: a later undo must not race with the child.
                             await to_the_end(child.close())
                     except BaseException:
                         if at_failure is not None:

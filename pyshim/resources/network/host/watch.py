@@ -1,7 +1,7 @@
 """Changes in a pod's network namespace, read on the shim's loop from a route socket that the child made there.
 
-The kernel reports changes; nothing is polled. A change that concerns no interface or route that the guest has or could
-get wakes no caller. Source: rtnetlink(7), linux/rtnetlink.h.
+The kernel reports changes; nothing is polled. Only a change that may concern an interface or route of the guest wakes
+the caller. Source: rtnetlink(7), linux/rtnetlink.h.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ class Watch:
 
     def __init__(self, news: OwnedFd) -> None:
         self._news = socket.socket(fileno=news.steal())
-        self._news.setblocking(False)  # the descriptor does not block already; the object needs the call too
+        self._news.setblocking(False)  # the descriptor is non-blocking already, but asyncio checks the object
 
     async def changed(self) -> None:
         """A change has happened that may concern the guest: the namespace is to be read again. Raises Unavailable."""
@@ -68,8 +68,8 @@ def is_news(data: bytes) -> bool:
     """True for a message about a link that is gone, an address that a guest would have, or a route that a program set.
 
     A new link counts once it has an address. Addresses and routes that the kernel makes by itself as a link goes up do
-    not count: the guest's kernel makes them too. Nor does a tap of ours that is gone: it goes when a link could not be
-    connected, and that link would be tried again at once, for ever.
+    not count: the guest's kernel makes them too. The removal of a tap of ours does not count: it follows a link that
+    could not be connected, and that link would be tried again at once, without end.
     """
     return any(_concerns_guest(kind, body) for kind, body in messages(data))
 

@@ -72,7 +72,7 @@ class ShareNamespace:
 
 
 def share_namespace(plan: VirtiofsdPlan) -> ShareNamespace | None:
-    """The namespace for one virtiofsd; None for a script and on a host that refuses it. The thread is in it then."""
+    """The namespace for one virtiofsd, entered by the calling thread; None for a script or if the host refuses."""
     program = os.path.realpath(plan.binary)
     if is_script(program):
         log.info("virtiofsd sees the host's files", extra={"reason": f"{plan.binary!r} is a script"})

@@ -1,4 +1,4 @@
-"""Looks at what a spec names as a source: kind, file system, emptyDir, block device, direct volume. Blocking.
+"""Examines the sources of a spec's mounts: kind, file system, emptyDir, block device, direct volume. Blocking.
 
 Nothing is changed and nothing but a direct volume's record is opened. `/dev/block/MAJOR:MINOR` is the name udev gives a
 block device; it is resolved by sysfs, so that it works without udev too.
@@ -37,7 +37,7 @@ _SUB_PATH = re.compile(r"(?P<pod>.+)/volume-subpaths/(?P<volume>[^/]+)/[^/]+/[^/
 
 
 def source_facts(path: str, vhost_user_store: str = "", *, direct_volumes: str = DIRECT_VOLUMES) -> SourceFacts:
-    """MISSING rather than an error when `path` is not there. With a store, its device numbers mean its disks.
+    """The facts of `path`; MISSING if there is no file. With a store, devices with its numbers are its disks.
 
     Raises InvalidArgument for a direct volume whose record is broken, and what `backend_socket` does.
     """

@@ -67,9 +67,9 @@ _SAME_FOR_C = frozenset({"--thread-pool-size", "--rlimit-nofile", "--socket-grou
 class VirtiofsdCommand(msgspec.Struct, frozen=True):
     argv: tuple[str, ...]
     key: str
-    """The word of `argv` no other process has: what it shares."""
+    """The word of `argv` that no other process has: it names the shared directory."""
     dropped: tuple[str, ...]
-    """Extra arguments this flavour has no word for, or that would undo a decision; for a warning."""
+    """Extra arguments that this flavour lacks, or that would undo a decision; they are logged."""
 
 
 def virtiofsd_command(plan: VirtiofsdPlan, flavour: VirtiofsdFlavour) -> VirtiofsdCommand:
@@ -214,7 +214,7 @@ class VirtiofsdProcess:
         self.pid = child.pid
 
     async def wait(self) -> str:
-        """How it ended, with its last words, once it has."""
+        """The way it ended, with its last output, once it has."""
         await self._child.wait()
         return f"virtiofsd of {self._shared_dir!r} ended: {self._child.describe_exit()}"
 
@@ -230,7 +230,7 @@ class VirtiofsdProcess:
 async def start_virtiofsd(
     plan: VirtiofsdPlan, ledger: Ledger, children: Children, *, flavours: VirtiofsdFlavours
 ) -> VirtiofsdProcess:
-    """virtiofsd runs and its socket takes connections, from before the call returns.
+    """virtiofsd runs and its socket takes connections.
 
     Ledger: SOCKET `plan.listen_path`, and PROCESS under the word that names the share; both released again on error.
     """

@@ -19,7 +19,7 @@ from pyshim.resources.volumes.plan.share import guest_container_dir
 DRIVER = "image_guest_pull"
 """Also the type of a virtual volume that asks for it."""
 PAUSE = "pause"
-"""The name of a pod sandbox's image: whatever the guest holds a pod's namespaces with."""
+"""The image of every pod sandbox; the guest decides what holds the pod's namespaces."""
 
 
 def root_pulled_in_guest(

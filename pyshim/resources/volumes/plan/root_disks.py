@@ -26,7 +26,7 @@ _LAYERS_DIR = "/run/layers"
 _CREATE_DIRECTORY = "io.katacontainers.volume.overlayfs.create_directory="
 _MAKE_DIRECTORY = "X-containerd.mkdir.path="
 _INCOMPLETE = ("format/", "mkdir/", "mkfs/")
-"""How the types begin of mounts that somebody must complete before they can be made."""
+"""Prefixes of the types of mounts that must be completed before they can be made."""
 _OVERLAYS = ("overlay", "format/overlay", "format/mkdir/overlay")
 _REFUSED_OPTIONS = ("device=", "uidmap=", "gidmap=", VERITY_OPTION)
 """dm-verity by its file: `look_at_layers` has put what the file says in its place."""

@@ -41,9 +41,9 @@ def shared(mount: OciMount, facts: SourceFacts, container_id: ContainerId, share
 
 
 def _guest_options(mount: OciMount, facts: SourceFacts, propagation: str) -> tuple[str, ...]:
-    """Without `ro` where it is of the topmost mount only, which the host enforces.
+    """The mount's options; without `ro` if it applies to the topmost of several mounts only, as the host enforces.
 
-    The guest sees one mount where the host has several: there, `ro` would be of all of them.
+    The guest sees the host's several mounts as one, so its `ro` would apply to all of them.
     """
     has_several = facts.has_mounts_below or propagation == "rslave"
     if facts.kind is SourceKind.DIRECTORY and has_several and not mount.is_read_only_recursive:

@@ -195,7 +195,7 @@ async def test_a_card_whose_driver_does_not_let_go_stays_in_the_ledger(
     may_go_on = threading.Event()
 
     functions = await given_up(sysfs, ledger, may_go_on)
-    with pytest.raises(FailedPrecondition, match=f"give back {CARD}: its driver has not let go of it yet"):
+    with pytest.raises(FailedPrecondition, match=f"give back {CARD}: its driver has not released it yet"):
         await functions.unbind()
     assert [entry.key for entry in ledger.held.values()] == [CARD]
     may_go_on.set()
