@@ -25,7 +25,7 @@ from qemu.qmp import (
 from qemu.qmp import Runstate as LibraryState
 
 from hypervisors.qemu.qmp_client import QmpClient
-from pyshim.host.streams.text_tail import printable
+from pyshim.host.text_tail import printable
 from pyshim.model.errors import DeadlineExceeded, Internal, Unavailable
 
 log = logging.getLogger(__name__)

@@ -1,7 +1,6 @@
 """File descriptors with exactly one owner."""
 
 import os
-from types import TracebackType
 from typing import Self
 
 
@@ -44,9 +43,7 @@ class OwnedFd:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
 

@@ -86,8 +86,7 @@ _SYS_OPENAT2 = 437
 _SYS_MOUNT_SETATTR = 442
 
 _libc = ctypes.CDLL(None, use_errno=True)
-_syscall = _libc.syscall
-_syscall.restype = ctypes.c_long
+_libc.syscall.restype = ctypes.c_long
 
 
 class _OpenHow(ctypes.Structure):
@@ -129,18 +128,16 @@ def _checked(result: int, path: str | None = None) -> int:
     return result
 
 
+def _system_call(number: int, *arguments: object, path: str | None = None) -> int:
+    """syscall(2). Numbers are passed as longs, of which the kernel reads as many bits as it needs."""
+    words = [ctypes.c_long(each) if isinstance(each, int) else each for each in arguments]
+    return _checked(_libc.syscall(ctypes.c_long(number), *words), path)
+
+
 def mount(source: str, target: str, fs_type: str, flags: int, data: str = "") -> None:
     """mount(2)."""
-    _checked(
-        _libc.mount(
-            os.fsencode(source),
-            os.fsencode(target),
-            os.fsencode(fs_type),
-            ctypes.c_ulong(flags),
-            os.fsencode(data) if data else None,
-        ),
-        target,
-    )
+    paths = (os.fsencode(source), os.fsencode(target), os.fsencode(fs_type))
+    _checked(_libc.mount(*paths, ctypes.c_ulong(flags), os.fsencode(data) if data else None), target)
 
 
 def umount2(target: str, flags: int) -> None:
@@ -204,10 +201,9 @@ def become_user(user_id: int, group_ids: Collection[int]) -> None:
     if os.uname().machine != "x86_64":
         raise OSError(errno.ENOSYS, "the numbers of the system calls are those of x86-64 only")
     groups = (ctypes.c_uint32 * len(group_ids))(*group_ids)
-    each = ctypes.c_uint32(user_id)
-    _checked(_syscall(ctypes.c_long(_SYS_SETGROUPS), ctypes.c_size_t(len(group_ids)), groups))
-    _checked(_syscall(ctypes.c_long(_SYS_SETRESGID), each, each, each))
-    _checked(_syscall(ctypes.c_long(_SYS_SETRESUID), each, each, each))
+    _system_call(_SYS_SETGROUPS, len(group_ids), groups)
+    _system_call(_SYS_SETRESGID, user_id, user_id, user_id)
+    _system_call(_SYS_SETRESUID, user_id, user_id, user_id)
 
 
 def filter_calls(program: bytes) -> None:
@@ -217,15 +213,14 @@ def filter_calls(program: bytes) -> None:
     """
     _checked(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
     wanted = _FilterProgram(len(program) // _SECCOMP_INSTRUCTION_BYTES, program)
-    words = (ctypes.c_uint(_SECCOMP_SET_MODE_FILTER), ctypes.c_uint(_SECCOMP_FILTER_FLAG_TSYNC), ctypes.byref(wanted))
-    if _checked(_syscall(ctypes.c_long(_SYS_SECCOMP), *words)):
+    if _system_call(_SYS_SECCOMP, _SECCOMP_SET_MODE_FILTER, _SECCOMP_FILTER_FLAG_TSYNC, ctypes.byref(wanted)):
         raise OSError(errno.ESRCH, os.strerror(errno.ESRCH))
 
 
 def bpf(command: int, request: bytes) -> int:
     """bpf(2) of x86-64 with the members of `union bpf_attr` that the command reads; the others are zero."""
     attr = ctypes.create_string_buffer(request, _BPF_ATTR_BYTES)
-    return _checked(_syscall(ctypes.c_long(_SYS_BPF), ctypes.c_int(command), attr, ctypes.c_uint(len(attr))))
+    return _system_call(_SYS_BPF, command, attr, len(attr))
 
 
 def madvise(start: int, length: int, advice: int) -> None:
@@ -255,65 +250,27 @@ def inotify_drain(fd: int) -> bool:
 def openat2(directory_fd: int, path: str, flags: int, *, resolve: int) -> int:
     """openat2(2): a new close-on-exec fd; `resolve` limits the walk along the path."""
     how = _OpenHow(flags | os.O_CLOEXEC, 0, resolve)
+    words = (directory_fd, os.fsencode(path), ctypes.byref(how), ctypes.sizeof(how))
     while True:
-        try:
-            return _checked(
-                _syscall(
-                    ctypes.c_long(_SYS_OPENAT2),
-                    ctypes.c_int(directory_fd),
-                    ctypes.c_char_p(os.fsencode(path)),
-                    ctypes.byref(how),
-                    ctypes.c_size_t(ctypes.sizeof(how)),
-                ),
-                path,
-            )
-        except BlockingIOError:
-            # EAGAIN: a rename raced with a ".." in the path; the manual page advises to try again.
-            continue
-        except InterruptedError:
-            continue
+        # EAGAIN: a rename raced with a ".." in the path; the manual page advises to try again.
+        with suppress(BlockingIOError, InterruptedError):
+            return _system_call(_SYS_OPENAT2, *words, path=path)
 
 
 def open_tree(directory_fd: int, path: str, flags: int) -> int:
     """open_tree(2): a new close-on-exec fd for the mount at `path`; with OPEN_TREE_CLONE for a detached copy."""
-    return _checked(
-        _syscall(
-            ctypes.c_long(_SYS_OPEN_TREE),
-            ctypes.c_int(directory_fd),
-            ctypes.c_char_p(os.fsencode(path)),
-            ctypes.c_uint(flags | os.O_CLOEXEC),
-        ),
-        path,
-    )
+    return _system_call(_SYS_OPEN_TREE, directory_fd, os.fsencode(path), flags | os.O_CLOEXEC, path=path)
 
 
 def move_mount(from_fd: int, to_fd: int) -> None:
     """move_mount(2): the mount open at `from_fd` is attached on the file open at `to_fd`."""
-    _checked(
-        _syscall(
-            ctypes.c_long(_SYS_MOVE_MOUNT),
-            ctypes.c_int(from_fd),
-            ctypes.c_char_p(b""),
-            ctypes.c_int(to_fd),
-            ctypes.c_char_p(b""),
-            ctypes.c_uint(MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH),
-        )
-    )
+    _system_call(_SYS_MOVE_MOUNT, from_fd, b"", to_fd, b"", MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH)
 
 
 def mount_setattr(fd: int, flags: int, *, attr_set: int = 0, attr_clr: int = 0, propagation: int = 0) -> None:
     """mount_setattr(2) on the mount open at `fd`."""
     attr = _MountAttr(attr_set, attr_clr, propagation, 0)
-    _checked(
-        _syscall(
-            ctypes.c_long(_SYS_MOUNT_SETATTR),
-            ctypes.c_int(fd),
-            ctypes.c_char_p(b""),
-            ctypes.c_uint(flags | AT_EMPTY_PATH),
-            ctypes.byref(attr),
-            ctypes.c_size_t(ctypes.sizeof(attr)),
-        )
-    )
+    _system_call(_SYS_MOUNT_SETATTR, fd, b"", flags | AT_EMPTY_PATH, ctypes.byref(attr), ctypes.sizeof(attr))
 
 
 def file_system_magic(path: str) -> int:

@@ -163,13 +163,9 @@ def _change_propagation(
             syscalls.mount("", fd_path(mounted), "", change.flag | (syscalls.MS_REC if change.recursive else 0))
     except OSError:
         if not keep:
-            _detach(mounted)
+            # By the fd's path, whose link is followed: the fd has the root of our mount open.
+            syscalls.umount2(fd_path(mounted), syscalls.MNT_DETACH)
         raise
-
-
-def _detach(mounted: OwnedFd) -> None:
-    # By the fd's path, whose link is followed: the fd has the root of our mount open.
-    syscalls.umount2(fd_path(mounted), syscalls.MNT_DETACH)
 
 
 def _mount_in(directory: str | None, source: str, target: str, fs_type: str, flags: int, data: str) -> None:

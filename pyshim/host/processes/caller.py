@@ -18,10 +18,6 @@ _RIGHTS = ("Uid", "Gid", "Groups", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapA
 _LIMITS = tuple(sorted({value for name, value in vars(resource).items() if name.startswith("RLIMIT_")}))
 
 
-# Signals that are ignored or caught, as masks. Source: proc(5).
-_NOT_DEFAULT = ("SigIgn", "SigCgt")
-
-
 class CallerDiffers(Exception):
     """The caller differs from us in what `str(error)` names, so a child of ours cannot replace one of its own."""
 
@@ -66,19 +62,11 @@ def require_same_world(ours: World, pid: int) -> None:
         raise CallerDiffers(f"process {pid} has another security label")
 
 
-class _CgroupMount(NamedTuple):
-    controllers: frozenset[str]
-    """The name of the hierarchy in /proc/PID/cgroup, among other mount options; "" for the unified one."""
-    mount_point: str
-    root: str
-    """The cgroup that is seen at the mount point."""
-
-
 class ProcessCgroups:
     """The mount points of the cgroup hierarchies, looked up once."""
 
     def __init__(self) -> None:
-        self._mounts = _cgroup_mounts()
+        self._mounts = [each for each in mounts() if each.kind in ("cgroup", "cgroup2")]
 
     def of(self, pid: int) -> str:
         """The control groups of process `pid`, as its file in /proc has them. Raises OSError."""
@@ -95,10 +83,11 @@ class ProcessCgroups:
     def _join(self, controllers: str, path: str) -> None:
         wanted = set(controllers.split(","))
         for mount in self._mounts:
+            known = {""} if mount.kind == "cgroup2" else {*mount.options}
             below = mount.root.rstrip("/")
-            if wanted <= mount.controllers and (path + "/").startswith(below + "/") and not path.startswith("/.."):
+            if wanted <= known and (path + "/").startswith(below + "/") and not path.startswith("/.."):
                 inside = path[len(below) :].rstrip("/")
-                with open(f"{mount.mount_point}{inside}/cgroup.procs", "w") as file:
+                with open(f"{mount.point}{inside}/cgroup.procs", "w") as file:
                     file.write("0")
                 return
         raise CallerDiffers(f"cgroup {path!r} of {controllers or 'the unified hierarchy'} is mounted nowhere")
@@ -127,12 +116,10 @@ def set_environment(environment: Mapping[str, str]) -> None:
 
 def fresh_signals() -> None:
     """Signals are as in an interpreter that has just begun: none blocked, none handled but SIGINT."""
-    with open("/proc/self/status") as file:
-        masks = {
-            name: int(value, 16) for name, _, value in (line.partition(":") for line in file) if name in _NOT_DEFAULT
-        }
+    status = _status("/proc/self")
+    not_default = int(status["SigIgn"], 16) | int(status["SigCgt"], 16)
     for number in signal.valid_signals():  # the C library keeps two to itself
-        if any(mask >> (number - 1) & 1 for mask in masks.values()):
+        if not_default >> (number - 1) & 1:
             signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # Signals that the interpreter ignores from its start. Source: cpython Python/pylifecycle.c, init_signals.
@@ -144,18 +131,6 @@ def fresh_signals() -> None:
 def _memberships(text: str) -> dict[str, str]:
     rows = [line.split(":", 2) for line in text.split("\n") if line]
     return {controllers: place for _, controllers, place in rows}
-
-
-def _cgroup_mounts() -> list[_CgroupMount]:
-    return [
-        _CgroupMount(
-            controllers=frozenset({""} if each.kind == "cgroup2" else each.options),
-            mount_point=each.point,
-            root=each.root,
-        )
-        for each in mounts()
-        if each.kind in ("cgroup", "cgroup2")
-    ]
 
 
 def _status(where: str) -> dict[str, str]:

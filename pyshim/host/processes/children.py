@@ -12,16 +12,17 @@ import os
 import shlex
 import signal
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from types import MappingProxyType
 
 import msgspec
 
 from pyshim.host.fds import OwnedFd
-from pyshim.host.os_errors import describe_os_error, os_errors
-from pyshim.host.processes.launch import AS_THE_SHIM, Apart, FileActions, Launch, SpawnFailed, kill_and_reap
+from pyshim.host.os_errors import os_errors
+from pyshim.host.paced_text import PacedText
+from pyshim.host.processes.launch import AS_THE_SHIM, Apart, Launch, SpawnFailed, file_actions, kill_and_reap
 from pyshim.host.processes.stat import start_ticks_of
-from pyshim.host.streams.paced_text import PacedText
+from pyshim.host.waiting import until_readable
 from pyshim.model.errors import DeadlineExceeded, ShimError
 from pyshim.model.ledger import Ledger, LedgerEntry, ResourceKind
 
@@ -61,7 +62,7 @@ class Child:
     """One process of ours, from spawn to reaped. Made by `Children.spawn`."""
 
     def __init__(
-        self, *, name: str, pid: int, stderr_fd: int | None, tail_lines: int, on_exit: Callable[["Child"], None]
+        self, *, name: str, pid: int, stderr: OwnedFd | None, tail_lines: int, on_exit: Callable[["Child"], None]
     ):
         self.name = name
         self.pid = pid
@@ -74,8 +75,8 @@ class Child:
         self._pidfd = os.pidfd_open(pid)
         self._loop.add_reader(self._pidfd, self._reap)
         self._stderr: PacedText | None = None
-        if stderr_fd is not None:
-            self._stderr = PacedText(OwnedFd(stderr_fd), max_lines=tail_lines, on_line=self._log_line)
+        if stderr is not None:
+            self._stderr = PacedText(stderr, max_lines=tail_lines, on_line=self._log_line)
 
     @property
     def exit(self) -> ChildExit | None:
@@ -213,39 +214,30 @@ class Children:
     ) -> Child:
         if log.isEnabledFor(logging.DEBUG):
             log.debug("spawn", extra={"command": shlex.join(launch.argv)})
-        failed = f"start program {launch.program!r}"
-        with os_errors(failed, SpawnFailed):
-            stderr_read, stderr_write = _tail_pipe() if taken[2] is None else (None, None)
+        stderr: OwnedFd | None = None
         try:
-            with FileActions({**taken, 2: taken[2] if stderr_write is None else stderr_write}) as actions:
-                if apart == AS_THE_SHIM:
-                    pid = launch.run(actions)
-                else:
-                    pid = await launch.run_apart(actions, apart)
-        except BaseException as error:
-            if stderr_read is not None:
-                os.close(stderr_read)
-            if isinstance(error, OSError):
-                raise SpawnFailed(f"{failed}: {describe_os_error(error)}") from error
+            with os_errors(f"start program {launch.program!r}", SpawnFailed), ExitStack() as ends:
+                if taken[2] is None:
+                    stderr, write_end = _tail_pipe()
+                    taken = {**taken, 2: ends.enter_context(write_end).fileno()}
+                actions = ends.enter_context(file_actions(taken))
+                pid = launch.run(actions) if apart == AS_THE_SHIM else await launch.run_apart(actions, apart)
+            with os_errors(f"watch program {launch.program!r}", SpawnFailed):
+                child = self._watched(launch, pid, stderr, stderr_tail_lines)
+        except BaseException:
+            if stderr is not None:
+                stderr.close()
             raise
-        finally:
-            if stderr_write is not None:
-                os.close(stderr_write)
-        try:
-            child = Child(
-                name=os.path.basename(launch.program),
-                pid=pid,
-                stderr_fd=stderr_read,
-                tail_lines=stderr_tail_lines,
-                on_exit=self._forget,
-            )
-        except OSError as error:
-            kill_and_reap(pid)
-            if stderr_read is not None:
-                os.close(stderr_read)
-            raise SpawnFailed(f"watch program {launch.program!r}: {describe_os_error(error)}") from error
         self._alive[pid] = child
         return child
+
+    def _watched(self, launch: Launch, pid: int, stderr: OwnedFd | None, tail_lines: int) -> Child:
+        name = os.path.basename(launch.program)
+        try:
+            return Child(name=name, pid=pid, stderr=stderr, tail_lines=tail_lines, on_exit=self._forget)
+        except OSError:
+            kill_and_reap(pid)
+            raise
 
     def _forget(self, child: Child) -> None:
         del self._alive[child.pid]
@@ -254,23 +246,18 @@ class Children:
         self, argv: Sequence[str], *, env: Mapping[str, str] = PROGRAM_ENV, timeout_s: float, max_bytes: int = 1 << 20
     ) -> tuple[ChildExit, bytes]:
         """The program's exit and the first `max_bytes` of its stdout; it is killed after `timeout_s`."""
-        read_fd, write_fd = os.pipe2(os.O_CLOEXEC)
-        os.set_blocking(read_fd, False)
-        try:
-            try:
-                child = await self.spawn(argv, env=env, stdout=write_fd)
-            finally:
-                os.close(write_fd)
+        read_end, write_end = _tail_pipe()
+        with read_end:
+            with write_end:
+                child = await self.spawn(argv, env=env, stdout=write_end.fileno())
             try:
                 async with asyncio.timeout(timeout_s):
-                    data = await _read_to_end(read_fd, max_bytes)
+                    data = await _read_to_end(read_end.fileno(), max_bytes)
                     return await child.wait(), data
             except TimeoutError:
                 raise DeadlineExceeded(f"run program {argv[0]!r}: no end within {timeout_s:g} s") from None
             finally:
                 await child.end()
-        finally:
-            os.close(read_fd)
 
     async def end_all(self) -> None:
         """Every child still alive has been killed and reaped, if the kernel lets it: the shim's last act."""
@@ -281,23 +268,17 @@ class Children:
                 log.error("child left behind", extra={"error": str(result)})
 
 
-def _tail_pipe() -> tuple[int, int]:
-    """Our end, which never blocks us, and the child's, which does block it."""
-    read_fd, write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-    os.set_blocking(write_fd, True)
-    return read_fd, write_fd
+def _tail_pipe() -> tuple[OwnedFd, OwnedFd]:
+    """Our end, which does not block, and the child's, which blocks."""
+    read_fd, write_fd = os.pipe2(os.O_CLOEXEC)
+    os.set_blocking(read_fd, False)
+    return OwnedFd(read_fd), OwnedFd(write_fd)
 
 
 async def _read_to_end(fd: int, max_bytes: int) -> bytes:
-    loop = asyncio.get_running_loop()
     data = bytearray()
     while True:
-        readable = asyncio.Event()
-        loop.add_reader(fd, readable.set)
-        try:
-            await readable.wait()
-        finally:
-            loop.remove_reader(fd)
+        await until_readable(fd)
         with suppress(BlockingIOError):
             chunk = os.read(fd, _READ_BYTES)
             if not chunk:

@@ -43,19 +43,13 @@ def find_by_argument(text: str) -> tuple[ProcessRef, ...]:
     """Processes with `text` in one word of their command line, this one excepted."""
     if len(text) < 8:
         raise InvalidArgument(f"find process by {text!r}: too short to be of one sandbox only")
-    wanted = os.fsencode(text)
     found = []
-    for name in os.listdir("/proc"):
-        if not name.isdigit() or int(name) == os.getpid():
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        if pid == os.getpid() or not any(text in word for word in arguments(pid)):
             continue
-        try:
-            with open(f"/proc/{name}/cmdline", "rb") as file:
-                words = file.read().split(b"\0")
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        ticks = start_ticks(int(name)) if any(wanted in word for word in words) else None
+        ticks = start_ticks(pid)
         if ticks is not None:
-            found.append(ProcessRef(int(name), ticks))
+            found.append(ProcessRef(pid, ticks))
     return tuple(found)
 
 
@@ -71,7 +65,8 @@ def arguments(pid: int) -> tuple[str, ...]:
     """The words of its command line; empty when there is no such process, or only a kernel thread."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
-            return tuple(os.fsdecode(word) for word in file.read().split(b"\0"))[:-1]
+            text = os.fsdecode(file.read()).removesuffix("\0")
+            return tuple(text.split("\0")) if text else ()
     except (FileNotFoundError, ProcessLookupError):
         return ()
 

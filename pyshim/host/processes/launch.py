@@ -8,7 +8,7 @@ import resource
 import signal
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 
 import msgspec
 
@@ -25,38 +25,21 @@ class SpawnFailed(FailedPrecondition):
     """The program could not be started."""
 
 
-class FileActions:
+@contextmanager
+def file_actions(taken: Mapping[int, int | None]) -> Iterator[list[tuple[int, ...]]]:
     """posix_spawn's file actions that give a child exactly `taken`: {its number: ours, or None for /dev/null}.
 
     Our descriptors are first duplicated above every target number, so that no dup2 overwrites one still to be copied;
     descriptors we ourselves inherited without close-on-exec are closed.
     """
-
-    def __init__(self, taken: Mapping[int, int | None]) -> None:
-        self._taken = taken
-        self._copies: list[int] = []
-
-    def __enter__(self) -> list[tuple[int, ...]]:
-        above = max(self._taken) + 1
+    above = max(taken) + 1
+    with OwnedFd(os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)) as null, ExitStack() as copies:
         actions: list[tuple[int, ...]] = []
-        try:
-            for target, source in self._taken.items():
-                own = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC) if source is None else source
-                try:
-                    copy = fcntl.fcntl(own, fcntl.F_DUPFD_CLOEXEC, above)
-                finally:
-                    if source is None:
-                        os.close(own)
-                self._copies.append(copy)
-                actions.append((os.POSIX_SPAWN_DUP2, copy, target))
-            return [*((os.POSIX_SPAWN_CLOSE, fd) for fd in _inheritable_fds() if fd not in self._taken), *actions]
-        except BaseException:
-            self.__exit__()
-            raise
-
-    def __exit__(self, *_error: object) -> None:
-        while self._copies:
-            os.close(self._copies.pop())
+        for target, source in taken.items():
+            own = null.fileno() if source is None else source
+            copy = copies.enter_context(OwnedFd(fcntl.fcntl(own, fcntl.F_DUPFD_CLOEXEC, above)))
+            actions.append((os.POSIX_SPAWN_DUP2, copy.fileno(), target))
+        yield [*((os.POSIX_SPAWN_CLOSE, fd) for fd in _inheritable_fds() if fd not in taken), *actions]
 
 
 def _inheritable_fds() -> list[int]:

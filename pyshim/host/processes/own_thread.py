@@ -3,7 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Callable
-from contextlib import suppress
+from concurrent.futures import Future
 from functools import partial
 from typing import ParamSpec, TypeVar
 
@@ -23,26 +23,16 @@ async def in_own_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs)
 
 def own_thread(name: str, work: Callable[[], T]) -> tuple[threading.Thread, asyncio.Future[T]]:
     """A daemon thread in which `work` runs, and the result or exception of `work`."""
-    loop = asyncio.get_running_loop()
-    result: asyncio.Future[T] = loop.create_future()
-
-    def settle(value: T | None, error: BaseException | None) -> None:
-        if result.done():
-            return
-        if error is not None:
-            result.set_exception(error)
-        else:
-            result.set_result(value)  # type: ignore[arg-type]  # None only when T has it
+    result: Future[T] = Future()
+    result.set_running_or_notify_cancel()  # from here on a cancelled caller leaves it alone
 
     def run() -> None:
-        value, failure = None, None
         try:
-            value = work()
+            result.set_result(work())
         except BaseException as error:
-            failure = error
-        with suppress(RuntimeError):  # the loop has been closed meanwhile
-            loop.call_soon_threadsafe(settle, value, failure)
+            result.set_exception(error)
 
     thread = threading.Thread(target=run, name=name, daemon=True)
+    awaitable = asyncio.wrap_future(result)
     thread.start()
-    return thread, result
+    return thread, awaitable

@@ -15,6 +15,7 @@ from pyshim.host.fds import OwnedFd
 from pyshim.host.processes.children import PROGRAM_ENV, Child, Children
 from pyshim.host.processes.launch import AS_THE_SHIM, Apart
 from pyshim.host.python_child.messages import SOCKET_FD, Inbox, encoded
+from pyshim.host.waiting import until_readable
 from pyshim.model.errors import Internal
 
 _IMPORT_PATH = "import sys; sys.path += [path for path in sys.argv[1:] if path not in sys.path]"
@@ -88,17 +89,10 @@ class PythonChild:
 
     async def _receive(self) -> bool:
         """Bytes have arrived; False at the end of the stream."""
-        loop = asyncio.get_running_loop()
         while True:
             try:
                 return self._inbox.receive(self._connection)
             except ConnectionResetError:
                 return False
             except BlockingIOError:
-                pass
-            readable = asyncio.Event()
-            loop.add_reader(self._connection, readable.set)
-            try:
-                await readable.wait()
-            finally:
-                loop.remove_reader(self._connection)
+                await until_readable(self._connection)

@@ -1,4 +1,4 @@
-"""The ends of a process's streams on the host: FIFOs, files, log programs; and reading text that is not trusted.
+"""The ends of a process's streams on the host: FIFOs, files, log programs.
 
 Read `opening.py` first.
 """

@@ -3,8 +3,6 @@
 Source of the forms: containerd's runc shim, process/io.go, and core/runtime/v2/README.md, "Logging".
 """
 
-from collections.abc import Mapping
-from typing import Protocol
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from pyshim.host.processes.children import Children
@@ -15,10 +13,6 @@ from pyshim.model.errors import InvalidArgument
 from pyshim.model.task import Stdio
 
 LOG_SCHEMES = ("fifo", "file", "binary", "binary-v2")
-
-
-class _Closable(Protocol):
-    async def close(self) -> None: ...
 
 
 class Streams:
@@ -32,10 +26,11 @@ class Streams:
 
     async def close(self) -> None:
         """All streams closed, then the log program ended. Idempotent."""
-        parts: tuple[_Closable | None, ...] = (self.stdin, self.stdout, self.stderr, self._log_program)
-        for part in parts:
-            if part is not None:
-                await part.close()
+        for stream in (self.stdin, self.stdout, self.stderr):
+            if stream is not None:
+                await stream.close()
+        if self._log_program is not None:
+            await self._log_program.close()
 
     def adopt(self, program: LogProgram) -> None:
         """`program` reads stdout and stderr, and ends with these streams."""
@@ -62,17 +57,16 @@ async def open_streams(
         with_stderr = not stdio.terminal
         scheme, _ = _split(stdio.stdout, "stdout")
         if scheme in ("binary", "binary-v2"):
-            arguments = _program(stdio.stdout)
-            streams.adopt(
-                await start_log_program(
-                    arguments,
-                    environment=_environment(namespace, process_id),
-                    with_stderr=with_stderr,
-                    ready_byte_required=scheme == "binary-v2",
-                    children=children,
-                    times=log_program_times,
-                )
+            program = await start_log_program(
+                _program(stdio.stdout),
+                # Exactly this, as containerd's logging package expects it.
+                environment={"CONTAINER_ID": process_id, "CONTAINER_NAMESPACE": namespace},
+                with_stderr=with_stderr,
+                ready_byte_required=scheme == "binary-v2",
+                children=children,
+                times=log_program_times,
             )
+            streams.adopt(program)
         elif scheme == "file":
             streams.stdout = _open_output(stdio.stdout, "stdout")
             streams.stderr = _open_output(stdio.stdout, "stderr") if with_stderr else None
@@ -83,11 +77,6 @@ async def open_streams(
         await streams.close()
         raise
     return streams
-
-
-def _environment(namespace: str, process_id: str) -> Mapping[str, str]:
-    """Exactly this, as containerd's logging package expects it."""
-    return {"CONTAINER_ID": process_id, "CONTAINER_NAMESPACE": namespace}
 
 
 def _split(value: str, stream: str) -> tuple[str, str]:

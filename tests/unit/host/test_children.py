@@ -158,7 +158,7 @@ async def test_a_child_that_sigkill_does_not_end_is_given_up(
     monkeypatch.setattr("pyshim.host.processes.children.KILL_WAIT_S", 0.05)
     with subprocess.Popen(["sleep", "600"]) as process:
         stuck = Unkillable(
-            name="stuck", pid=process.pid, stderr_fd=None, tail_lines=1, on_exit=lambda child: ended.append(child)
+            name="stuck", pid=process.pid, stderr=None, tail_lines=1, on_exit=lambda child: ended.append(child)
         )
         ended: list[Child] = []
 

@@ -5,10 +5,10 @@ import os
 
 import pytest
 
+from pyshim.host import paced_text
 from pyshim.host.fds import OwnedFd
-from pyshim.host.streams import paced_text
-from pyshim.host.streams.paced_text import BURST_BYTES, BURST_LINES, PacedText
-from pyshim.host.streams.text_tail import MAX_LINE_BYTES, TextTail, printable
+from pyshim.host.paced_text import BURST_BYTES, BURST_LINES, PacedText
+from pyshim.host.text_tail import MAX_LINE_BYTES, TextTail, printable
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable
 
 from pyshim.host.fds import OwnedFd
-from pyshim.host.streams.text_tail import TextTail
+from pyshim.host.text_tail import TextTail
 
 BURST_BYTES = 512 * 1024
 BURST_LINES = 4096
