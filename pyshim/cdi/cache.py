@@ -5,14 +5,13 @@ later directory defines it again. A wrong file is an error of its own and leaves
 Before each question the cache looks at the directories (names, times, sizes) and reads only the files that changed.
 """
 
-import errno
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .errors import CdiError, DeviceConflict, InvalidName, UnresolvedDevices
+from .errors import CdiError, DeviceConflict, InvalidName, UnresolvedDevices, os_cause
 from .files import SUFFIXES, read_spec
 from .inject import inject
 from .names import parse_qualified_name
@@ -79,8 +78,7 @@ class Cache:
         except FileNotFoundError:
             return []
         except OSError as error:
-            cause = f"{errno.errorcode.get(error.errno or 0, error.errno)} ({(error.strerror or '').lower()})"
-            failed[directory] = CdiError(f"list cdi specs in '{directory}': {cause}")
+            failed[directory] = CdiError(f"list cdi specs in '{directory}': {os_cause(error)}")
             return []
         paths = (os.path.join(directory, name) for name in names if name.endswith(SUFFIXES) and name not in SUFFIXES)
         return [path for path in paths if not os.path.isdir(path)]

@@ -1,7 +1,14 @@
 """Errors about names, specs and devices. Every text names the file, the member or the device."""
 
+import errno
+
 MAX_SHOWN = 50
 """Problems of one file, or devices, in one text: a file of 4 MiB can have a million."""
+
+
+def os_cause(error: OSError) -> str:
+    """`ENOENT (no such file or directory)`."""
+    return f"{errno.errorcode.get(error.errno or 0, error.errno)} ({(error.strerror or '').lower()})"
 
 
 class CdiError(Exception):

@@ -1,12 +1,11 @@
 """Specs as files, read within bounds."""
 
-import errno
 import json
 import os
 import stat
 from typing import Any
 
-from .errors import InvalidSpec
+from .errors import InvalidSpec, os_cause
 from .parse import parse_spec
 from .spec import Spec
 
@@ -27,7 +26,7 @@ def _content(path: str) -> bytes:
         # The open of a fifo would wait for a writer.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     except OSError as error:
-        raise InvalidSpec(path, (f"open: {_cause(error)}",)) from error
+        raise InvalidSpec(path, (f"open: {os_cause(error)}",)) from error
     with os.fdopen(fd, "rb") as file:
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode):
@@ -37,7 +36,7 @@ def _content(path: str) -> bytes:
         try:
             content = file.read(MAX_SPEC_BYTES + 1)
         except OSError as error:
-            raise InvalidSpec(path, (f"read: {_cause(error)}",)) from error
+            raise InvalidSpec(path, (f"read: {os_cause(error)}",)) from error
     if len(content) > MAX_SPEC_BYTES:
         raise InvalidSpec(path, (f"it grew beyond {MAX_SPEC_BYTES} bytes while it was read",))
     return content
@@ -98,8 +97,3 @@ def _bounded(document: object, where: str) -> object:
         elif isinstance(value, list):
             pending.extend((item, depth + 1) for item in value)
     return document
-
-
-def _cause(error: OSError) -> str:
-    number = errno.errorcode.get(error.errno or 0, str(error.errno))
-    return f"{number} ({(error.strerror or '').lower()})"

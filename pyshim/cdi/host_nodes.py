@@ -1,11 +1,10 @@
 """Type, numbers and mode of a device node of this machine, with which a spec is completed where it is used."""
 
-import errno
 import os
 import stat
 from typing import NamedTuple
 
-from .errors import InjectionFailed
+from .errors import InjectionFailed, os_cause
 
 
 class HostNode(NamedTuple):
@@ -21,8 +20,7 @@ def host_node(path: str) -> HostNode:
     try:
         found = os.lstat(path)
     except (OSError, ValueError) as error:
-        number = error.errno if isinstance(error, OSError) else None
-        cause = f"{errno.errorcode.get(number or 0, number)} ({os.strerror(number).lower()})" if number else str(error)
+        cause = os_cause(error) if isinstance(error, OSError) else str(error)
         raise InjectionFailed(f"look at device node '{path}': {cause}") from error
     kinds = {stat.S_IFBLK: "b", stat.S_IFCHR: "c", stat.S_IFIFO: "p"}
     kind = kinds.get(stat.S_IFMT(found.st_mode))

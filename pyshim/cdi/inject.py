@@ -101,9 +101,8 @@ def _add_devices(linux: Json, new: list[tuple[Json, str]]) -> None:
     if rules:
         resources = _child(linux, "resources")
         # The last rule that matches decides, so an equal one further up has nothing more to say.
-        resources["devices"] = _replaced(
-            resources.get("devices") or [], rules, lambda rule: json.dumps(rule, sort_keys=True)
-        )
+        old = resources.get("devices") or []
+        resources["devices"] = _replaced(old, rules, lambda rule: json.dumps(rule, sort_keys=True))
 
 
 def _replaced(old: list[Json], new: Iterable[Json], key: Callable[[Json], str]) -> list[Json]:
@@ -117,8 +116,12 @@ def _replaced(old: list[Json], new: Iterable[Json], key: Callable[[Json], str]) 
 
 def _with_mounts(old: list[Json], new: list[Json]) -> list[Json]:
     """Outer mounts before those inside them; otherwise in the order they came."""
-    mounts = _replaced(old, new, lambda mount: str(mount.get("destination")))
-    return sorted(mounts, key=lambda mount: _depth(str(mount.get("destination", ""))))
+
+    def depth(mount: Json) -> int:
+        # POSIX leaves two leading separators as they are; here they are one.
+        return posixpath.normpath(str(mount.get("destination", ""))).replace("//", "/").count("/")
+
+    return sorted(_replaced(old, new, lambda mount: str(mount.get("destination"))), key=depth)
 
 
 def _mount(mount: Mount, *, has_user_namespace: bool) -> Json:
@@ -145,11 +148,6 @@ def _id_mapping(mount: Mount) -> tuple[str, ...]:
 def _has_user_namespace(oci_spec: Json) -> bool:
     namespaces = (oci_spec.get("linux") or {}).get("namespaces") or []
     return any(isinstance(each, dict) and each.get("type") == "user" for each in namespaces)
-
-
-def _depth(path: str) -> int:
-    """Separators in the clean path; POSIX lets two leading ones stay, which here are one."""
-    return posixpath.normpath(path).replace("//", "/").count("/")
 
 
 def _hook(hook: Hook) -> Json:

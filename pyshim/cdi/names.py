@@ -31,7 +31,7 @@ def parse_qualified_name(text: str) -> QualifiedName:
         raise InvalidName(f"parse cdi device {text[:200]!r}: want VENDOR/CLASS=NAME")
     for what, part, check in (
         ("vendor", vendor, check_vendor),
-        ("class", device_class, check_class),
+        ("class", device_class, check_vendor),
         ("name", device, check_device),
     ):
         if problem := check(part):
@@ -54,17 +54,14 @@ def check_kind(kind: str) -> str:
         return "is not VENDOR/CLASS"
     if problem := check_vendor(vendor):
         return f"has a vendor {vendor[:100]!r} that {problem}"
-    if problem := check_class(device_class):
+    if problem := check_vendor(device_class):
         return f"has a class {device_class[:100]!r} that {problem}"
     return ""
 
 
 def check_vendor(text: str) -> str:
+    """The problem of a vendor, or of a class, which has the same rule; empty for a valid one."""
     return _check(text, _LETTERS, _KIND_INSIDE, "a letter", "letters, digits, '_', '-' or '.'")
-
-
-def check_class(text: str) -> str:
-    return check_vendor(text)
 
 
 def check_device(text: str) -> str:

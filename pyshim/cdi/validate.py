@@ -1,5 +1,6 @@
 """Rules for the content of a well-formed spec: those of the specification's prose and of its Go library."""
 
+import re
 from collections.abc import Iterator, Mapping
 
 from .names import check_device, check_kind
@@ -11,7 +12,9 @@ HOOK_NAMES = ("prestart", "createRuntime", "createContainer", "startContainer", 
 MAX_CLOS_ID_BYTES = 4095
 MAX_ANNOTATION_BYTES = 256 * 1024
 _OLD_RDT_VERSIONS = ("0.7.0", "0.8.0", "1.0.0")
-_ALPHANUMERIC = frozenset("abcdefghijklmnopqrstuvwxyz0123456789")
+_LABEL = r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?"
+_PREFIX = re.compile(rf"{_LABEL}(?:\.{_LABEL})*")
+_NAME = re.compile(r"[a-z0-9](?:[a-z0-9_.-]*[a-z0-9])?")
 
 
 def spec_problems(spec: Spec) -> Iterator[str]:
@@ -126,16 +129,6 @@ def _annotations(annotations: Mapping[str, str], at: str) -> Iterator[str]:
         yield f"{at} are larger than {MAX_ANNOTATION_BYTES} bytes together"
     for key in annotations:
         prefix, slash, name = key.lower().rpartition("/")
-        parts = prefix.split(".") if slash else []
-        bad_prefix = len(prefix) > 253 or any(not _is_name(part, "-") for part in parts)
-        if bad_prefix or "/" in prefix or len(name) > 63 or not _is_name(name, "_-."):
+        has_prefix = len(prefix) <= 253 and _PREFIX.fullmatch(prefix)
+        if (slash and not has_prefix) or len(name) > 63 or not _NAME.fullmatch(name):
             yield f"{at}[{key[:100]!r}] is not a key of the form [PREFIX/]NAME"
-
-
-def _is_name(text: str, inside: str) -> bool:
-    return (
-        bool(text)
-        and text[0] in _ALPHANUMERIC
-        and text[-1] in _ALPHANUMERIC
-        and all(char in _ALPHANUMERIC or char in inside for char in text)
-    )
