@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
+import shutil
 import signal
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from integration.framework import cri_session
+from integration.framework import cri_session, shim_config
 from integration.framework.runtime import Runtime
 from integration.framework.waiting import eventually
-from pyshim.config.sources import SHIPPED_PATH
 
 from .cluster import Cluster, container, manifest
 from .troubleshooting import Row, rows
@@ -47,12 +45,6 @@ def created(kube: Cluster, pod: dict[str, Any]) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def refused(kube: Cluster, pod: dict[str, Any]) -> Iterator[str]:
-    with created(kube, pod) as name:
-        yield name
-
-
-@contextlib.contextmanager
 def without_handler(kube: Cluster) -> Iterator[str]:
     with kube.runtime_class("elsewhere", "pykata-elsewhere"):
         pod = manifest("no-handler", container(SLEEP), runtimeClassName="elsewhere")
@@ -71,28 +63,25 @@ def without_overhead(kube: Cluster) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def configured(kube: Cluster, line: str, **overhead: str) -> Iterator[None]:
+def configured(kube: Cluster, keys: shim_config.Keys, **overhead: str) -> Iterator[None]:
     """The class `configured`, with the handler of the tests for remote VMs.
 
-    Its VMs have the shipped configuration with `line`, a key and its value, in the hypervisor's table.
+    Its VMs have the shipped configuration with `keys` in the hypervisor's table.
     """
-    config = cri_session.REMOTE_CONFIG
-    config.parent.mkdir(parents=True, exist_ok=True)
-    key, head = line.partition(" =")[0], "[hypervisor.qemu]\n"
-    text = re.sub(rf"(?m)^{key} =.*\n", "", Path(SHIPPED_PATH).read_text())
-    text = re.sub(r'"\.\./', f'"{Path(SHIPPED_PATH).parents[1]}/', text)
-    config.write_text(text.replace(head, f"{head}{line}\n"))
+    directory = cri_session.REMOTE_CONFIG.parent
+    shim_config.with_keys(directory, hypervisor=keys)
     try:
         with kube.runtime_class("configured", cri_session.REMOTE_HANDLER, **overhead):
             yield
     finally:
-        config.unlink()
+        cri_session.REMOTE_CONFIG.unlink()
+        shutil.rmtree(directory / "config.d")
 
 
 @contextlib.contextmanager
 def without_guest(kube: Cluster) -> Iterator[str]:
     pod = manifest("no-guest", container(SLEEP), runtimeClassName="configured")
-    with configured(kube, 'kernel = "/opt/pyshim/no-such-kernel"'), created(kube, pod) as name:
+    with configured(kube, {"kernel": "/opt/pyshim/no-such-kernel"}), created(kube, pod) as name:
         yield name
 
 
@@ -151,21 +140,21 @@ Scene = Callable[[Cluster], contextlib.AbstractContextManager[str]]
 _MOUNTED: dict[str, Any] = {"volumeMounts": [{"name": "v", "mountPath": "/v"}]}
 _NO_MAP = {"volumes": [{"name": "v", "configMap": {"name": "no-such-map"}}]}
 SCENES: dict[str, Scene] = {
-    "hostNetwork is true": lambda kube: refused(kube, manifest("host-net", container(SLEEP), hostNetwork=True)),
-    "refuse annotation": lambda kube: refused(
+    "hostNetwork is true": lambda kube: created(kube, manifest("host-net", container(SLEEP), hostNetwork=True)),
+    "refuse annotation": lambda kube: created(
         kube, annotated("annotated", {"io.katacontainers.config.hypervisor.kernel": "/x"})
     ),
     "no runtime for": without_handler,
-    "do not fit on this host": lambda kube: refused(
+    "do not fit on this host": lambda kube: created(
         kube, annotated("too-large", {"io.katacontainers.config.hypervisor.default_memory": str(16 << 20)})
     ),
     "OOM killer ended the VMM": without_overhead,
     "open kernel": without_guest,
-    "user namespaces": lambda kube: refused(kube, manifest("users", container(SLEEP), hostUsers=False)),
-    "configmap": lambda kube: refused(kube, manifest("mapless", container(SLEEP, **_MOUNTED), **_NO_MAP)),
-    "resource: cpu": lambda kube: refused(kube, limited("many-cpus", "640", "64Mi")),
-    "resource: memory": lambda kube: refused(kube, limited("much-memory", "100m", "16Ti")),
-    "not found in $PATH": lambda kube: refused(kube, manifest("programless", container("", command=["/no/such"]))),
+    "user namespaces": lambda kube: created(kube, manifest("users", container(SLEEP), hostUsers=False)),
+    "configmap": lambda kube: created(kube, manifest("mapless", container(SLEEP, **_MOUNTED), **_NO_MAP)),
+    "resource: cpu": lambda kube: created(kube, limited("many-cpus", "640", "64Mi")),
+    "resource: memory": lambda kube: created(kube, limited("much-memory", "100m", "16Ti")),
+    "not found in $PATH": lambda kube: created(kube, manifest("programless", container("", command=["/no/such"]))),
     "Pod sandbox changed": with_a_lost_vm,
     "keeps its size": resized("2Gi"),
     "enough capacity": resized("16Ti"),
@@ -192,7 +181,7 @@ def test_a_row_of_the_page_is_what_kubernetes_says(kube: Cluster, row: Row) -> N
 
 def test_a_limit_can_be_lowered_once_the_guest_has_given_its_free_memory_back(kube: Cluster) -> None:
     overhead = {"memory": "320Mi", "cpu": "250m"}
-    with configured(kube, "reclaim_guest_freed_memory = true", **overhead), shrunk(kube, "configured") as pod:
+    with configured(kube, {"reclaim_guest_freed_memory": True}, **overhead), shrunk(kube, "configured") as pod:
         eventually(
             lambda: kube.pod(pod)["status"]["containerStatuses"][0]["resources"]["limits"]["memory"] == "256Mi",
             what=lambda: f"the limit is lowered: {kube.pod(pod)['status']}",

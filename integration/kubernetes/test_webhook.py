@@ -24,6 +24,7 @@ PYSHIM = (str(PROJECT / "bin" / "pyshim"), "webhook")
 SHIPPED = PROJECT / "configs" / "configuration-qemu.toml"
 PODS = "/api/v1/namespaces/default/pods"
 MEMORY = "io.katacontainers.config.hypervisor.requested_memory"
+UNEQUAL = {"requests": {"cpu": "500m", "memory": "64Mi"}, "limits": {"cpu": "500m", "memory": "1Gi"}}
 
 
 @pytest.fixture(scope="module")
@@ -89,28 +90,16 @@ def test_a_pod_without_limits_gets_a_vm_for_its_requests(kube: Cluster, webhook:
     assert memory_kib / 1024 >= 700
 
 
-def test_a_pod_whose_limits_say_it_all_is_left_alone(kube: Cluster, webhook: None) -> None:
-    both = {"cpu": "500m", "memory": "256Mi"}
-    made = kube.call(
-        "POST", f"{PODS}?dryRun=All", manifest("plain", container("true", resources={"limits": both, "requests": both}))
-    )
-
-    assert "annotations" not in made["metadata"]
-    assert kube.warnings == []
-
-
 def test_what_does_not_fit_is_a_warning(kube: Cluster, webhook: None) -> None:
-    unequal = {"requests": {"cpu": "500m", "memory": "64Mi"}, "limits": {"cpu": "500m", "memory": "1Gi"}}
-    kube.call("POST", f"{PODS}?dryRun=All", manifest("unequal", container("true", resources=unequal)))
+    kube.call("POST", f"{PODS}?dryRun=All", manifest("unequal", container("true", resources=UNEQUAL)))
 
     assert any("pyshim" in each and "memory" in each for each in kube.warnings), kube.warnings
 
 
 @pytest.mark.parametrize("kind", ["Deployment", "CronJob"])
 def test_a_template_is_warned_about_and_taken(kube: Cluster, webhook: None, kind: str) -> None:
-    unequal = {"requests": {"cpu": "500m", "memory": "64Mi"}, "limits": {"cpu": "500m", "memory": "1Gi"}}
     labels = {"app": "unequal"}
-    pod = manifest("unequal", container("true", resources=unequal), restartPolicy="Always")["spec"]
+    pod = manifest("unequal", container("true", resources=UNEQUAL), restartPolicy="Always")["spec"]
     spec: dict[str, Any] = {
         "selector": {"matchLabels": labels},
         "template": {"metadata": {"labels": labels}, "spec": pod},
@@ -124,11 +113,6 @@ def test_a_template_is_warned_about_and_taken(kube: Cluster, webhook: None, kind
     kube.call("POST", f"/apis/{group}/v1/namespaces/default/{kind.lower()}s?dryRun=All", made)
 
     assert any("requests below limits: memory" in each for each in kube.warnings), kube.warnings
-
-
-def test_what_no_node_could_start_is_denied(kube: Cluster, webhook: None) -> None:
-    with pytest.raises(Refused, match="hostNetwork"):
-        kube.create("pods", manifest("denied", container("true"), hostNetwork=True))
 
 
 def test_pods_of_other_classes_are_not_looked_at(kube: Cluster, webhook: None) -> None:
