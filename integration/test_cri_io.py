@@ -15,7 +15,6 @@ from protos.cri import v1_pb2 as pb
 from .framework.cri import Container, Cri, Pod, Security
 from .framework.spdy import EXEC, SpdyConnection
 from .framework.waiting import eventually
-from .framework.websocket import STDIN, Streams
 
 pytestmark = pytest.mark.vm
 
@@ -87,18 +86,17 @@ def test_execs_at_the_same_time_do_not_mix(pod: Pod) -> None:
     assert outputs == {number: f"{number}\n" * 3 for number in range(8)}
 
 
+def opened(spdy: SpdyConnection, *names: str) -> list[int]:
+    return [spdy.open({"streamtype": name}) for name in ("error", *names)]
+
+
 def test_exec_streams_the_kubelets_way(pod: Pod) -> None:
     """Over SPDY, as `kubectl exec` comes through the kubelet."""
-    container = pod.start()
-    script = "cat; echo bad >&2; exit 5"
-    url = pod.cri.call(
-        "Exec", container_id=container.id, cmd=["sh", "-c", script], stdin=True, stdout=True, stderr=True
-    ).url
+    command = ["sh", "-c", "cat; echo bad >&2; exit 5"]
+    url = pod.cri.call("Exec", container_id=pod.start().id, cmd=command, stdin=True, stdout=True, stderr=True).url
 
     with SpdyConnection(url, EXEC) as spdy:
-        error, stdin, stdout, stderr = (
-            spdy.open({"streamtype": name}) for name in ("error", "stdin", "stdout", "stderr")
-        )
+        error, stdin, stdout, stderr = opened(spdy, "stdin", "stdout", "stderr")
         spdy.send(stdin, b"h" * 100_000, end=True)
 
         assert spdy.read_to_end(stdout) == b"h" * 100_000
@@ -108,26 +106,13 @@ def test_exec_streams_the_kubelets_way(pod: Pod) -> None:
     assert outcome["details"]["causes"] == [{"reason": "ExitCode", "message": "5"}]
 
 
-def test_attach_the_kubelets_way(pod: Pod) -> None:
-    container = pod.start("sh", "-c", "read line; echo got $line; sleep 100000", stdin=True)
-    url = pod.cri.call("Attach", container_id=container.id, stdin=True, stdout=True).url
-
-    with SpdyConnection(url, EXEC) as spdy:
-        _, stdin, stdout = (spdy.open({"streamtype": name}) for name in ("error", "stdin", "stdout"))
-        spdy.send(stdin, b"it\n")
-
-        assert spdy.read(stdout, 7) == b"got it\n"
-
-    assert container.is_running
-
-
 def test_with_stdin_once_the_end_of_an_attached_clients_input_is_the_programs(pod: Pod) -> None:
     """`echo it | kubectl attach -i`, without a terminal."""
     container = pod.start("sh", "-c", "cat; echo over", stdin=True, stdin_once=True)
     url = pod.cri.call("Attach", container_id=container.id, stdin=True, stdout=True, stderr=True).url
 
     with SpdyConnection(url, EXEC) as spdy:
-        _, stdin, stdout, _ = (spdy.open({"streamtype": name}) for name in ("error", "stdin", "stdout", "stderr"))
+        _, stdin, stdout, _ = opened(spdy, "stdin", "stdout", "stderr")
         spdy.send(stdin, b"it\n", end=True)
         assert spdy.read_to_end(stdout) == b"it\nover\n"
 
@@ -135,26 +120,26 @@ def test_with_stdin_once_the_end_of_an_attached_clients_input_is_the_programs(po
 
 
 def test_exec_on_a_terminal_has_the_clients_size(pod: Pod) -> None:
-    container = pod.start()
-    url = pod.cri.call("Exec", container_id=container.id, cmd=["sh"], stdin=True, stdout=True, tty=True).url
+    url = pod.cri.call("Exec", container_id=pod.start().id, cmd=["sh"], stdin=True, stdout=True, tty=True).url
 
-    with Streams(url) as streams:
-        streams.resize(columns=132, rows=43)
-        streams.send(STDIN, b"until [ \"$(stty size)\" = '43 132' ]; do sleep 0.1; done; echo si''zed\n")
-        streams.read_until(b"sized")
-        streams.send(STDIN, b"exit\n")
-        _, outcome = streams.read_all()
+    with SpdyConnection(url, EXEC) as spdy:
+        error, stdin, stdout, size = opened(spdy, "stdin", "stdout", "resize")
+        spdy.send(size, b'{"Width": 132, "Height": 43}')
+        spdy.send(stdin, b"until [ \"$(stty size)\" = '43 132' ]; do sleep 0.1; done; echo si''zed\n")
+        spdy.read_until(stdout, b"sized")
+        spdy.send(stdin, b"exit\n")
 
-    assert outcome["status"] == "Success"
+        assert json.loads(spdy.read_to_end(error))["status"] == "Success"
 
 
 def test_attach_joins_the_running_process(pod: Pod) -> None:
     container = pod.start("sh", "-c", "while read line; do echo got $line; done", stdin=True)
     for word in (b"one", b"two"):  # twice: the first client's going away must not close the process's input
         url = pod.cri.call("Attach", container_id=container.id, stdin=True, stdout=True, stderr=True).url
-        with Streams(url) as streams:
-            streams.send(STDIN, word + b"\n")
-            assert streams.read_until(b"got " + word)
+        with SpdyConnection(url, EXEC) as spdy:
+            _, stdin, stdout, _ = opened(spdy, "stdin", "stdout", "stderr")
+            spdy.send(stdin, word + b"\n")
+            spdy.read_until(stdout, b"got " + word)
 
     assert container.is_running
     assert container.log() == "got one\ngot two\n"

@@ -15,7 +15,6 @@ import pytest
 from .framework.cri import Container, Cri, Pod
 from .framework.cri_session import GATEWAY, GATEWAY6, MTU, NEIGHBOURS
 from .framework.pod_python import ECHO, run_python, start_python
-from .framework.port_forward import forward
 from .framework.spdy import PORT_FORWARD, SpdyConnection
 from .framework.waiting import eventually
 
@@ -54,49 +53,57 @@ def _wait_until_ready(container: Container) -> None:
     )
 
 
+class Forwarded(SpdyConnection):
+    """A pod's port, forwarded as the kubelet does it: each connection to it has a stream for its data and one for what
+    went wrong. Source: Kubernetes' portforward package.
+    """
+
+    def __init__(self, pod: Pod, port: int) -> None:
+        super().__init__(pod.cri.call("PortForward", pod_sandbox_id=pod.id, port=[port]).url, PORT_FORWARD)
+        self._port, self._connections = port, 0
+
+    def connect(self) -> tuple[int, int]:
+        asked = {"port": str(self._port), "requestid": str(self._connections)}
+        self._connections += 1
+        error = self.open({"streamtype": "error", **asked})
+        self.send(error, b"", end=True)
+        return self.open({"streamtype": "data", **asked}), error
+
+    def is_echoed(self, text: bytes) -> bool:
+        data, _ = self.connect()
+        self.send(data, text)
+        return self.read(data, len(text)) == text
+
+
 @pytest.mark.parametrize("address", _LOOPBACKS)
 def test_a_forwarded_port_is_answered_by_who_listens_in_the_pod(
     shared_pod: Pod, server: Container, address: str
 ) -> None:
-    with forward(shared_pod, _LOOPBACKS[address]) as connection:
-        connection.send(b"hello")
-
-        assert connection.read(5) == b"hello"
+    with Forwarded(shared_pod, _LOOPBACKS[address]) as port:
+        assert port.is_echoed(b"hello")
 
 
-def test_a_port_is_forwarded_the_kubelets_way(shared_pod: Pod, server: Container) -> None:
-    """SPDY streams to containerd's streaming server, two connections over one."""
-    port = _LOOPBACKS["127.0.0.1"]
-    url = shared_pod.cri.call("PortForward", pod_sandbox_id=shared_pod.id, port=[port]).url
-    with SpdyConnection(url, PORT_FORWARD) as spdy:
-        forwarded = []
-        for number in range(2):
-            asked = {"port": str(port), "requestid": str(number)}
-            error = spdy.open({"streamtype": "error", **asked})
-            spdy.send(error, b"", end=True)
-            forwarded.append((error, spdy.open({"streamtype": "data", **asked})))
-        for number, (_, data) in enumerate(forwarded):
-            spdy.send(data, f"{number}".encode() * 50_000)
-        for number, (_, data) in enumerate(forwarded):
-            assert spdy.read(data, 50_000) == f"{number}".encode() * 50_000
-            spdy.send(data, b"", end=True)
-        for number, (_, data) in enumerate(forwarded):
-            assert spdy.read_to_end(data) == f"{number}".encode() * 50_000
+def test_two_connections_are_forwarded_over_one(shared_pod: Pod, server: Container) -> None:
+    with Forwarded(shared_pod, _LOOPBACKS["127.0.0.1"]) as port:
+        forwarded = {port.connect()[0]: f"{number}".encode() * 50_000 for number in range(2)}
+        for data, text in forwarded.items():
+            port.send(data, text)
+        for data, text in forwarded.items():
+            assert port.read(data, len(text)) == text
+            port.send(data, b"", end=True)
+        for data, text in forwarded.items():
+            assert port.read_to_end(data) == text
 
 
 def test_many_forwarded_connections_carry_much_at_once_and_end_with_their_listeners(
     shared_pod: Pod, server: Container
 ) -> None:
-    """The sent bytes come back whole, then the listener's last words, then the end."""
-
-    def one(number: int) -> None:
-        with forward(shared_pod, _LOOPBACKS["127.0.0.1"]) as connection:
-            text = f"{number}".encode() * 40_000
-            connection.send(text)
-            assert connection.read(len(text)) == text
+    def one(number: int) -> bool:
+        with Forwarded(shared_pod, _LOOPBACKS["127.0.0.1"]) as port:
+            return port.is_echoed(f"{number}".encode() * 40_000)
 
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
-        list(pool.map(one, range(4)))
+        assert all(pool.map(one, range(4)))
 
     server_threads = "sum(1 for _ in __import__('pathlib').Path('/proc/1/task').iterdir())"
     resting = 1 + len(_LOOPBACKS) + len(shared_pod.addresses) + 2
@@ -109,24 +116,19 @@ def test_many_forwarded_connections_carry_much_at_once_and_end_with_their_listen
 def test_a_forwarded_port_without_a_listener_is_an_error_and_the_next_one_is_served(
     shared_pod: Pod, server: Container
 ) -> None:
-    with forward(shared_pod, 9) as nobody:
-        data, error = nobody.read_to_end()
-    with forward(shared_pod, _LOOPBACKS["127.0.0.1"]) as somebody:
-        somebody.send(b"still here")
-
-        assert somebody.read(10) == b"still here"
-
-    assert data == b""
-    assert "reset by peer" in error
+    with Forwarded(shared_pod, 9) as nobody:
+        data, error = nobody.connect()
+        assert b"reset by peer" in nobody.read_to_end(error)
+        assert nobody.data[data] == b""
+    with Forwarded(shared_pod, _LOOPBACKS["127.0.0.1"]) as somebody:
+        assert somebody.is_echoed(b"still here")
 
 
 def test_port_forward_changes_nothing_in_the_pods_namespace(shared_pod: Pod, server: Container) -> None:
     """No address, route, rule of routing, qdisc or sysctl."""
     before = _visible_in(shared_pod.namespace)
-    with forward(shared_pod, _LOOPBACKS["::1"]) as connection:
-        connection.send(b"hello")
-        assert connection.read(5) == b"hello"
-
+    with Forwarded(shared_pod, _LOOPBACKS["::1"]) as port:
+        assert port.is_echoed(b"hello")
         assert _visible_in(shared_pod.namespace) == before
 
 

@@ -56,7 +56,7 @@ DIFFERENCES = {
     "test_a_local_seccomp_profile_denies_what_it_says_and_survives_unknown_calls": _NO_SECCOMP,
     "test_a_seccomp_profile_that_is_no_profile_is_refused": _NO_SECCOMP,
     "test_a_forwarded_port_is_answered_by_who_listens_in_the_pod": _NO_PORT_FORWARD,
-    "test_a_port_is_forwarded_the_kubelets_way": _NO_PORT_FORWARD,
+    "test_two_connections_are_forwarded_over_one": _NO_PORT_FORWARD,
     "test_many_forwarded_connections_carry_much_at_once_and_end_with_their_listeners": _NO_PORT_FORWARD,
     "test_a_forwarded_port_without_a_listener_is_an_error_and_the_next_one_is_served": _NO_PORT_FORWARD,
     "test_port_forward_changes_nothing_in_the_pods_namespace": _NO_PORT_FORWARD,

@@ -7,11 +7,12 @@ A compressed block need not use the protocol's dictionary, and the server's bloc
 
 from __future__ import annotations
 
+import socket
 import struct
 import zlib
 from collections.abc import Mapping
-
-from .upgrade import upgraded
+from typing import Self
+from urllib.parse import urlsplit
 
 EXEC, PORT_FORWARD = "v4.channel.k8s.io", "portforward.k8s.io"
 _SYN_STREAM, _RST_STREAM, _PING = 1, 3, 6
@@ -24,14 +25,26 @@ class SpdyConnection:
     """One upgraded connection. `data` is what has come on each stream so far, `ended` are the streams that are over."""
 
     def __init__(self, url: str, protocol: str, within_s: float = 60.0) -> None:
-        more = ("Content-Length: 0", f"X-Stream-Protocol-Version: {protocol}")
-        self._socket, self._file = upgraded(url, "POST", "SPDY/3.1", *more, within_s=within_s)
+        place = urlsplit(url)
+        self._socket = socket.create_connection((str(place.hostname), place.port or 80), timeout=within_s)
+        self._file = self._socket.makefile("rb")
+        lines = (
+            f"POST {place.path}?{place.query} HTTP/1.1",
+            f"Host: {place.netloc}",
+            *("Connection: Upgrade", "Upgrade: SPDY/3.1", "Content-Length: 0"),
+            f"X-Stream-Protocol-Version: {protocol}",
+        )
+        self._socket.sendall("\r\n".join((*lines, "", "")).encode())
+        status = self._file.readline()
+        while self._file.readline().strip():
+            pass
+        assert b" 101 " in status, f"no SPDY at {url}: {status!r}"
         self._headers = zlib.compressobj()
         self._next_id = 1
         self.data: dict[int, bytes] = {}
         self.ended: set[int] = set()
 
-    def __enter__(self) -> SpdyConnection:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -61,6 +74,10 @@ class SpdyConnection:
         while len(self.data[stream]) < count and stream not in self.ended and self._read_frame():
             pass
         return self.data[stream][:count]
+
+    def read_until(self, stream: int, wanted: bytes) -> None:
+        while wanted not in self.data[stream]:
+            assert self._read_frame(), f"the connection ended without {wanted!r}: {self.data}"
 
     def read_to_end(self, stream: int) -> bytes:
         while stream not in self.ended and self._read_frame():
