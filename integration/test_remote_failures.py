@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 from collections.abc import Iterator
@@ -13,10 +12,9 @@ import pytest
 
 from .framework.containerd import Containerd
 from .framework.ctr import Background, Ctr
-from .framework.remote_peer import DIRECTORY, RemotePeer, RemoteRun
+from .framework.remote_peer import RemotePeer, RemoteRun
 from .framework.runtime import Runtime
 from .framework.waiting import eventually
-from .remote.client import RemoteClient, agent_health
 from .test_cleanup import pyshim
 
 pytestmark = pytest.mark.vm
@@ -236,24 +234,3 @@ def test_a_stop_that_hangs_is_asked_again_of_the_next_peer(
         running.wait()
 
     nothing_runs(peer, runtime, name)
-
-
-def test_vms_survive_the_peer_and_are_found_by_the_next(peer: RemotePeer, remote_run: RemoteRun, name: str) -> None:
-    """The peer itself, through its own client: no shim is involved."""
-    annotations = {"io.kubernetes.cri.sandbox-name": "solo", "io.kubernetes.cri.sandbox-namespace": "tests"}
-
-    async def life() -> None:
-        client = RemoteClient(peer.socket)
-        path = Path(await client.create(name, annotations, str(remote_run.network.namespace)))
-        await client.start(name)
-        assert await agent_health(path) == "SERVING"
-        peer.end(signal.SIGKILL)
-        with pytest.raises(OSError, match=r".+"):
-            await agent_health(path)
-        peer.start()
-        assert await agent_health(path) == "SERVING"
-        await client.stop(name)
-
-    asyncio.run(life())
-    assert not peer.vms()
-    assert not (DIRECTORY / "pods" / name).exists()
