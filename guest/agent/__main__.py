@@ -18,9 +18,9 @@ from guest.agent.calls.sandbox import SandboxCalls
 from guest.agent.calls.stats import StatsCalls
 from guest.agent.calls.volumes import VolumeCalls
 from guest.agent.children import PYTHON_ENVIRONMENT, Children, python_program
-from guest.agent.container.cdi import NamedDevices
 from guest.agent.container.container import Containers
 from guest.agent.container.crun import Crun
+from guest.agent.container.named_devices import NamedDevices
 from guest.agent.container.oom import OomEvents
 from guest.agent.files import read_text
 from guest.agent.pull.images import Images

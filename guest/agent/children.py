@@ -15,7 +15,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import BinaryIO
 
 from guest.agent.errors import AgentError, DeadlineExceeded, Internal, os_cause
@@ -27,7 +26,7 @@ _LOAD_TIMEOUT_S = 30.0
 _MAX_OUTPUT_BYTES = 1 << 20
 _SEARCH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 ENVIRONMENT = {"PATH": ":".join(_SEARCH)}
-PYTHON_ENVIRONMENT = {**ENVIRONMENT, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+PYTHON_ENVIRONMENT = {**ENVIRONMENT, "PYTHONPATH": os.path.realpath(f"{__file__}/../../..")}
 """For programs of this package, with the agent's import path."""
 
 

@@ -61,7 +61,7 @@ if [ -x /root/usr/bin/kata-agent ]; then
 else
     # Drivers that our agent's start does not need are loaded beside it, by a shell of the root image: a process of the
     # initrd may find that switch_root has removed its program before it was executed.
-    set -- /bin/sh -c "modprobe -a $later & exec /usr/bin/python3 -I /usr/lib/agent/start.py"
+    set -- /bin/sh -c "modprobe -a $later & exec /usr/bin/python3 -IS /usr/lib/agent/start.py"
 fi
 case $0 in
     */shell) set -- /bin/setsid -c /bin/sh -l ;;

@@ -12,9 +12,9 @@ from protos.agent.oci_pb2 import Spec
 
 from guest.agent import mounts
 from guest.agent.children import Children
-from guest.agent.container.cdi import NamedDevices, apply_edits
 from guest.agent.container.container import CONTAINERS, Container, Containers
 from guest.agent.container.crun import Crun
+from guest.agent.container.named_devices import NamedDevices
 from guest.agent.container.oom import OomEvents
 from guest.agent.container.spec import (
     GuestFacts,
@@ -100,7 +100,7 @@ class ContainerCalls:
             limits_devices=self._crun.limits_devices,
         )
         if edits is not None:
-            apply_edits(config, edits, cid, limits_devices=self._crun.limits_devices)
+            self._named_devices.apply(config, edits, cid, limits_devices=self._crun.limits_devices)
         apply_sysctls(spec.Linux.Sysctl)
         self._set_hostname(spec)
         container = await self._containers.create(cid, spec, config, pci_addresses=pci_addresses)

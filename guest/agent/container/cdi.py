@@ -1,4 +1,4 @@
-"""Devices that a container names, from the guest's own CDI specs.
+"""The devices that a container names, from the guest's own CDI specs.
 
 A driver that is still starting writes its spec late, so an unknown kind is waited for. A known kind without the device
 is an error at once. Both are as in kata-agent.
@@ -18,6 +18,7 @@ from pyshim.cdi.inject import inject
 from pyshim.cdi.names import check_kind
 from pyshim.cdi.spec import ContainerEdits
 
+from guest.agent.container.named_devices import VISIBLE_DEVICES
 from guest.agent.container.spec import Json
 from guest.agent.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument
 
@@ -25,61 +26,38 @@ log = logging.getLogger(__name__)
 
 DIRECTORIES = ("/etc/cdi", "/run/cdi", "/var/run/cdi")
 """kata-agent's `/var/run/cdi`, which may not be a link to `/run`, and the image's own specs."""
-ANNOTATION_PREFIX = "cdi.k8s.io/"
-VISIBLE_DEVICES = "VISIBLE_CDI_DEVICES"
-_KIND_OF_CONTAINER = "io.katacontainers.pkg.oci.container_type"
 _LOOK_AGAIN_S = 0.25
 
 
-class NamedDevices:
-    """Devices that containers ask for by name. A spec of their kind has `timeout_s` to appear."""
+async def wait_for_edits(cid: str, spec: Spec, visible: str, *, timeout_s: float) -> ContainerEdits:
+    """The edits for the devices of the annotations and of the text `visible`, once their specs exist.
 
-    def __init__(self, *, timeout_s: float, reads_environment: bool) -> None:
-        """With `reads_environment` a container may choose by the variable VISIBLE_CDI_DEVICES."""
-        self._timeout_s = timeout_s
-        self._reads_environment = reads_environment
-
-    def are_asked_for(self, spec: Spec) -> bool:
-        """True if a container of `spec` asks for devices by name. A pod's pause container gets none."""
-        if spec.Annotations.get(_KIND_OF_CONTAINER) == "pod_sandbox":
-            return False
-        return any(key.startswith(ANNOTATION_PREFIX) for key in spec.Annotations) or bool(self._visible(spec))
-
-    def _visible(self, spec: Spec) -> str:
-        """The devices that the container itself chooses, if the sandbox allows that."""
-        words = spec.Process.Env if self._reads_environment else ()
-        chosen = [word.partition("=")[2] for word in words if word.partition("=")[0] == VISIBLE_DEVICES]
-        return chosen[-1] if chosen else ""
-
-    async def wait_for_edits(self, cid: str, spec: Spec) -> ContainerEdits:
-        """The edits for the container's devices, once their specs exist.
-
-        DeadlineExceeded after the timeout and FailedPrecondition for an unknown device name all that are missing.
-        """
-        doing = f"give devices to container {cid!r}"
+    DeadlineExceeded after the timeout and FailedPrecondition for an unknown device name all that are missing.
+    """
+    doing = f"give devices to container {cid!r}"
+    try:
+        named = parse_annotations(spec.Annotations)[1]
+        asked = parse_visible(visible)
+    except InvalidName as error:
+        raise InvalidArgument(f"{doing}: {error}") from error
+    cache = Cache(DIRECTORIES)
+    clock = asyncio.get_running_loop().time
+    deadline = clock() + timeout_s
+    while True:
+        kinds = cache.kinds()  # before the devices: a spec that comes in between counts at the next look
         try:
-            named = parse_annotations(spec.Annotations)[1]
-            asked = parse_visible(self._visible(spec))
-        except InvalidName as error:
-            raise InvalidArgument(f"{doing}: {error}") from error
-        cache = Cache(DIRECTORIES)
-        clock = asyncio.get_running_loop().time
-        deadline = clock() + self._timeout_s
-        while True:
-            kinds = cache.kinds()  # before the devices: a spec that comes in between counts at the next look
-            try:
-                names = [*named, *expanded(asked, cache)]
-                edits = cache.edits(names)
-            except UnresolvedDevices as error:
-                known = [name for name in error.devices if name.partition("=")[0] in kinds]
-                if known:
-                    raise FailedPrecondition(f"{doing}: {error}") from error
-                if clock() >= deadline:
-                    raise DeadlineExceeded(f"{doing}: {error}, after {self._timeout_s:g} s") from error
-            else:
-                log.info("devices resolved", extra={"container": cid, "devices": ",".join(names)})
-                return edits
-            await asyncio.sleep(_LOOK_AGAIN_S)
+            names = [*named, *expanded(asked, cache)]
+            edits = cache.edits(names)
+        except UnresolvedDevices as error:
+            known = [name for name in error.devices if name.partition("=")[0] in kinds]
+            if known:
+                raise FailedPrecondition(f"{doing}: {error}") from error
+            if clock() >= deadline:
+                raise DeadlineExceeded(f"{doing}: {error}, after {timeout_s:g} s") from error
+        else:
+            log.info("devices resolved", extra={"container": cid, "devices": ",".join(names)})
+            return edits
+        await asyncio.sleep(_LOOK_AGAIN_S)
 
 
 def apply_edits(config: Json, edits: ContainerEdits, cid: str, *, limits_devices: bool) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 
 from guest.agent import mounts
 from guest.agent.children import PYTHON_ENVIRONMENT, Children, python_program
@@ -83,7 +82,8 @@ def pause_root(images: str = IMAGES) -> str:
     remove_tree(making)
     for folder in ("bin", "dev", "etc", "proc", "sys", "tmp"):
         os.makedirs(f"{making}/{folder}")
-    shutil.copyfile(busybox, f"{making}/bin/busybox")
+    with open(busybox, "rb") as source, open(f"{making}/bin/busybox", "wb") as copy:
+        copy.write(source.read())
     for name in ("sh", "sleep"):
         os.symlink("busybox", f"{making}/bin/{name}")
     with open(f"{making}/pause", "w", encoding="ascii") as script:

@@ -15,7 +15,8 @@ from guest_agent_client import AgentClient, CallError, HostedAgent, inside, unus
 from oci_messages import a_spec
 
 from guest.agent.container import cdi
-from guest.agent.container.cdi import NamedDevices, expanded, parse_visible
+from guest.agent.container.cdi import expanded, parse_visible
+from guest.agent.container.named_devices import NamedDevices
 from guest.agent.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument
 from guest.agent.net import links
 from guest.agent.settings import parse
