@@ -32,6 +32,8 @@ def main() -> int:
         if arguments.output and not enclosure.outlives(arguments.output):
             raise ValueError(f"write results to {str(arguments.output)!r}: it is gone when the measuring has ended")
         found_peers = {program.name: peers.runtime_of(program) for program in arguments.peer}
+        if len(found_peers) < len(arguments.peer):
+            raise ValueError("use several shims: two have the same file name (hint: copy one to another NAME)")
     except ValueError as error:
         print(f"bench: {error}", file=sys.stderr)
         return 2

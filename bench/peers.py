@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import select
 import shutil
 import socket
 import subprocess
@@ -20,14 +21,15 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
+from io import FileIO
 from math import inf
 from pathlib import Path
 from statistics import median
 
 from bench.ground import PROJECT
-from bench.measures import PYKATA, Ground, cpu_s, memory_of
+from bench.measures import MIB, PYKATA, Ground, cpu_s, memory_of
 from bench.remote_stub import SOCKET
-from bench.stub_pods import options, wait_until_idle, wakeups
+from bench.stub_pods import WITHIN_S, options, wait_until_idle, wakeups
 from bench.stub_whole_pods import Pod, spec_of
 from integration.framework import oci, shim_config
 from integration.framework.direct import direct_shim, wait_until_gone
@@ -41,7 +43,11 @@ _IDLE_S = 0.3
 _MANY = 10
 _EXECS = 5
 _WAKEUPS_S = 5.0
+_RUNS = 3
+_STDOUT_MIB = 128
 _OURS = ("forked", "executed")
+_RUST_KEYS = 'name = "virt_container"\nhypervisor_name = "remote"\nagent_name = "kata"\n'
+"""What Kata's Rust shim needs in the section `runtime`; the others do without."""
 _NETNS = "bench"
 """A network namespace for all pods: a remote VM is refused in the host's."""
 
@@ -61,20 +67,25 @@ TITLES = {
     "reply_wall": "`start` and the first reply of the daemon",
     "idle_cpu": "the daemon until it is idle, CPU time",
     "sandbox_wall": "Create and Start of a sandbox",
-    "sandbox_cpu": "of it the shim's CPU time",
+    "sandbox_cpu": "Create and Start of a sandbox, the shim's CPU time",
     "container_wall": "Create and Start of a container",
-    "container_cpu": "of it the shim's CPU time",
+    "container_cpu": "Create and Start of a container, the shim's CPU time",
     "exec_wall": "an exec, from Exec to Delete",
-    "exec_cpu": "of it the shim's CPU time",
+    "exec_cpu": "an exec, from Exec to Delete, the shim's CPU time",
     "gone_wall": "Kill, Wait and Delete of a container",
     "end_wall": "Kill, Wait and Delete of the sandbox",
-    "end_cpu": "of it the shim's CPU time",
+    "end_cpu": "Kill, Wait and Delete of the sandbox, the shim's CPU time",
     "together_wall": f"{_MANY} Creates and Starts of a sandbox at once",
+    "run_wall": "`ctr run -d` of a sandbox",
+    "stdout": "stdout of a container (more is better)",
     "wakeups": f"an idle shim's wake-ups in {_WAKEUPS_S:.0f} s",
     "pss": "an idle shim with a container, PSS",
     "many_pss": f"{_MANY} of them, PSS each",
 }
-"""The rows of the table, by series. PSS is in MiB, wake-ups are a number, all others are in seconds, shown in ms."""
+"""The rows of the table, by series. PSS is in MiB, stdout in MB/s, wake-ups are a number, all others are in seconds,
+shown in ms.
+"""
+_MORE_IS_BETTER = ("stdout",)
 Samples = dict[str, list[float]]
 
 
@@ -118,7 +129,7 @@ def measure(
 
 
 def as_markdown(found: dict[str, Samples], facts: dict[str, str], note: str) -> str:
-    """The table, with what it was measured on, and the rows in which a peer needs less than both shims of ours."""
+    """The table, with what it was measured on, and the rows in which a peer is better than both shims of ours."""
     theirs = [column for column in found if column not in _OURS]
     lines = [
         "# Beside other shims",
@@ -133,17 +144,22 @@ def as_markdown(found: dict[str, Samples], facts: dict[str, str], note: str) -> 
     lost = []
     for series, title in TITLES.items():
         shown = [_shown(series, median(samples[series])) for samples in found.values()]
-        best = {each: min(_ratio(found[ours], found[each], series) for ours in _OURS) for each in theirs}
+        ratios = {each: [_ratio(found[ours], found[each], series) for ours in _OURS] for each in theirs}
+        more_is_better = series in _MORE_IS_BETTER
+        best = {each: max(both) if more_is_better else min(both) for each, both in ratios.items()}
         lines.append(f"| {title} | {' | '.join(shown)} | {' | '.join(f'{ratio:.2f}' for ratio in best.values())} |")
-        lost += [f"- {title}: {each}" for each, ratio in best.items() if ratio > 1]
-    lines += ["", "A ratio is the median of its rounds' ratios, so that slow drift cancels out. Less is better."]
-    lines += ["", "Rows in which a peer needs less:", "", *(lost or ["- none"])]
+        lost += [f"- {title}: {each}" for each, ratio in best.items() if (ratio < 1 if more_is_better else ratio > 1)]
+    lines += ["", "A ratio is the median of its rounds' ratios, so that slow drift cancels out."]
+    lines += ["Less is better where a row does not say otherwise."]
+    lines += ["", "Rows in which a peer is ahead:", "", *(lost or ["- none"])]
     return "\n".join(lines) + "\n"
 
 
 def _shown(series: str, value: float) -> str:
     if series == "wakeups":
         return f"{value:.0f}"
+    if series == "stdout":
+        return f"{value:.0f} MB/s"
     return f"{value:.3g} MiB" if series.endswith("pss") else f"{value * 1000:.3g} ms"
 
 
@@ -168,6 +184,7 @@ def _round(ground: Ground, runtime: Runtime) -> Samples:
             _end(pod, "one-c")
         with _timed(samples, "end", pod.pid):
             _end(pod, "one")
+    samples["run_wall"] += [_run_s(ground, runtime, f"run{number}") for number in range(_RUNS)]
     with ExitStack() as end:
         pods = [
             end.enter_context(_shim(ground, runtime, f"many{number}", defaultdict(list))) for number in range(_MANY)
@@ -182,6 +199,9 @@ def _round(ground: Ground, runtime: Runtime) -> Samples:
         for each in pods:
             wait_until_idle(each.pid, _IDLE_S)
         samples["many_pss"].append(sum(memory_of(each.pid).pss_mib for each in pods) / _MANY)
+        flood = f"flood{_STDOUT_MIB}-c"
+        samples["stdout"].append(_stdout_mb_per_s(pods[0], flood))
+        end.callback(_end, pods[0], flood)
     return samples
 
 
@@ -194,13 +214,49 @@ def _timed(samples: Samples, what: str, pid: int) -> Iterator[None]:
     samples[f"{what}_cpu"].append(cpu_s(pid) - cpu_began_s)
 
 
-def _begin(pod: Pod, name: str) -> None:
-    """A container of the pod runs; its output goes to /dev/null."""
+def _begin(pod: Pod, name: str, stdout: str = "") -> None:
+    """A container of the pod runs; its output goes to the FIFO `stdout`, or to /dev/null."""
     bundle = pod.ground.directory / name
     (bundle / "rootfs").mkdir(parents=True, exist_ok=True)
     oci.write(_spec(name, pod.shim.container, "container"), bundle)
-    pod.call("Create", id=name, bundle=str(bundle), options=options(pod.ground.config))
+    pod.call("Create", id=name, bundle=str(bundle), options=options(pod.ground.config), stdout=stdout)
     pod.call("Start", id=name)
+
+
+def _stdout_mb_per_s(pod: Pod, name: str) -> float:
+    """Megabytes (10^6 bytes) a second that a new container prints, from the first read of its FIFO to the last.
+
+    `name` is one by which the stand-in prints `_STDOUT_MIB`.
+    """
+    path, total = pod.ground.directory / f"{name}.stdout", _STDOUT_MIB * MIB
+    os.mkfifo(path)
+    with open(path, "r+b", buffering=0) as out:
+        _begin(pod, name, str(path))
+        first = came = _read(out)
+        began_s = time.monotonic()
+        while came < total:
+            came += _read(out)
+        took_s = time.monotonic() - began_s
+    path.unlink()
+    return (total - first) / 1e6 / took_s
+
+
+def _read(out: FileIO) -> int:
+    """The number of bytes that were there, after a wait for the first."""
+    if not select.select([out], [], [], WITHIN_S)[0]:
+        raise TimeoutError(f"read {out.name!r}: nothing came within {WITHIN_S:.0f} s")
+    return len(out.read(MIB) or b"")
+
+
+def _run_s(ground: Ground, runtime: Runtime, name: str) -> float:
+    """Seconds of `ctr run -d` of a pod's sandbox, which is removed before this returns."""
+    spec = ground.directory / f"{name}.json"
+    spec.write_text(json.dumps(_spec(name, name, "sandbox")))
+    took_s = ground.ctr("run", "--detach", "--null-io", *ground.options(runtime), "--config", str(spec), name).took_s
+    ground.ctr.remove([name])
+    eventually(lambda: not runtime.shims(name), what=f"the shim of {name!r} has exited")
+    spec.unlink()
+    return took_s
 
 
 def _end(pod: Pod, name: str) -> None:
@@ -281,6 +337,7 @@ def _stub(ground: Ground) -> Iterator[Path]:
     directory.mkdir()
     sock = directory / SOCKET
     config = shim_config.variant(directory, shim_config.SHIPPED_REMOTE, remote_hypervisor_socket=sock)
+    config.write_text(config.read_text().replace("[runtime]\n", f"[runtime]\n{_RUST_KEYS}"))
     argv = [sys.executable, "-m", "bench.remote_stub", str(directory)]
     subprocess.run(["ip", "netns", "add", _NETNS], check=True)
     process = subprocess.Popen(argv, cwd=PROJECT, stdin=subprocess.DEVNULL)

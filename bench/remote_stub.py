@@ -3,7 +3,7 @@
 Every shim that speaks the remote hypervisor's protocol can be measured on it, all on the same terms: the cost of a
 pod is the shim's work. It listens on `hypervisor.sock` in DIRECTORY and gives each VM an agent on a socket of its
 own. The agents answer as kata-agent does: a container runs until it is signalled, an exec has ended at once, and a read
-of an ended process's output fails with `eof`.
+of an ended process's output fails with `eof`. A container whose id begins with `flood<N>-` prints N MiB first.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import socket
 import sys
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
+from functools import cache
 from pathlib import Path
 
 from google.protobuf.message import Message
@@ -30,10 +31,12 @@ class Agent:
 
     def __init__(self) -> None:
         self._ended: defaultdict[tuple[str, str], asyncio.Event] = defaultdict(asyncio.Event)
+        self._left: dict[str, int] = {}
+        """The bytes that a container has yet to print."""
         own = {
             "WaitProcess": self._wait,
             "SignalProcess": self._signal,
-            "ReadStdout": self._read,
+            "ReadStdout": self._read_stdout,
             "ReadStderr": self._read,
             "GetOOMEvent": self._never,
             "GetGuestDetails": _answer(
@@ -71,6 +74,16 @@ class Agent:
         request = agent_pb2.SignalProcessRequest.FromString(payload)
         self._end_of(request.container_id, request.exec_id).set()
         return b""
+
+    async def _read_stdout(self, payload: bytes, call: CallContext) -> bytes:
+        request = agent_pb2.ReadStreamRequest.FromString(payload)
+        container = request.container_id
+        if container.startswith("flood") and _is_init(container, request.exec_id):
+            left = self._left.setdefault(container, int(container[5:].split("-")[0]) << 20)
+            if size := min(request.len, left):
+                self._left[container] -= size
+                return _zeros(size)
+        return await self._read(payload, call)
 
     async def _read(self, payload: bytes, _call: CallContext) -> bytes:
         request = agent_pb2.ReadStreamRequest.FromString(payload)
@@ -131,6 +144,12 @@ class Hypervisor:
 
 def _is_init(container: str, exec_id: str) -> bool:
     return exec_id in ("", container)
+
+
+@cache
+def _zeros(size: int) -> bytes:
+    """The answer to a read, made once for each size: what is measured is the shim."""
+    return agent_pb2.ReadStreamResponse(data=bytes(size)).SerializeToString()
 
 
 def _answer(message: Message) -> Callable[[bytes, CallContext], Awaitable[bytes]]:
