@@ -5,7 +5,7 @@ from enum import StrEnum
 
 import msgspec
 
-from pyshim.model.errors import InvalidArgument, Unimplemented
+from pyshim.model.errors import InvalidArgument
 from pyshim.model.guest import NetworkInterface, NetworkNeighbour, NetworkRoute
 from pyshim.model.vm import VhostUserNic
 
@@ -18,23 +18,6 @@ class NetworkModel(StrEnum):
     MACVTAP = "macvtap"
     """A macvtap on the link, which gets all of its frames: a shorter way, for links that can carry one."""
     NONE = "none"
-
-
-_UNBUILT_MODELS = frozenset({"l3forwarding"})
-
-
-def network_model(text: str) -> NetworkModel:
-    """The model `text` asks for; `default` is tcfilter. Raises Unimplemented for Kata's other one, by name."""
-    if text in _UNBUILT_MODELS:
-        raise Unimplemented(
-            f"choose internetworking_model {text!r}: not available (hint: 'tcfilter' carries the same links)"
-        )
-    try:
-        return NetworkModel.TCFILTER if text == "default" else NetworkModel(text)
-    except ValueError:
-        raise InvalidArgument(
-            f"choose internetworking_model {text!r}: not one of 'tcfilter', 'macvtap', 'none'"
-        ) from None
 
 
 MIN_RATE, MAX_RATE = 8_000, 8 * 0xFFFFFFFF
@@ -56,6 +39,18 @@ def rate_limits(*, received: int, sent: int) -> RateLimits:
                 f"limit {way} traffic ({key}_rate_limiter_max_rate): {rate} bit/s is not {MIN_RATE} to {MAX_RATE}, or 0"
             )
     return RateLimits(received=received, sent=sent)
+
+
+class Wiring(msgspec.Struct, frozen=True, kw_only=True):
+    """How each link of a pod's namespace is connected to the VM."""
+
+    model: NetworkModel
+    queues: int
+    vhost_net: bool
+    """Each queue gets a vhost-net descriptor if the host has any."""
+    rates: RateLimits
+    pass_physical: bool = False
+    """Links that are PCI functions of the host are passed to the VM instead."""
 
 
 class LinkReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -21,7 +21,7 @@ from pyshim.model.guest import (
 from pyshim.model.host_facts import CgroupMode
 from pyshim.model.ledger import Ledger, LedgerEntry
 from pyshim.model.mounts import HostMount
-from pyshim.model.network import DirectNetwork, RateLimits
+from pyshim.model.network import DirectNetwork, Wiring
 from pyshim.model.observation import Observation
 from pyshim.model.oci import OciHook
 from pyshim.model.snapshot import SandboxSnapshot
@@ -356,22 +356,10 @@ class MonitorRpc(Protocol):
 
 
 class NetworkConnector(Protocol):
-    async def connect(
-        self,
-        netns_path: str,
-        model: str,
-        queues: int,
-        ledger: Ledger,
-        *,
-        vhost_net: bool,
-        rates: RateLimits,
-        pass_physical: bool,
-        iommufd: bool,
-    ) -> Network:
-        """Every endpoint of the namespace is wired to a tap; nothing is left behind on error.
+    async def connect(self, netns_path: str, wiring: Wiring, ledger: Ledger, *, iommufd: bool) -> Network:
+        """Every link of the namespace is connected; nothing is left behind on error.
 
-        With `vhost_net` each queue gets a vhost-net descriptor where the host has any. With `pass_physical` links that
-        are PCI functions are taken from their drivers instead, with `iommufd` so that they have nodes of their own.
+        With `iommufd` PCI functions are passed through their own nodes.
         """
 
     async def connect_direct(

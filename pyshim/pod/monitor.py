@@ -73,7 +73,7 @@ class PodMonitor:
         return self._sandbox.agent
 
     async def volume_stats(self, volume_path: str) -> VolumeStats:
-        return await self._sandbox.direct_volumes.stats(volume_path)
+        return await self._sandbox.attachments.volume_stats(volume_path, self._sandbox.agent)
 
     async def resize_volume(self, volume_path: str, size_bytes: int) -> None:
-        await self._sandbox.direct_volumes.resize(volume_path, size_bytes)
+        await self._sandbox.attachments.resize_volume(volume_path, size_bytes, self._sandbox.agent)

@@ -41,7 +41,6 @@ from pyshim.resources.sizing.live import Resizer
 from pyshim.resources.sizing.swap import GuestSwap
 from pyshim.resources.templates.plan import reason_to_boot
 from pyshim.resources.volumes.attachments import Attachments
-from pyshim.resources.volumes.direct_volumes import DirectVolumes
 from pyshim.resources.volumes.live import make_share
 
 log = logging.getLogger(__name__)
@@ -117,7 +116,6 @@ class Sandbox:
             on_change=listener.changed,
         )
         self.attachments = Attachments(services)
-        self.direct_volumes = DirectVolumes(services.host, agent=lambda: self.agent, attachments=self.attachments)
         self.swap = GuestSwap(services, attachments=self.attachments, agent=lambda: self.agent)
         self.devices = container_devices(
             plan=plan, vm_devices=services.vm_devices, tasks=tasks, find=environment.find_devices

@@ -9,7 +9,6 @@ import copy
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from hypervisors.qemu.vm import QemuVm
 from pyshim.model.cgroups import Group
@@ -17,6 +16,7 @@ from pyshim.model.errors import FailedPrecondition
 from pyshim.model.guest import NetworkAddress, NetworkInterface, NetworkNeighbour, NetworkRoute
 from pyshim.model.ledger import Ledger, LedgerEntry, ResourceKind
 from pyshim.model.mounts import HostMount
+from pyshim.model.network import Wiring
 from pyshim.model.task import Stdio
 from pyshim.model.vm import NicDevice, VfioDevice, VmConfig
 from pyshim.model.volumes import VirtiofsdPlan
@@ -262,7 +262,7 @@ class MachineConnector:
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
 
-    async def connect(self, netns_path: str, model: str, queues: int, ledger: Ledger, **_more: Any) -> MachineNetwork:
+    async def connect(self, netns_path: str, wiring: Wiring, ledger: Ledger, *, iommufd: bool) -> MachineNetwork:
         network = MachineNetwork(self._machine, ledger, netns_path)
         try:
             await network.make()

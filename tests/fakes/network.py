@@ -1,12 +1,11 @@
 """A pod's network in memory: links that a test adds and takes away, and what was made of them."""
 
 import asyncio
-from typing import Any
 
 from pyshim.model.errors import FailedPrecondition, Unavailable
 from pyshim.model.guest import NetworkAddress, NetworkInterface, NetworkNeighbour, NetworkRoute
 from pyshim.model.ledger import Ledger
-from pyshim.model.network import DirectNetwork
+from pyshim.model.network import DirectNetwork, Wiring
 from pyshim.model.vm import NicDevice, VfioDevice, VhostUserNic
 
 
@@ -117,8 +116,8 @@ class FakeNetworks:
         network.wired |= set(direct.functions.values())
         return network
 
-    async def connect(self, netns_path: str, model: str, queues: int, ledger: Ledger, **_more: Any) -> FakeNetwork:
-        self.queues = queues
+    async def connect(self, netns_path: str, wiring: Wiring, ledger: Ledger, *, iommufd: bool) -> FakeNetwork:
+        self.queues = wiring.queues
         self.network.add(*self.links)
         await self.network.follow()
         return self.network

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from pyshim.cleanup.release import release
 from pyshim.model.ledger import LedgerEntry
-from pyshim.model.network import RateLimits, rate_limits
+from pyshim.model.network import NetworkModel, RateLimits, Wiring, rate_limits
 from pyshim.resources.network.host.connector import HostNetworkConnector
 from pyshim.resources.network.host.pod_network import HostNetwork
 from tests.fakes.ledger import FakeLedger
@@ -79,4 +79,5 @@ async def connect(
     queues: int = 1,
     rates: RateLimits = UNLIMITED,
 ) -> HostNetwork:
-    return await connector.connect(path, model, queues, ledger, vhost_net=True, rates=rates)
+    wiring = Wiring(model=NetworkModel(model), queues=queues, vhost_net=True, rates=rates)
+    return await connector.connect(path, wiring, ledger)

@@ -42,16 +42,13 @@ class Process:
     ) -> None:
         self.exec_id = exec_id
         self.child = child
+        self.pid = child.pid
         self.stdin = stdin
         self.stdout = stdout
         self.stderr = stderr
         self._terminal = terminal
         self._dropping: asyncio.TimerHandle | None = None
         child.when_ended(self._ended)
-
-    @property
-    def pid(self) -> int:
-        return self.child.pid
 
     @property
     def has_exited(self) -> bool:

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from pyshim.model.errors import FailedPrecondition, NotFound
 from pyshim.model.ids import ContainerId
 from pyshim.model.kind import ContainerKind
-from pyshim.model.network import DirectNetwork, rate_limits
+from pyshim.model.network import DirectNetwork, NetworkModel, Wiring, rate_limits
 from pyshim.model.seams import Agent, Network, NetworkConnector
 from pyshim.model.trace import traced
 from pyshim.resources.devices.plan.devices import is_enabled
@@ -37,32 +37,28 @@ class SandboxNetwork:
 
     @traced("connect network")
     async def connect(self) -> None:
-        plan = self._plan
-        model = plan.config.runtime.internetworking_model
+        plan, ledger = self._plan, self._services.ledger
+        iommufd = plan.vm.guard is not None
         direct = await self._direct()
         if direct is not None:
-            network = await self._connector.connect_direct(
-                plan.netns_path, direct, self._services.ledger, iommufd=plan.vm.guard is not None
-            )
-        elif plan.netns_path is None or model == "none":
+            network = await self._connector.connect_direct(plan.netns_path, direct, ledger, iommufd=iommufd)
+        elif plan.netns_path is None or plan.config.runtime.internetworking_model == NetworkModel.NONE:
             return
         else:
-            network = await self._connect_namespace(plan.netns_path, model)
+            network = await self._connector.connect(plan.netns_path, self._wiring(), ledger, iommufd=iommufd)
         self._services.undo.push(network.disconnect)
         self.connected = network
         self.vm = vm_with_network(plan, network)
 
-    async def _connect_namespace(self, netns_path: str, model: str) -> Network:
-        hypervisor = self._plan.config.hypervisor
-        return await self._connector.connect(
-            netns_path,
-            model,
-            hypervisor.network_queues or self._plan.vm.cpu.boot_vcpus,
-            self._services.ledger,
+    def _wiring(self) -> Wiring:
+        config = self._plan.config
+        hypervisor = config.hypervisor
+        return Wiring(
+            model=NetworkModel(config.runtime.internetworking_model),
+            queues=hypervisor.network_queues or self._plan.vm.cpu.boot_vcpus,
             vhost_net=not hypervisor.disable_vhost_net,
             rates=rate_limits(received=hypervisor.rx_rate_limiter_max_rate, sent=hypervisor.tx_rate_limiter_max_rate),
             pass_physical=hypervisor.cold_plug_vfio != "no-port",
-            iommufd=self._plan.vm.guard is not None,
         )
 
     async def _direct(self) -> DirectNetwork | None:

@@ -9,15 +9,17 @@ from typing import NamedTuple
 
 from pyshim.concurrency.tasks import to_the_end
 from pyshim.concurrency.undo import Undo
-from pyshim.model.errors import FailedPrecondition, NotFound, Unimplemented
+from pyshim.model.errors import FailedPrecondition, InvalidArgument, NotFound, Unimplemented
 from pyshim.model.guest import GuestContainer
 from pyshim.model.ledger import LedgerEntry, ResourceKind
 from pyshim.model.plans import ContainerPlan
+from pyshim.model.seams import Agent
 from pyshim.model.vm import BlockDevice, GuestLocation
-from pyshim.model.volumes import DirectVolume
+from pyshim.model.volumes import DirectVolume, VolumeStats
 from pyshim.resources.devices.plugged import PluggedDevices
 from pyshim.resources.services import SandboxServices
 from pyshim.resources.volumes.copying import VolumeCopies
+from pyshim.resources.volumes.plan.disk_volumes import direct_volume_point
 from pyshim.resources.volumes.plan.disks import with_disks
 
 log = logging.getLogger(__name__)
@@ -122,16 +124,29 @@ class Attachments:
         writable = (each.disk.id for each in self._attached.values() if not each.disk.read_only)
         return frozenset().union(*map(self._plugged.users, writable)) - {_SANDBOX}
 
-    def direct_disk(self, volume_path: str) -> tuple[BlockDevice, DirectVolume]:
-        """The disk of a direct volume. Raises NotFound when no container of the sandbox has it."""
+    async def volume_stats(self, volume_path: str, agent: Agent) -> VolumeStats:
+        """The statistics of a direct volume. Raises NotFound if no container of the sandbox has it."""
+        _, volume = self._direct_disk(volume_path)
+        return await agent.volume_stats(direct_volume_point(volume))
+
+    async def resize_volume(self, volume_path: str, size_bytes: int, agent: Agent) -> None:
+        """The file system of a direct volume has grown to `size_bytes`, which the host's disk must have already."""
+        disk, volume = self._direct_disk(volume_path)
+        if size_bytes <= 0:
+            raise InvalidArgument(f"resize direct volume '{volume_path}': {size_bytes} bytes is not a size")
+        has_bytes = await self._services.host.disk_bytes(disk.path)
+        if has_bytes < size_bytes:
+            raise FailedPrecondition(
+                f"resize direct volume '{volume_path}' to {size_bytes} bytes: '{disk.path}' has {has_bytes}"
+            )
+        async with self._plugged.locked(disk.id):
+            if disk.id not in self._attached:
+                raise NotFound(f"resize disk '{disk.id}': the sandbox has no such disk")
+            await self._vm_devices.resize_disk(disk.id, has_bytes)
+        await agent.resize_volume(direct_volume_point(volume), size_bytes)
+
+    def _direct_disk(self, volume_path: str) -> tuple[BlockDevice, DirectVolume]:
         for attached in self._attached.values():
             if attached.direct is not None and attached.direct.volume_path == volume_path:
                 return attached.disk, attached.direct
         raise NotFound(f"find direct volume '{volume_path}': no container of the sandbox has it")
-
-    async def resize(self, device_id: str, size_bytes: int) -> None:
-        """The guest sees the disk's new size. Raises NotFound without such a disk."""
-        async with self._plugged.locked(device_id):
-            if device_id not in self._attached:
-                raise NotFound(f"resize disk '{device_id}': the sandbox has no such disk")
-            await self._vm_devices.resize_disk(device_id, size_bytes)

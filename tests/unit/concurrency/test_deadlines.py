@@ -118,9 +118,7 @@ def test_arguments_by_name_are_named_as_well() -> None:
     with pytest.raises(DeadlineExceeded, match="open streams of 'e1': not done within 30 s"):
         run_fast_forward(hang(LinuxHost.open_streams, None, None, namespace="n", process_id="e1"))
     with pytest.raises(DeadlineExceeded, match="connect network namespace '/netns': not done within 40 s"):
-        run_fast_forward(
-            hang(HostNetworkConnector.connect, None, "/netns", "tcfilter", 1, None, vhost_net=True, rates=None)
-        )
+        run_fast_forward(hang(HostNetworkConnector.connect, None, "/netns", None, None, iommufd=False))
 
 
 SEAMS = [

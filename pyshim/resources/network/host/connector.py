@@ -3,22 +3,19 @@
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from pyshim.concurrency.deadlines import CHANGE_S, MARGIN_S, within_s
 from pyshim.host.processes.children import Children
 from pyshim.host.python_child.messages import MAX_FDS
-from pyshim.model.errors import InvalidArgument, ShimError
+from pyshim.model.errors import ShimError
 from pyshim.model.ledger import Ledger
-from pyshim.model.network import NetworkModel, RateLimits, network_model
+from pyshim.model.network import DirectNetwork, NetworkModel, RateLimits, Wiring
 from pyshim.resources.network.host.functions import NetworkFunctions
-from pyshim.resources.network.host.pod_network import HostNetwork, Wiring
+from pyshim.resources.network.host.pod_network import HostNetwork
 from pyshim.resources.network.host.session import PodNamespace
-from pyshim.resources.network.plan.network import network_plan
-
-if TYPE_CHECKING:
-    from pyshim.model.network import DirectNetwork
-    from pyshim.resources.network.plan.network import NetworkPlan
+from pyshim.resources.network.plan.network import NetworkPlan, network_plan
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +32,7 @@ class HostNetworkConnector:
         self,
         *,
         children: Children,
-        plan: Callable[..., "NetworkPlan"] = network_plan,
+        plan: Callable[..., NetworkPlan] = network_plan,
         owner: str = "",
         timeout_s: float = TIMEOUT_S,
         functions: Callable[..., NetworkFunctions] = NetworkFunctions,
@@ -48,40 +45,17 @@ class HostNetworkConnector:
         self._timeout_s = timeout_s
 
     @within_s(CHANGE_S + MARGIN_S, "connect network namespace '{netns_path}'")
-    async def connect(
-        self,
-        netns_path: str,
-        model: str,
-        queues: int,
-        ledger: Ledger,
-        *,
-        vhost_net: bool,
-        rates: RateLimits,
-        pass_physical: bool = False,
-        iommufd: bool = False,
-    ) -> HostNetwork:
-        """Every endpoint of the namespace is wired to a tap of `queues` queues; nothing is left behind on error.
+    async def connect(self, netns_path: str, wiring: Wiring, ledger: Ledger, *, iommufd: bool = False) -> HostNetwork:
+        """Every link of the namespace is connected; nothing is left behind on error.
 
-        With `pass_physical` a link that is a PCI function is taken from its driver instead. A namespace with nothing
-        but loopback gives a network without devices. Raises NotFound or InvalidArgument for the path, Unimplemented or
-        FailedPrecondition for a link that cannot be connected, DeadlineExceeded.
+        A namespace that has only loopback gives a network without devices. Raises NotFound or InvalidArgument for the
+        path, Unimplemented or FailedPrecondition for a link that cannot be connected, DeadlineExceeded.
         """
-        if queues < 1:
-            raise InvalidArgument(f"connect network namespace {netns_path!r}: {queues} queues")
-        if queues > MAX_FDS:
-            log.warning("queues limited", extra={"netns": netns_path, "wanted": queues, "limit": MAX_FDS})
-        wiring = Wiring(
-            model=network_model(model),
-            queues=min(queues, MAX_FDS),
-            vhost_net=vhost_net,
-            rates=rates,
-            pass_physical=pass_physical,
-        )
+        if wiring.queues > MAX_FDS:
+            log.warning("queues limited", extra={"netns": netns_path, "wanted": wiring.queues, "limit": MAX_FDS})
+            wiring = replace(wiring, queues=MAX_FDS)
         namespace = PodNamespace(self._children, netns_path, self._timeout_s)
         network = self._network(ledger, namespace, wiring, iommufd=iommufd)
-        if wiring.model is NetworkModel.NONE:
-            return network
-
         async with namespace.session(partial(_undone, network, netns_path)) as session:
             await network.connect(session, self._plan)
             await network.open_forward_listener(session)
@@ -91,7 +65,7 @@ class HostNetworkConnector:
 
     @within_s(CHANGE_S + MARGIN_S, "connect directly attached network")
     async def connect_direct(
-        self, netns_path: str | None, direct: "DirectNetwork", ledger: Ledger, *, iommufd: bool = False
+        self, netns_path: str | None, direct: DirectNetwork, ledger: Ledger, *, iommufd: bool = False
     ) -> HostNetwork:
         """The functions that `direct` names are VFIO's; of the namespace, if any, only the loopback is used.
 

@@ -8,15 +8,16 @@ this is one session with one child: no other sandbox changes the namespace betwe
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from pyshim.host.fds import OwnedFd
 from pyshim.host.os_errors import os_errors
 from pyshim.model.errors import Internal, ShimError, Unavailable, Unimplemented
+from pyshim.model.guest import NetworkInterface, NetworkNeighbour, NetworkRoute
 from pyshim.model.ledger import Ledger, LedgerEntry, ResourceKind
-from pyshim.model.network import NetworkModel, NetworkScan, RateLimits
+from pyshim.model.network import DirectNetwork, NetworkModel, NetworkScan, Wiring
+from pyshim.model.vm import NicDevice, VfioDevice, VhostUserNic
 from pyshim.resources.network.host.acquired import AcquiredEntries
 from pyshim.resources.network.host.functions import NetworkFunctions
 from pyshim.resources.network.host.link_search import tap_alias
@@ -24,26 +25,9 @@ from pyshim.resources.network.host.loopback_listener import LoopbackListener
 from pyshim.resources.network.host.session import NetworkSession, PodNamespace, StepFailed
 from pyshim.resources.network.host.taps import open_vhost_net
 from pyshim.resources.network.host.watch import Watch
-from pyshim.resources.network.plan.network import changed_plan
-
-if TYPE_CHECKING:
-    from pyshim.model.guest import NetworkInterface, NetworkNeighbour, NetworkRoute
-    from pyshim.model.network import DirectNetwork
-    from pyshim.model.vm import NicDevice, VfioDevice, VhostUserNic
-    from pyshim.resources.network.plan.network import EndpointPlan, NetworkPlan
+from pyshim.resources.network.plan.network import EndpointPlan, NetworkPlan, changed_plan
 
 log = logging.getLogger(__name__)
-
-
-class Wiring(msgspec.Struct, frozen=True, kw_only=True):
-    """How each endpoint of one pod is wired."""
-
-    model: NetworkModel
-    queues: int
-    vhost_net: bool
-    rates: RateLimits
-    pass_physical: bool = False
-    """Links that are PCI functions of the host are handed to the VM instead."""
 
 
 class HostNetwork:
@@ -94,7 +78,7 @@ class HostNetwork:
 
     # ---- the first look
 
-    async def connect(self, session: NetworkSession, plan: Callable[..., "NetworkPlan"]) -> None:
+    async def connect(self, session: NetworkSession, plan: Callable[..., NetworkPlan]) -> None:
         """Every endpoint is wired; after an error, `disconnect` undoes what was made until then."""
         _, fds = await session.ask("watch for changes", {"do": "watch"})
         self._watch = Watch(*fds)  # before the scan, so that no change is missed
@@ -107,7 +91,7 @@ class HostNetwork:
         for physical in found.physical:  # last: a link leaves the namespace with its driver
             self.functions[physical.mac] = await self._functions.bind(physical.address)
 
-    async def connect_direct(self, direct: "DirectNetwork") -> None:
+    async def connect_direct(self, direct: DirectNetwork) -> None:
         """The devices that a plugin prepared, instead of the namespace's links."""
         self.vhost_user_nics = direct.vhost_user
         self.interfaces = direct.interfaces
@@ -129,7 +113,7 @@ class HostNetwork:
             raise Internal(f"redirect loopback connections by nftables: {len(fds)} descriptors came, 2 were wanted")
         self.forward_listener = LoopbackListener(*fds)
 
-    def _adopt(self, plan: "NetworkPlan") -> None:
+    def _adopt(self, plan: NetworkPlan) -> None:
         self._endpoints = plan.endpoints
         self._next_number += sum(endpoint.id not in self._made for endpoint in plan.endpoints)
         # Passed-through NICs have left the namespace; keep their last known data.
@@ -140,7 +124,7 @@ class HostNetwork:
         self.neighbours = (*(item for item in self.neighbours if item.device in names), *plan.neighbours)
         self._handed |= {physical.mac: physical.link_name for physical in plan.physical}
 
-    def _log_left_out(self, plan: "NetworkPlan") -> None:
+    def _log_left_out(self, plan: NetworkPlan) -> None:
         for sentence in plan.left_out:
             log.warning("not configured in the guest", extra={"netns": self._namespace.path, "what": sentence})
 
@@ -158,7 +142,7 @@ class HostNetwork:
             self._watch.close()
             self._watch = None
 
-    async def follow(self) -> tuple[tuple["NicDevice", ...], tuple[str, ...]]:
+    async def follow(self) -> tuple[tuple[NicDevice, ...], tuple[str, ...]]:
         """New links are wired: their devices, and the ids of devices whose link is gone.
 
         The attributes show the namespace as it is now. A new link that cannot be wired is logged and left as it was
@@ -182,7 +166,7 @@ class HostNetwork:
         self.nics = (*(nic for nic in self.nics if nic.id not in before), *added)
         return tuple(added), tuple(before)
 
-    async def _forget_look(self, known: tuple["EndpointPlan", ...]) -> None:
+    async def _forget_look(self, known: tuple[EndpointPlan, ...]) -> None:
         """The endpoints are the `known` ones again, so that the next look finds the new links once more.
 
         A resource that cannot be undone stays in the ledger.
@@ -195,7 +179,7 @@ class HostNetwork:
             except ShimError as error:
                 log.warning("undo of a link failed", extra={"netns": self._namespace.path, "error": str(error)})
 
-    async def _wired_or_dropped(self, session: NetworkSession, endpoint: "EndpointPlan") -> list["NicDevice"]:
+    async def _wired_or_dropped(self, session: NetworkSession, endpoint: EndpointPlan) -> list[NicDevice]:
         try:
             return [await self._wire(session, endpoint)]
         except ShimError as error:
@@ -225,14 +209,14 @@ class HostNetwork:
 
     # ---- one endpoint
 
-    async def _wire(self, session: NetworkSession, endpoint: "EndpointPlan") -> "NicDevice":
+    async def _wire(self, session: NetworkSession, endpoint: EndpointPlan) -> NicDevice:
         self._made[endpoint.id] = endpoint
         taps = await self._make_tap(session, endpoint)
         await self._limit_rates(session, endpoint)
         vhosts = self._open_vhost(endpoint) if self._wiring.vhost_net else ()
         return endpoint.device(taps, vhosts)
 
-    async def _make_tap(self, session: NetworkSession, endpoint: "EndpointPlan") -> tuple[int, ...]:
+    async def _make_tap(self, session: NetworkSession, endpoint: EndpointPlan) -> tuple[int, ...]:
         """The queues of the VM's device, connected to the endpoint's link."""
         name, link, queues = endpoint.tap_name, endpoint.link_name, self._wiring.queues
         self._hold(ResourceKind.LINK, name)
@@ -252,7 +236,7 @@ class HostNetwork:
             await session.ask(f"redirect link {link!r} to tap {name!r}", question)
         return tuple(fd.fileno() for fd in fds)
 
-    async def _limit_rates(self, session: NetworkSession, endpoint: "EndpointPlan") -> None:
+    async def _limit_rates(self, session: NetworkSession, endpoint: EndpointPlan) -> None:
         """Limits both directions: frames for the guest leave by the tap, frames from it by the link."""
         name, link, rates = endpoint.tap_name, endpoint.link_name, self._wiring.rates
         if rates.received and self.model is NetworkModel.MACVTAP:
@@ -267,13 +251,13 @@ class HostNetwork:
         question = {"do": "limit", "index": index, "bits_s": bits_s, "mtu": mtu}
         await session.ask(f"limit what link {name!r} sends to {bits_s} bit/s", question)
 
-    def _open_vhost(self, endpoint: "EndpointPlan") -> tuple[int, ...]:
+    def _open_vhost(self, endpoint: EndpointPlan) -> tuple[int, ...]:
         with os_errors(f"open vhost-net for {endpoint.tap_name!r}"):
             numbers = open_vhost_net(self._wiring.queues)
         self._fds += [OwnedFd(number) for number in numbers]
         return numbers
 
-    def _renamed(self, endpoint: "EndpointPlan") -> None:
+    def _renamed(self, endpoint: EndpointPlan) -> None:
         """The ledger's entries for the link have its present name: their undo looks for it by name."""
         self._made[endpoint.id] = endpoint
         if self.model is NetworkModel.TCFILTER:

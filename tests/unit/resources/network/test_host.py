@@ -21,7 +21,6 @@ from pyshim.model.errors import (
     InvalidArgument,
     NotFound,
     ShimError,
-    Unimplemented,
 )
 from pyshim.model.guest import NetworkAddress
 from pyshim.model.ledger import LedgerEntry, ResourceKind
@@ -191,16 +190,6 @@ async def test_a_namespace_with_only_loopback_gives_no_devices_and_no_error(
     await network.disconnect()
 
 
-async def test_the_none_model_leaves_the_links_alone(wire: Wire, connector: HostNetworkConnector) -> None:
-    wire.veth("eth0", 1)
-    before = wire.pod.state()
-
-    network = await connect(connector, wire.pod.path, HookedLedger(), model="none")
-    assert network.nics == ()
-    assert wire.pod.state() == before
-    await network.disconnect()
-
-
 async def test_two_sandboxes_cannot_share_a_namespace_and_the_first_keeps_it(
     wire: Wire, connector: HostNetworkConnector
 ) -> None:
@@ -268,22 +257,6 @@ async def test_the_hosts_namespace_is_refused_by_what_it_means(connector: HostNe
         await connect(connector, "/proc/self/ns/net", HookedLedger())
 
     assert "/proc" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("model", "queues", "error"),
-    [("l3forwarding", 1, Unimplemented), ("bridged", 1, InvalidArgument), ("tcfilter", 0, InvalidArgument)],
-)
-async def test_a_request_that_makes_no_sense_is_refused_before_anything_happens(
-    wire: Wire, model: str, queues: int, error: type[ShimError], connector: HostNetworkConnector
-) -> None:
-    wire.veth("eth0", 1)
-    ledger = HookedLedger()
-
-    with pytest.raises(error):
-        await connect(connector, wire.pod.path, ledger, model=model, queues=queues)
-
-    assert ledger.history == []
 
 
 def test_the_shim_never_loads_pyroute2() -> None:

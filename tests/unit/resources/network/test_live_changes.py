@@ -240,3 +240,11 @@ async def test_an_interface_has_the_queues_asked_for_or_one_for_each_vcpu(
     await started(stack, network_queues=asked, default_vcpus=3)
 
     assert stack.networks.queues == queues
+
+
+async def test_the_none_model_leaves_the_namespace_alone(stack: Stack) -> None:
+    stack.document = {**stack.document, "runtime": {"internetworking_model": "none"}}
+
+    network = await started(stack)
+
+    assert (network.looks, configured(stack)) == (0, [])

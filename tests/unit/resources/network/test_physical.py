@@ -10,7 +10,7 @@ from pyshim.cleanup.release import release
 from pyshim.host.processes.children import Children
 from pyshim.model.errors import FailedPrecondition
 from pyshim.model.ledger import LedgerEntry, ResourceKind
-from pyshim.model.network import NetworkModel, NetworkScan
+from pyshim.model.network import NetworkModel, NetworkScan, Wiring
 from pyshim.resources.devices.host import vfio
 from pyshim.resources.network.host.connector import HostNetworkConnector
 from pyshim.resources.network.host.functions import NetworkFunctions
@@ -21,6 +21,7 @@ from tests.fakes.wire import UNLIMITED, Wire, mac
 
 pytestmark = pytest.mark.root
 CARD = "0000:41:08.0"
+WIRING = Wiring(model=NetworkModel.TCFILTER, queues=1, vhost_net=False, rates=UNLIMITED, pass_physical=True)
 
 
 def plan_with_card(scan: NetworkScan, model: NetworkModel, *, pass_physical: bool) -> NetworkPlan:
@@ -62,9 +63,7 @@ async def test_a_card_is_taken_last_told_for_good_and_goes_back(wire: Wire, sysf
 
     children, ledger = Children(), ledger_on(sysfs)
     connector = connector_on(sysfs, children, wire)
-    network = await connector.connect(
-        wire.pod.path, "tcfilter", 1, ledger, vhost_net=False, rates=UNLIMITED, pass_physical=True
-    )
+    network = await connector.connect(wire.pod.path, WIRING, ledger)
     assert {key: item.host_address for key, item in network.functions.items()} == {mac(2): CARD}
     assert [(item.name, item.type) for item in network.interfaces] == [("card", "physical"), ("eth0", "virtual")]
     assert [nic.mac for nic in network.nics] == [mac(1)]
@@ -93,9 +92,7 @@ async def test_a_card_that_cannot_be_taken_leaves_every_link_as_it_was(wire: Wir
 
     children, ledger = Children(), ledger_on(sysfs)
     with pytest.raises(FailedPrecondition, match=r"0000:41:08\.1 by mlx5_core"):
-        await connector_on(sysfs, children, wire).connect(
-            wire.pod.path, "tcfilter", 1, ledger, vhost_net=False, rates=UNLIMITED, pass_physical=True
-        )
+        await connector_on(sysfs, children, wire).connect(wire.pod.path, WIRING, ledger)
     assert ledger.held == {}
     await children.end_all()
 
