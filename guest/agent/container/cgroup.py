@@ -1,7 +1,7 @@
 """Reads a cgroup v2 directory as the API's statistics. A missing file counts as zero.
 
-Sources: kernel Documentation/admin-guide/cgroup-v2.rst; each API field means what it means in containerd's cgroup v1
-metrics.
+Sources: kernel Documentation/admin-guide/cgroup-v2.rst; each field of the API has its meaning in containerd's
+cgroup v1 metrics.
 """
 
 from __future__ import annotations

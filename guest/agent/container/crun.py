@@ -1,4 +1,4 @@
-"""Runs crun and makes errors of its complaints. A call ends when crun does; the event loop runs meanwhile."""
+"""Runs crun and raises its error texts. A call ends when crun does; the event loop runs meanwhile."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from guest.agent.errors import Internal
 from guest.agent.files import opened, remove_file
 
 RUN_DIR = "/run/pyshim-agent"
-# Of crun's complaint in an error.
+# Of crun's log in an error.
 _MAX_ERROR_BYTES = 4096
 _CGROUP_ROOT = "/sys/fs/cgroup"
 # Source: linux/capability.h.
@@ -78,7 +78,7 @@ class Crun:
 
     async def start(self, cid: str, *, has_hooks: bool) -> None:
         """The waiting init has gone on, and with `has_hooks` the container's poststart hooks have run."""
-        if has_hooks or not _let_go(f"{RUN_DIR}/crun/{cid}/exec.fifo"):
+        if has_hooks or not _start_init(f"{RUN_DIR}/crun/{cid}/exec.fifo"):
             await self._run("start", ["--", cid], f"start container {cid!r}")
 
     async def execute(self, cid: str, process_file: str, pid_file: str, stdio: CrunStdio) -> None:
@@ -112,7 +112,7 @@ class Crun:
         outlives_readers: bool = False,
         log_file: str = "",
     ) -> None:
-        # stderr may be the container's own, so crun's complaint comes from its log file.
+        # stderr may be the container's own, so crun's error text comes from its log file.
         keeps_log = bool(log_file)
         log_file = log_file or self.scratch("log")
         argv = [*self._base, f"--log=file:{log_file}", command, *arguments]
@@ -123,17 +123,17 @@ class Crun:
             )
             code = await child.wait()
             if code != 0:
-                raise Internal(f"{doing}: {_complaint(log_file) or f'crun {command} exited {code}'}")
+                raise Internal(f"{doing}: {_error_text(log_file) or f'crun {command} exited {code}'}")
         finally:
             if not keeps_log:
                 remove_file(log_file)
 
 
-def _let_go(fifo: str) -> bool:
+def _start_init(fifo: str) -> bool:
     """Does the work of `crun start` for a container without hooks, and saves the start of a program.
 
     Init reads the FIFO; while it exists, crun considers the container not started. False if this fails: then crun is
-    called and reports the reason. Source: crun's src/libcrun/status.c, for years the same.
+    called and reports the reason. Source: crun's src/libcrun/status.c.
     """
     with suppress(OSError), opened(fifo, os.O_WRONLY | os.O_NONBLOCK) as fd:
         os.unlink(fifo)
@@ -141,7 +141,7 @@ def _let_go(fifo: str) -> bool:
     return False
 
 
-def _complaint(log_file: str) -> str:
+def _error_text(log_file: str) -> str:
     with suppress(FileNotFoundError), open(log_file, "rb") as file:
         text = file.read(_MAX_ERROR_BYTES).decode("utf-8", "replace")
         return "; ".join(line.strip() for line in text.splitlines() if line.strip())

@@ -42,7 +42,7 @@ class OomEvents:
         self._news.set()
 
     def watch(self, container: Container) -> None:
-        """Each time the OOM killer kills processes of the container is one event, until init ends.
+        """Until init ends, each kill of processes of the container by the OOM killer is one event.
 
         Source: kernel Documentation/admin-guide/cgroup-v2.rst, memory.events: a change generates a file modified event.
         """

@@ -53,7 +53,7 @@ class Hotplug:
 
 
 def _heard(listener: socket.socket, news: asyncio.Event) -> None:
-    # Ends with EAGAIN when all are read, or with ENOBUFS when some were lost, for which the next look makes up.
+    # EAGAIN: all were read. ENOBUFS: some were lost, which does not matter, since the next look finds every device.
     with suppress(OSError):
         while listener.recv(65536):
             pass

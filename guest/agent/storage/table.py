@@ -84,7 +84,7 @@ class StorageTable:
             known.users.append(user)
 
     async def release(self, user: str) -> None:
-        """What only `user` used is unmounted, the last mounted first. Failures are logged."""
+        """Storages that only `user` used are unmounted, the last mounted first. Failures are logged."""
         async with self._lock:
             for target in reversed(list(self._mounted)):
                 entry = self._mounted[target]

@@ -202,22 +202,17 @@ class TemplateStore:
             raise TemplateDamaged(f"use template {key!r}: a file of it is missing") from None
         except OSError as error:
             raise TemplateDamaged(f"use template {key!r}: {describe_os_error(error)}") from error
-        closed_to_others = {_MEMORY: 0o033, _STATE: 0o077, _RECORD: 0o077}
-        exposed = [
-            name
-            for name, facts in found.items()
-            if facts.st_mode & closed_to_others[name] or facts.st_uid != os.geteuid()
-        ]
-        if exposed:
-            raise TemplateDamaged(f"use template {key!r}: others can open {exposed[0]!r}")
-        wanted = (template.memory_mib * MIB, template.state_bytes, key)
+        for name, closed in ((_MEMORY, 0o033), (_STATE, 0o077), (_RECORD, 0o077)):
+            if found[name].st_mode & closed or found[name].st_uid != os.geteuid():
+                raise TemplateDamaged(f"use template {key!r}: others can open {name!r}")
         age_days = (time.time_ns() - template.made_ns) / _DAY_NS
         if age_days > MOST_DAYS:
             raise TemplateDamaged(f"use template {key!r}: it is {age_days:.0f} days old")
         for path, identity in template.files:
             if _identity_now(path) != identity:
                 raise TemplateDamaged(f"use template {key!r}: it was made with another {path!r}")
-        if (found[_MEMORY].st_size, found[_STATE].st_size, template.key) != wanted:
+        sizes = (template.memory_mib * MIB, template.state_bytes)
+        if (found[_MEMORY].st_size, found[_STATE].st_size) != sizes or template.key != key:
             raise TemplateDamaged(f"use template {key!r}: its files have other sizes than when it was made")
         used_bytes = sum(facts.st_blocks * 512 for facts in found.values())
         return StoredTemplate(

@@ -26,15 +26,6 @@ _PARENT_MODE = 0o755
 Tree = dict[str, TreeEntry]
 
 
-class _Copy:
-    def __init__(self) -> None:
-        self.users: set[str] = set()
-        self.there: Tree = {}
-        """The entries that the guest has."""
-        self.lock = asyncio.Lock()
-        self.follower: asyncio.Task[None] | None = None
-
-
 class VolumeCopies:
     def __init__(self, *, host: Host, tasks: TaskOwner, follow_pause_s: float = FOLLOW_PAUSE_S) -> None:
         self._host = host
@@ -53,13 +44,12 @@ class VolumeCopies:
 
         Raises ShimError naming it.
         """
-        copy = self._copies.setdefault(volume.guest_path, _Copy())
+        copy = self._copies.setdefault(volume.guest_path, _Copy(volume, self._host, agent))
         copy.users.add(user)
-        async with copy.lock:
-            await self._bring(volume, copy, agent)
+        await copy.update()
         if volume.follows and copy.follower is None:
             name = f"follow/{volume.guest_path.rpartition('/')[2]}"
-            copy.follower = self._tasks.supervise(name, self._follow(volume, copy, agent))
+            copy.follower = self._tasks.supervise(name, self._follow(copy))
 
     async def detach(self, volume: VolumeCopy, user: str) -> None:
         """`user` no longer has the volume; it is not followed after its last user. Idempotent."""
@@ -72,31 +62,81 @@ class VolumeCopies:
             follower.cancel()
             await asyncio.wait([follower])
 
-    async def _follow(self, volume: VolumeCopy, copy: _Copy, agent: ContainerAgent) -> None:
+    async def _follow(self, copy: "_Copy") -> None:
         while True:
             await asyncio.sleep(self._follow_pause_s)
             try:
-                async with copy.lock:
-                    await self._bring(volume, copy, agent)
+                await copy.update()
             except ShimError as exc:  # the kubelet was faster, or the guest has gone: retried at the next look
-                log.debug("follow volume", extra={"source": volume.source, "error": str(exc)})
+                log.debug("follow volume", extra={"source": copy.volume.source, "error": str(exc)})
 
-    async def _bring(self, volume: VolumeCopy, copy: _Copy, agent: ContainerAgent) -> None:
+
+class _Copy:
+    """The guest's copy of one volume, for all containers that use it."""
+
+    def __init__(self, volume: VolumeCopy, host: Host, agent: ContainerAgent) -> None:
+        self.volume = volume
+        self.users: set[str] = set()
+        self.follower: asyncio.Task[None] | None = None
+        self._host = host
+        self._agent = agent
+        self._there: Tree = {}
+        """The entries that the guest has."""
+        self._lock = asyncio.Lock()
+
+    async def update(self) -> None:
         """The guest's copy is the host's tree; only what differs from the last time is sent."""
-        wanted = {entry.path: entry for entry in await self._host.list_tree(volume.source)}
-        changed = [entry for path, entry in wanted.items() if copy.there.get(path) != entry]
-        if copy.there and changed:
-            log.info("volume changed", extra={"source": volume.source, "entries": len(changed)})
-        sender = _Sender(volume, self._host, agent)
-        for entry in _in_order(changed):
-            copy.there.pop(entry.path, None)  # the guest's copy is incomplete until sent
-            await sender.send(entry)
-            copy.there[entry.path] = entry
-        for entry in _owners_again(changed, wanted):
-            await sender.send(entry)
-        for path in [path for path in copy.there if path not in wanted]:
-            await sender.empty(copy.there[path])
-            del copy.there[path]
+        async with self._lock:
+            wanted = {entry.path: entry for entry in await self._host.list_tree(self.volume.source)}
+            changed = [entry for path, entry in wanted.items() if self._there.get(path) != entry]
+            if self._there and changed:
+                log.info("volume changed", extra={"source": self.volume.source, "entries": len(changed)})
+            for entry in _in_order(changed):
+                self._there.pop(entry.path, None)  # the guest's copy is incomplete until sent
+                await self._send(entry)
+                self._there[entry.path] = entry
+            for entry in _owners_again(changed, wanted):
+                await self._send(entry)
+            for entry in [entry for path, entry in self._there.items() if path not in wanted]:
+                if not entry.is_link and not entry.is_directory:
+                    await self._piece(entry, 0, 0, b"")  # the agent cannot remove a file, but empty it
+                del self._there[entry.path]
+
+    async def _send(self, entry: TreeEntry) -> None:
+        if entry.is_link:
+            target = entry.target.encode("utf-8", "surrogateescape")
+            await self._piece(entry, len(target), 0, target)
+        elif entry.is_directory or not entry.size_bytes:
+            await self._piece(entry, 0, 0, b"")
+        else:
+            await self._send_content(entry)
+
+    async def _send_content(self, entry: TreeEntry) -> None:
+        offset = 0
+        while offset < entry.size_bytes:
+            length = min(PIECE_BYTES, entry.size_bytes - offset)
+            data = await self._host.read_piece(self.volume.source, entry.path, offset, length)
+            if len(data) < length:
+                raise FailedPrecondition(
+                    f"copy '{self.volume.source}/{entry.path}' into the guest: it became shorter meanwhile"
+                )
+            await self._piece(entry, entry.size_bytes, offset, data)
+            offset += length
+
+    async def _piece(self, entry: TreeEntry, size: int, offset: int, data: bytes) -> None:
+        path = f"{self.volume.guest_path}/{entry.path}" if entry.path else self.volume.guest_path
+        await self._agent.copy_file(
+            CopiedPiece(
+                path=GuestPath(path),
+                file_size=size,
+                file_mode=entry.mode,
+                dir_mode=_PARENT_MODE,
+                uid=entry.uid,
+                gid=entry.gid,
+                offset=offset,
+                data=data,
+            )
+        )
 
 
 def _in_order(entries: list[TreeEntry]) -> list[TreeEntry]:
@@ -114,53 +154,3 @@ def _owners_again(changed: list[TreeEntry], wanted: Tree) -> list[TreeEntry]:
         if parent is not None and (entry.uid, entry.gid) != (parent.uid, parent.gid):
             parents[parent.path] = parent
     return sorted(parents.values(), key=lambda entry: -len(entry.path))
-
-
-class _Sender:
-    """The CopyFile calls of one volume's entries."""
-
-    def __init__(self, volume: VolumeCopy, host: Host, agent: ContainerAgent) -> None:
-        self._volume = volume
-        self._host = host
-        self._agent = agent
-
-    async def send(self, entry: TreeEntry) -> None:
-        if entry.is_link:
-            target = entry.target.encode("utf-8", "surrogateescape")
-            await self._piece(entry, len(target), 0, target)
-        elif entry.is_directory or not entry.size_bytes:
-            await self._piece(entry, 0, 0, b"")
-        else:
-            await self._send_content(entry)
-
-    async def _send_content(self, entry: TreeEntry) -> None:
-        offset = 0
-        while offset < entry.size_bytes:
-            length = min(PIECE_BYTES, entry.size_bytes - offset)
-            data = await self._host.read_piece(self._volume.source, entry.path, offset, length)
-            if len(data) < length:
-                raise FailedPrecondition(
-                    f"copy '{self._volume.source}/{entry.path}' into the guest: it became shorter meanwhile"
-                )
-            await self._piece(entry, entry.size_bytes, offset, data)
-            offset += length
-
-    async def empty(self, entry: TreeEntry) -> None:
-        """The entry's content is removed."""
-        if not entry.is_link and not entry.is_directory:
-            await self._piece(entry, 0, 0, b"")
-
-    async def _piece(self, entry: TreeEntry, size: int, offset: int, data: bytes) -> None:
-        path = f"{self._volume.guest_path}/{entry.path}" if entry.path else self._volume.guest_path
-        await self._agent.copy_file(
-            CopiedPiece(
-                path=GuestPath(path),
-                file_size=size,
-                file_mode=entry.mode,
-                dir_mode=_PARENT_MODE,
-                uid=entry.uid,
-                gid=entry.gid,
-                offset=offset,
-                data=data,
-            )
-        )

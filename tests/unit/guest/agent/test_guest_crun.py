@@ -40,13 +40,13 @@ def test_a_start_after_inits_death_fails_with_a_reason(
         client.start(cid)
 
 
-def test_a_waiting_init_is_let_go_by_one_byte_and_cannot_be_a_second_time(tmp_path: Path) -> None:
+def test_a_waiting_init_is_started_by_one_byte_and_cannot_be_a_second_time(tmp_path: Path) -> None:
     fifo = tmp_path / "exec.fifo"
     os.mkfifo(fifo)
     init = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
     try:
-        assert crun._let_go(str(fifo))
-        assert not crun._let_go(str(fifo))
+        assert crun._start_init(str(fifo))
+        assert not crun._start_init(str(fifo))
         assert os.read(init, 10) == b"\0"
     finally:
         os.close(init)
@@ -56,5 +56,5 @@ def test_an_init_that_is_gone_is_left_to_crun(tmp_path: Path) -> None:
     fifo = tmp_path / "exec.fifo"
     os.mkfifo(fifo)
 
-    assert not crun._let_go(str(fifo))
+    assert not crun._start_init(str(fifo))
     assert fifo.exists()
