@@ -23,7 +23,9 @@ def set_up(*, debug: bool, fd: int = LOG_FD, fields: Mapping[str, object] | None
     handler.setFormatter(LineFormatter(fields or {}))
     root = logging.getLogger()
     root.handlers[:] = [handler]
-    root.setLevel(logging.DEBUG if debug else logging.INFO)
+    level = logging.DEBUG if debug else logging.INFO
+    if root.level != level:  # a change writes to every logger, and so copies half a MiB of a zygote's memory
+        root.setLevel(level)
     logging.captureWarnings(True)
 
 

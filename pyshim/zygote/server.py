@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import NoReturn
 
+from pyshim import log as shim_log
 from pyshim.host.processes.caller import CallerDiffers, ProcessCgroups, fresh_signals, world_of
 from pyshim.host.processes.confinement import filter_program
 from pyshim.host.syscalls import MADV_MERGEABLE, madvise
@@ -59,6 +60,7 @@ def run(
         importlib.import_module(name)
     with suppress(OSError):  # each shim says why it has none
         filter_program()
+    shim_log.set_up(debug=False)  # most shims find their level set
     gc.collect()
     gc.freeze()  # no collection in a child looks at what is shared, which would copy it
     with suppress(OSError):  # a kernel built without it
