@@ -371,7 +371,7 @@ class _Daemon:
 
 def _random_uuid() -> str:
     """A random UUID of the kernel's: the module `uuid` would cost every shim the import of `platform`, too."""
-    with open("/proc/sys/kernel/random/uuid", encoding="ascii") as file:
+    with open("/proc/sys/kernel/random/uuid", encoding="utf-8") as file:
         return file.read().strip()
 
 

@@ -267,7 +267,7 @@ def _set(message: Message, field: _Field, value: Any, where: str) -> None:
 
 
 def _set_repeated(target: Any, field: _Field, value: Any, where: str) -> None:
-    is_map = isinstance(target, Mapping)  # asking the descriptor would import 2 ms of modules
+    is_map = not hasattr(target, "extend")  # asking the descriptor would import 2 ms of modules
     if not isinstance(value, dict if is_map else list):
         raise TypeError(f"found {type(value).__name__}")
     if is_map:

@@ -41,7 +41,7 @@ class FileAnswers:
         with suppress(OSError, ValueError):
             directory = os.lstat(self._directory)
             if directory.st_uid == os.geteuid() and not directory.st_mode & 0o022:
-                with open(self._path(status), encoding="ascii") as file:
+                with open(self._path(status), encoding="utf-8") as file:
                     return file.read(_MAX_ANSWER_CHARS)
         return ""
 

@@ -25,6 +25,15 @@ _WORDS: dict[type[inspect.Type], str] = {
 }
 
 
+def described(kind: type[T]) -> type[T]:
+    """`kind`, a msgspec.Struct: msgspec has read its annotations.
+
+    Otherwise it does so at the first use, in every shim that a zygote has forked.
+    """
+    msgspec.json.Decoder(kind)
+    return kind
+
+
 def decoded(
     value: object,
     kind: type[T],

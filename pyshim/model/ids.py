@@ -13,7 +13,7 @@ HostPath = NewType("HostPath", str)
 GuestPath = NewType("GuestPath", str)
 
 MAX_ID_CHARS = 76
-_ID_PATTERN = r"[A-Za-z0-9]+(?:[._-][A-Za-z0-9]+)*"
+_ID_PATTERN = re.compile(r"[A-Za-z0-9]+(?:[._-][A-Za-z0-9]+)*")
 
 
 def checked_id(text: str, what: str) -> str:
@@ -29,4 +29,4 @@ def checked_id(text: str, what: str) -> str:
 @lru_cache(maxsize=64)
 def _fits(text: str) -> bool:
     """A shim is asked about the same few ids again and again."""
-    return re.fullmatch(_ID_PATTERN, text) is not None
+    return _ID_PATTERN.fullmatch(text) is not None

@@ -5,6 +5,7 @@ from enum import StrEnum
 
 import msgspec
 
+from pyshim.model.decoding import described
 from pyshim.model.errors import InvalidArgument
 from pyshim.model.guest import NetworkInterface, NetworkNeighbour, NetworkRoute
 from pyshim.model.vm import VhostUserNic
@@ -109,6 +110,7 @@ class NeighbourReport(msgspec.Struct, frozen=True, kw_only=True):
     flags: int
 
 
+@described
 class NetworkScan(msgspec.Struct, frozen=True, kw_only=True):
     links: tuple[LinkReport, ...]
     addresses: tuple[AddressReport, ...]

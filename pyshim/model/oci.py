@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from pyshim.model.decoding import Text, decoded
+from pyshim.model.decoding import Text, decoded, described
 from pyshim.model.errors import InvalidArgument
 
 MAX_SPEC_BYTES = 16 * 1024 * 1024
@@ -140,6 +140,7 @@ class _Linux(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     sysctl: Mapping[str, str] | None = None
 
 
+@described
 class _Document(msgspec.Struct, frozen=True, kw_only=True):
     """Go writes an empty list or object as null."""
 
@@ -197,8 +198,11 @@ def parse_spec(data: bytes, where: str) -> OciSpec:
     )
 
 
+_HOOK_KINDS = msgspec.structs.fields(OciHooks)
+
+
 def _checked(hooks: OciHooks, refused: Callable[[str], InvalidArgument]) -> OciHooks:
-    for kind in msgspec.structs.fields(hooks):
+    for kind in _HOOK_KINDS:
         for index, hook in enumerate(getattr(hooks, kind.name) or ()):
             where = f"hooks.{kind.encode_name}[{index}]"
             if not hook.path.startswith("/"):

@@ -58,7 +58,7 @@ def own_families(prefix: str) -> list[Family]:
     try:
         stat = stat_fields("self")
         fds = len(os.listdir("/proc/self/fd"))
-        with open("/proc/self/limits", encoding="ascii") as file:
+        with open("/proc/self/limits", encoding="utf-8") as file:
             limit = _OPEN_FILES.search(file.read())
         started_s = _boot_time_s() + int(stat[19]) / _TICKS_PER_S
     except (OSError, IndexError, ValueError):

@@ -5,8 +5,6 @@ A key that is not here has its zero value for them, as encoding/json of Go leave
 types are in `tests/unit/state/kata_shape.py`, against which tests check each file that is written.
 """
 
-from collections.abc import Mapping
-
 from pyshim.model.snapshot import ContainerSnapshot, SandboxSnapshot
 
 PERSIST_VERSION = 2
@@ -70,7 +68,7 @@ def _hypervisor_state(snapshot: SandboxSnapshot) -> dict[str, object]:
     """Kata's BlockIndexMap is a set of indices; under our own key it says which disk has which index."""
     known = {"Type": snapshot.hypervisor_type, "Pid": snapshot.vmm_pid, **snapshot.hypervisor}
     indices = known.get("BlockIndexMap")
-    if isinstance(indices, Mapping):
+    if isinstance(indices, dict):
         known["BlockIndexMap"] = {index: {} for index in indices}
     return known
 

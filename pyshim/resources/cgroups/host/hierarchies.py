@@ -40,8 +40,8 @@ def mounted(proc_root: str = "/proc") -> tuple[Hierarchy, ...]:
 
 
 def _known_controllers(proc_root: str) -> frozenset[str]:
-    with open(f"{proc_root}/cgroups", encoding="ascii", errors="replace") as file:
-        return frozenset(line.split()[0] for line in file if line.strip() and not line.startswith("#"))
+    lines = read(f"{proc_root}/cgroups").splitlines()
+    return frozenset(line.split()[0] for line in lines if line.strip() and not line.startswith("#"))
 
 
 def place_of(pid: int | str, controllers: tuple[str, ...], proc_root: str = "/proc") -> str:

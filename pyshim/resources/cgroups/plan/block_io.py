@@ -12,6 +12,7 @@ from typing import Annotated
 import msgspec
 
 from pyshim.model.cgroups import CgroupPlan, GroupSetting, Member, Role
+from pyshim.model.decoding import described
 from pyshim.model.errors import InvalidArgument
 from pyshim.model.host_facts import CgroupMode
 
@@ -34,6 +35,7 @@ class _DeviceWeight(msgspec.Struct, frozen=True):
     weight: _Weight | None = None
 
 
+@described
 class BlockIo(msgspec.Struct, frozen=True, rename="camel"):
     """`linux.resources.blockIO`; the weights are those of v1, 10 to 1000."""
 
