@@ -7,6 +7,7 @@ old name. Routes without a gateway come first, because gateways are reached thro
 from __future__ import annotations
 
 import logging
+import re
 import socket
 import sys
 from collections.abc import Iterable
@@ -22,6 +23,7 @@ from guest.agent.net import netlink as nl
 log = logging.getLogger(__name__)
 
 _Address = TypeVar("_Address", IPv4Address | IPv6Address, IPv4Interface | IPv6Interface)
+_BYTE = re.compile(r"[0-9A-Fa-f]{2}")
 _MAX_NAME_BYTES = 15  # IFNAMSIZ with its terminating zero
 
 
@@ -57,14 +59,9 @@ def _by_name(netlink: nl.Netlink, name: str) -> Link:
 def hardware_address(text: str) -> bytes:
     """The bytes of `aa:bb:...`. InvalidArgument for anything else."""
     parts = text.split(":")
-    try:
-        if len(parts) not in (6, 8, 20) or any(len(part) != 2 for part in parts):
-            raise ValueError
-        return bytes(int(part, 16) for part in parts)
-    except ValueError:
-        raise InvalidArgument(
-            f"hardware address {text[:80]!r}: want six bytes in hexadecimal, separated by ':'"
-        ) from None
+    if len(parts) not in (6, 8, 20) or not all(map(_BYTE.fullmatch, parts)):
+        raise InvalidArgument(f"hardware address {text[:80]!r}: want six bytes in hexadecimal, separated by ':'")
+    return bytes.fromhex("".join(parts))
 
 
 def address_of(text: str) -> IPv4Address | IPv6Address:

@@ -37,13 +37,7 @@ class PortForward:
     """Serves one pod's listener from `start` to `close`. Owns the connections, not the listener."""
 
     def __init__(
-        self,
-        *,
-        plan: SandboxPlan,
-        listener: ForwardListener,
-        agent: ContainerAgent,
-        host: Host,
-        tasks: TaskOwner,
+        self, *, plan: SandboxPlan, listener: ForwardListener, agent: ContainerAgent, host: Host, tasks: TaskOwner
     ) -> None:
         self.has_listeners = False
         """True once a container may listen. Until then connections are reset: the guest's first container must be one

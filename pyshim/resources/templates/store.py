@@ -258,11 +258,8 @@ def machine_facts(vm: VmConfig) -> MachineFacts:
     boot = vm.boot
     named = (vm.hypervisor_path, boot.kernel, boot.initrd, boot.image, boot.firmware)
     paths = (*(path for path in named if path), *(disk.path for disk in vm.extensions))
-    return MachineFacts(
-        files=tuple((path, _identity(path)) for path in paths),
-        cpu=_cpu(),
-        host_kernel=os.uname().release,
-    )
+    files = tuple((path, _identity(path)) for path in paths)
+    return MachineFacts(files=files, cpu=_cpu(), host_kernel=os.uname().release)
 
 
 def _identity_now(path: str) -> str:

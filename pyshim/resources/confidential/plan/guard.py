@@ -54,10 +54,7 @@ def guard_of(config: Config, host: HostFacts, initdata: Initdata | None) -> Guar
                 raise FailedPrecondition(
                     f"start vm: initdata with SEV in '{config.source}': its launch has no field for a digest"
                 )
-            return SevGuard(
-                policy=_sev_policy(config, host.tee),
-                launch_hook=hypervisor.sev_launch_hook,
-            )
+            return SevGuard(policy=_sev_policy(config, host.tee), launch_hook=hypervisor.sev_launch_hook)
 
 
 def cpu_model(guard: Guard) -> str:

@@ -96,14 +96,10 @@ def _layer_or_upper(mount: RootfsMount, config: Config, what: str) -> DiskUse:
     if not is_layer(mount) and (mount.type != "ext4" or "ro" in mount.options):
         raise Unimplemented(f"{what}: type {mount.type!r} of '{mount.source}' below an overlay is not supported")
     is_encrypted = not is_layer(mount) and config.runtime.emptydir_mode == "block-encrypted"
+    driver_options = NEW_ENCRYPTED if is_encrypted else ()
     return DiskUse(
         disk=disk(config, device_id=disk_id(mount.source), path=mount.source, read_only=is_layer(mount)),
-        storage=disk_storage(
-            mount.type,
-            mount.options,
-            _point(mount),
-            driver_options=NEW_ENCRYPTED if is_encrypted else (),
-        ),
+        storage=disk_storage(mount.type, mount.options, _point(mount), driver_options=driver_options),
         container_path="",
     )
 

@@ -18,13 +18,7 @@ from pyshim.model.mounts import HostMount, SourceKind
 from pyshim.model.oci import OciMount, OciSpec
 from pyshim.model.plans import DiskUse, MemoryVolume, SharePlan
 from pyshim.model.volumes import EmptyDir, SourceFacts
-from pyshim.resources.volumes.plan.disk_volumes import (
-    DISK_TYPES,
-    direct_volume,
-    disk_empty_dir,
-    file_system,
-    raw_block,
-)
+from pyshim.resources.volumes.plan.disk_volumes import DISK_TYPES, direct_volume, disk_empty_dir, file_system, raw_block
 from pyshim.resources.volumes.plan.guest_volumes import guest_empty_dir, huge_pages, memory_empty_dir, shared_memory
 from pyshim.resources.volumes.plan.shared_volumes import shared
 from pyshim.resources.volumes.plan.volume import Volume
@@ -43,12 +37,7 @@ class VolumesPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def volumes_plan(
-    *,
-    container_id: ContainerId,
-    spec: OciSpec,
-    config: Config,
-    share: SharePlan,
-    sources: Mapping[str, SourceFacts],
+    *, container_id: ContainerId, spec: OciSpec, config: Config, share: SharePlan, sources: Mapping[str, SourceFacts]
 ) -> VolumesPlan:
     """The plan for every mount of `spec`; `sources` has the facts of every path in `volume_sources(spec)`.
 

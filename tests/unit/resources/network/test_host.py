@@ -14,14 +14,7 @@ from pyroute2.netlink.exceptions import NetlinkDumpInterrupted
 
 from pyshim.cleanup.release import release
 from pyshim.host.processes.children import Children
-from pyshim.model.errors import (
-    DeadlineExceeded,
-    FailedPrecondition,
-    Internal,
-    InvalidArgument,
-    NotFound,
-    ShimError,
-)
+from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, Internal, InvalidArgument, NotFound, ShimError
 from pyshim.model.guest import NetworkAddress
 from pyshim.model.ledger import LedgerEntry, ResourceKind
 from pyshim.resources.network.host import netlink

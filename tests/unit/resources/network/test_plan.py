@@ -7,14 +7,7 @@ from msgspec.structs import replace
 
 from pyshim.model.errors import FailedPrecondition, InvalidArgument, ShimError, Unimplemented
 from pyshim.model.guest import NetworkAddress
-from pyshim.model.network import (
-    AddressReport,
-    LinkReport,
-    NeighbourReport,
-    NetworkModel,
-    NetworkScan,
-    RouteReport,
-)
+from pyshim.model.network import AddressReport, LinkReport, NeighbourReport, NetworkModel, NetworkScan, RouteReport
 from pyshim.resources.network.plan.network import EndpointPlan, NetworkPlan, changed_plan, network_plan
 
 ETH0 = LinkReport(

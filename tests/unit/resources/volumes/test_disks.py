@@ -6,15 +6,7 @@ import pytest
 
 from pyshim.model.config import Config
 from pyshim.model.errors import FailedPrecondition, InvalidArgument
-from pyshim.model.vm import (
-    BlockDevice,
-    DiskAio,
-    DiskBus,
-    DiskCache,
-    GuestLocation,
-    ScsiController,
-    VhostUserBackend,
-)
+from pyshim.model.vm import BlockDevice, DiskAio, DiskBus, DiskCache, GuestLocation, ScsiController, VhostUserBackend
 from pyshim.resources.volumes.plan.disks import disk, guest_address, guest_driver, scsi_controller, served_disk
 from tests.fakes.inputs import config
 
