@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from mmap import MAP_PRIVATE, mmap
 from struct import Struct
 from typing import NamedTuple, TypeAlias
 
@@ -22,7 +23,7 @@ FLAG_REMOTE_OPEN = 0x2
 MAX_STREAM_ID = 0xFFFFFFFF
 
 _SCRATCH_BYTES = 64 << 10
-"""Bytes of the buffer for small frames, allocated at the first read."""
+"""Bytes of the buffer for small frames, made at the first read. Only those that are received take memory."""
 _DIRECT_BYTES = 16 << 10
 """Missing bytes of a frame from which on they are received into its own buffer, without a copy."""
 _FIRST_BYTES = 64 << 10
@@ -117,7 +118,8 @@ class FrameReader:
         if self._view is not None and self._length - self._filled >= _DIRECT_BYTES:
             return self._view[self._filled :]
         if self._scratch is None:
-            self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
+            # Not a bytearray, whose zeros would take all of the memory at once.
+            self._scratch = memoryview(mmap(-1, _SCRATCH_BYTES, MAP_PRIVATE))
         return self._scratch
 
     def received(self, count: int) -> list[Frame]:
