@@ -87,7 +87,7 @@ class Crun:
         await self._run("exec", [*options, "--", cid], f"exec in container {cid!r}", stdio)
 
     async def delete(self, cid: str) -> None:
-        """The container is gone, its processes are killed; nothing happens if crun does not know it."""
+        """The container is gone and its processes are killed; nothing happens if crun has no such container."""
         if os.path.exists(f"{RUN_DIR}/crun/{cid}"):
             # crun writes the container's state to hooks, and a hook may end without reading it.
             arguments = ["--force", "--", cid]

@@ -18,7 +18,7 @@ from guest.agent.errors import InvalidArgument
 
 Json: TypeAlias = dict[str, Any]
 
-# A version that the guest's crun supports, whatever the caller's spec says: crun 1.8 (Debian 12) refuses 1.2.0, which
+# The version of every config.json, which the guest's crun supports: crun 1.8 (Debian 12) refuses 1.2.0, which
 # containerd 2.0 sends, and later ones. All that this agent writes is in the specification since 1.0.2.
 OCI_VERSION = "1.0.2"
 _MAX_ID_BYTES = 1024
@@ -210,7 +210,7 @@ def _namespaces(linux: pb.Linux, pid_namespace: str) -> list[Json]:
 
 
 def _device_rules(linux: pb.Linux) -> list[Json]:
-    """The spec's rules. If it has none, only its devices are allowed (crun adds /dev/null and the like)."""
+    """The spec's rules. Without rules, only its devices are allowed (crun adds /dev/null and the like)."""
     if linux.Resources.Devices:
         return [_device_rule(rule) for rule in linux.Resources.Devices]
     rules: list[Json] = [{"allow": False, "access": "rwm"}]

@@ -28,7 +28,7 @@ def sysctl_path(name: str) -> str:
 
 
 def apply_sysctls(settings: Mapping[str, str]) -> None:
-    """Every setting has its value. InvalidArgument names one that the kernel does not know or refuses."""
+    """Every setting has its value. InvalidArgument names one that the kernel lacks or refuses."""
     paths = {name: sysctl_path(name) for name in settings}
     for name, path in paths.items():
         try:

@@ -131,7 +131,7 @@ def check_interface(interface: Interface) -> None:
 
 
 def name_of(interface: Interface) -> str | None:
-    """The present name of the link with the interface's hardware address, else with its name; None if there is none."""
+    """The present name of the link with the interface's hardware address, else with its name; None without a link."""
     wanted = hardware_address(interface.hwAddr)
     with nl.Netlink() as netlink:
         present = links(netlink)

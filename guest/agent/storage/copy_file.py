@@ -21,7 +21,7 @@ def copy_file(request: CopyFileRequest, shared: str = SHARED) -> None:
     """One CopyFile call: a directory, a symlink, or a chunk of a file beneath `shared`.
 
     A file gets its name when its last chunk has arrived, and replaces what was there; until then it is `.NAME.part`.
-    Missing parents are made with `dir_mode`. Nothing outside `shared` is touched, whatever symlinks it holds.
+    Missing parents are made with `dir_mode`. Symlinks in `shared` cannot lead out of it.
     InvalidArgument names a path that leads out.
     """
     path = request.path

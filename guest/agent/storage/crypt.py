@@ -18,7 +18,7 @@ _KEY_BYTES = 64
 
 
 async def encrypted(children: Children, disk: str) -> str:
-    """The node of a device that encrypts all writes to `disk` with a new key. Internal says why there is none."""
+    """The node of a device that encrypts all writes to `disk` with a new key. Raises Internal with the reason."""
     try:
         target = crypt_target(sectors_of(disk), disk, os.urandom(_KEY_BYTES))
     except OSError as error:

@@ -29,7 +29,7 @@ _READ_ONLY, _DEFERRED = 1, 1 << 17
 
 
 class Target(NamedTuple):
-    """What the device does with its `sectors`, all in one way."""
+    """The one mapping of all `sectors` of a device."""
 
     type: str
     sectors: int
@@ -38,7 +38,7 @@ class Target(NamedTuple):
 
 
 async def map_device(children: Children, name: str, target: Target, modules: Sequence[str]) -> str:
-    """The node of the new device `name`, once `modules` are loaded. Internal says why there is none."""
+    """The node of the new device `name`, once `modules` are loaded. Raises Internal with the reason."""
     await children.load_modules(*modules)
     try:
         return _map(name, target)

@@ -28,7 +28,7 @@ _COPIES = "/run/kata-containers/watchable"
 _EVERY_S = 2.0
 _MAX_ENTRIES = 16
 _MAX_BYTES = 1 << 20
-# For a source that has grown since it was mounted. A mount cannot replace the copy any more, so it is copied up to the
+# For a source that has grown since it was mounted. A mount can no longer replace the copy, so it is copied up to the
 # size that Kubernetes allows for a ConfigMap.
 _MAX_ENTRIES_LATER = 16_384
 _MAX_BYTES_LATER = 4 << 20

@@ -112,7 +112,7 @@ class Attachments:
         await self._services.host.write_bytes(mark, b"", 0o600)
 
     async def detach(self, user: str) -> None:
-        """`user` has no disk any more; each leaves the VM with its last user."""
+        """`user` has no disk; each disk leaves the VM with its last user."""
         await self._plugged.detach(user)
 
     def all(self) -> tuple[tuple[BlockDevice, GuestLocation, int], ...]:

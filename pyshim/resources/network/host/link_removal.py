@@ -27,7 +27,7 @@ _ANSWER_TIMEOUT_S = 2
 def delete_link(name: str, *, netns: str, inode: int = 0) -> None:
     """No interface `name` exists in the namespace ("": this process's own). Raises OSError.
 
-    With `inode`, nothing happens if `netns` leads to a namespace of another inode by now.
+    With `inode`, nothing happens if `netns` leads to a namespace of another inode.
     """
     text = os.fsencode(name) + b"\0"
     attribute = ATTRIBUTE.pack(ATTRIBUTE.size + len(text), IFLA_IFNAME) + text
@@ -36,17 +36,17 @@ def delete_link(name: str, *, netns: str, inode: int = 0) -> None:
 
 
 def delete_ingress(name: str, *, netns: str, inode: int = 0) -> None:
-    """The interface has no ingress qdisc any more, or does not exist; `inode` as above. Raises OSError."""
+    """The interface has no ingress qdisc, or does not exist; `inode` as above. Raises OSError."""
     _request((netns, inode), name, _RTM_DELQDISC, lambda index: _TCMSG.pack(0, index, 0, _TC_H_INGRESS, 0))
 
 
 def delete_qdisc(name: str, *, netns: str, inode: int = 0) -> None:
-    """The interface has no root qdisc of ours, or does not exist; `inode` as above. Raises OSError."""
+    """The interface does not have our root qdisc, or does not exist; `inode` as above. Raises OSError."""
 
     def body(index: int) -> bytes:
         return _TCMSG.pack(0, index, RATE_LIMIT_HANDLE, _TC_H_ROOT, 0)
 
-    # EINVAL: it has one of another handle.
+    # EINVAL: the qdisc has another handle.
     _request((netns, inode), name, _RTM_DELQDISC, body, errno.EINVAL)
 
 

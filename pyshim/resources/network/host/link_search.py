@@ -38,7 +38,7 @@ def tap_alias(owner: str, link: str) -> str:
 
 
 def our_taps(root: str = NETNS_ROOT) -> tuple[OurTap, ...]:
-    """Every tap with an alias of ours in the namespaces bound below `root`; a stale file is skipped."""
+    """Every tap with our alias in the namespaces bound below `root`; a stale file is skipped."""
     try:
         names = sorted(os.listdir(root))
     except OSError:

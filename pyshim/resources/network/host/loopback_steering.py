@@ -1,4 +1,4 @@
-"""One listening socket takes every TCP connection to a namespace's loopback addresses, whatever its port.
+"""One listening socket takes every TCP connection to a namespace's loopback addresses, on any port.
 
 Kubernetes' port-forward dials `localhost:<port>` in the pod's network namespace, and the port is known only then. A NAT
 rule of nftables redirects all such connections to our socket; the kernel keeps the port that was dialled.
@@ -74,7 +74,7 @@ def _listen() -> socket.socket:
 def _redirect_to(port: int) -> int:
     nft = NFTables(nfgen_family=NFPROTO_INET)
     try:
-        # A kernel without nf_tables refuses a question, but answers a change in a way pyroute2 waits for in vain.
+        # First a question, which a kernel without nf_tables refuses. For a change pyroute2 would wait without end.
         nft.get_tables()
         nft.table("create", name=_TABLE, NFTA_TABLE_FLAGS=_TABLE_OWNED)
         nft.chain("create", table=_TABLE, name=_CHAIN, type="nat", hook="output", priority=_BEFORE_ROUTING)

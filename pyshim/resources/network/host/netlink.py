@@ -43,7 +43,7 @@ def scan(rtnl: IPRoute) -> NetworkScan:
         for message in _dump(rtnl.get_qdiscs)
         if message.get_attr("TCA_KIND") in _INGRESS_KINDS
     }
-    # Links after their qdiscs and before what refers to them: whatever names a link that is gone is ignored later.
+    # Links come after their qdiscs and before addresses and routes: the plan ignores those of a link that is gone.
     links = tuple(_link(message, ingress) for message in _dump(rtnl.get_links))
     return NetworkScan(
         links=links,

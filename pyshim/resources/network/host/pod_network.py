@@ -137,7 +137,7 @@ class HostNetwork:
         await self._watch.changed()
 
     def unwatch(self) -> None:
-        """The kernel reports no further changes. `changed` must not be called any more. Idempotent."""
+        """The kernel reports no further changes. `changed` must not be called afterwards. Idempotent."""
         if self._watch is not None:
             self._watch.close()
             self._watch = None

@@ -46,7 +46,7 @@ def _pieces(data: bytes, header: struct.Struct) -> Iterator[tuple[int, bytes]]:
 def in_netns(netns: str, inode: int, work: Callable[[], T]) -> T:
     """The result of `work` in that network namespace ("": this process's own). A socket made there stays there.
 
-    Raises FileNotFoundError when the namespace, of this inode if one is given, is not at that path (any more).
+    Raises FileNotFoundError if the namespace, with this inode if one is given, is not at that path.
     """
 
     def run() -> T:
@@ -61,7 +61,7 @@ def _enter(netns: str, inode: int) -> None:
     fd = os.open(netns, os.O_RDONLY | os.O_CLOEXEC)
     try:
         if inode and os.fstat(fd).st_ino != inode:
-            # The path leads to another's by now, perhaps to the host's own.
+            # The path leads to another namespace, perhaps to the host's own.
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), netns)
         syscalls.setns(fd, syscalls.CLONE_NEWNET)
     except OSError as error:

@@ -59,7 +59,7 @@ class PodNamespace:
     ) -> AsyncIterator[NetworkSession]:
         """The namespace is this sandbox's alone until the block is left, at the latest after the timeout.
 
-        `at_failure` undoes what a failing block has made: after the child has ended, so that it makes no more,
+        `at_failure` undoes what a failing block has made: after the child has ended, which makes nothing then,
         and before another sandbox may look. Raises what `locked_netns` does, FailedPrecondition when the path leads to
         another namespace than before, DeadlineExceeded.
         """
@@ -68,7 +68,7 @@ class PodNamespace:
                 with locked_netns(self.path) as netns_fd:
                     self._check(os.fstat(netns_fd).st_ino)
                     try:
-                        # Not `self.path`, which could lead to another namespace by now.
+                        # `self.path` could lead to another namespace meanwhile.
                         netns_path = f"/proc/self/fd/{netns_fd}"
                         child = PythonChild(
                             *await spawn_python(self._children, _CHILD, apart=Apart(netns_path=netns_path))

@@ -1,8 +1,8 @@
 """How a pod's network is wired: the links that become devices of the VM, and the guest's configuration. Pure.
 
 Rules that follow Kata's runtimes, so that one CNI configuration gives one guest: loopback and links without an address
-are no endpoints; endpoints are ordered by name; routes the kernel made by itself are left for the guest's kernel to
-make again; only permanent neighbours are passed on.
+are no endpoints; endpoints are ordered by name; the guest's kernel makes the kernel's own routes
+again; only permanent neighbours are passed on.
 """
 
 import ipaddress
@@ -61,7 +61,7 @@ class EndpointPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PhysicalEndpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """An interface of the pod that is a PCI function of the host, handed to the VM as it is."""
+    """An interface of the pod that is a PCI function of the host and is passed to the VM."""
 
     link_name: str
     mac: str
@@ -102,7 +102,7 @@ def changed_plan(scan: NetworkScan, model: NetworkModel, wired: Sequence[Endpoin
     """
     known = {endpoint.link_index: endpoint for endpoint in wired}
     candidates = _candidates(scan)
-    # A link of `wired` may have another name by now.
+    # A link of `wired` may have been renamed.
     links = [link for link in candidates if link.index in known and known[link.index].mac == link.mac]
     stay = tuple(replace(known[link.index], link_name=link.name) for link in links)
     new: list[LinkReport] = []

@@ -1,7 +1,7 @@
 """Examines the sources of a spec's mounts: kind, file system, emptyDir, block device, direct volume. Blocking.
 
-Nothing is changed and nothing but a direct volume's record is opened. `/dev/block/MAJOR:MINOR` is the name udev gives a
-block device; it is resolved by sysfs, so that it works without udev too.
+Nothing is changed, and only the record of a direct volume is opened. `/dev/block/MAJOR:MINOR` is udev's name of a block
+device; sysfs resolves it, so that it also works without udev.
 """
 
 import base64

@@ -32,7 +32,7 @@ _OURS = frozenset(
 _OUR_SUBOPTIONS = frozenset({"source", "cache"})
 _NO_NODES = "-mknod"
 """virtiofsd runs without CAP_MKNOD. No image layer needs it: containerd unpacks layers and mounts their overlay on the
-host, and the kernel makes the overlay's whiteouts with the rights of the one who mounted it. A whiteout that the guest
+host, and the kernel makes the overlay's whiteouts with the rights of its mounter. A whiteout that the guest
 makes itself (character device 0:0) has needed no capability since Linux 5.8; source: vfs_mknod in fs/namei.c.
 """
 _HANDLES = "--inode-file-handles"

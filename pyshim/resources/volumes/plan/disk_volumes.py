@@ -70,7 +70,7 @@ def disk_empty_dir(mount: OciMount, facts: SourceFacts, directory: str, config: 
     """The volume is a directory on its own disk: that has the kubelet's mode and group, and no `lost+found`.
 
     The disk is on `<directory>/disk.img` and stays until the sandbox ends. With `block-encrypted` the key is made in
-    the guest and never leaves it; a plain one gives back what is freed.
+    the guest and never leaves it; a plain one discards freed blocks.
     """
     encrypted = config.runtime.emptydir_mode == "block-encrypted"
     file = f"{directory}/disk.img"
@@ -103,7 +103,7 @@ def _file_system_disk(
 
 
 def block_volume(config: Config, facts: SourceFacts, *, read_only: bool) -> BlockDevice:
-    """The disk over a block device, as it is for every container that has it."""
+    """The disk over a block device, equal for every container that has it."""
     return _volume(config, facts, facts.device_path, read_only=facts.is_read_only_device or read_only, discard=False)
 
 

@@ -19,7 +19,7 @@ def shared_memory(mount: OciMount) -> Volume:
 def memory_empty_dir(mount: OciMount, facts: SourceFacts, empty_dir: EmptyDir) -> Volume:
     """A tmpfs of the guest's, as large as the one the kubelet made on the host, which stays empty."""
     top = point_in_guest("ephemeral", empty_dir.path)
-    # The kubelet's tmpfs is 0777 whatever its size; the mode of a subPath's directory is not the volume's own.
+    # The kubelet's tmpfs has the mode 0777; a subPath's directory may have another.
     mode = facts.mode & 0o7777 if not empty_dir.sub_path else 0o777
     size = (f"size={facts.size_bytes}",) if facts.size_bytes else ()
     tmpfs = _ephemeral("tmpfs", "tmpfs", (*size, f"mode={mode:o}", *group_option(facts)), top)

@@ -21,7 +21,7 @@ _VERITY_SIGNATURE = b"verity\0\0"
 
 
 class LayerVerity(msgspec.Struct, frozen=True, kw_only=True):
-    """What containerd's differ writes beside a layer."""
+    """The file that containerd's differ writes beside a layer."""
 
     root_hash: str = msgspec.field(name="roothash")
     hash_offset_bytes: int = msgspec.field(name="hashoffset")

@@ -47,7 +47,7 @@ class GuestRoot(msgspec.Struct, frozen=True, kw_only=True):
 def root_disks(rootfs: Sequence[RootfsMount], config: Config, container_id: ContainerId) -> GuestRoot | None:
     """The disks of a root file system; None if the host mounts it.
 
-    EROFS files are disks whatever `disable_block_device_use` says: containerd leaves them to a shim that plugs them.
+    EROFS files are disks even with `disable_block_device_use`: containerd leaves them to a shim that plugs them.
 
     Raises InvalidArgument or Unimplemented naming the mount.
     """
