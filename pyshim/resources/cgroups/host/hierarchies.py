@@ -13,7 +13,6 @@ from pyshim.model.errors import FailedPrecondition
 
 UNLIMITED_FROM = 1 << 62
 """v1 has no word for "no limit": it shows the largest page count, in bytes."""
-_READ_LIMIT = 1 << 20
 _FULL = (errno.EAGAIN, errno.ENOMEM, errno.ENOSPC)
 """The first is cgroup.max.descendants, the others are limits of the kernel."""
 
@@ -64,10 +63,10 @@ def read(path: str) -> str:
 
 
 def _content(path: str) -> bytes:
-    """The first MiB; nothing when it cannot be read."""
+    """All of it; nothing when it cannot be read. A pod reads a hundred such files: no second buffer, none of a MiB."""
     try:
-        with open(path, "rb") as file:
-            return file.read(_READ_LIMIT)
+        with open(path, "rb", buffering=0) as file:
+            return file.readall()
     except OSError:
         return b""
 
