@@ -1,6 +1,6 @@
 """Nested spans from Create to the first output: the duration of each step. They are saved with the sandbox's state.
 
-`span` and `traced` record into the trace that `Trace.of` gave to the running task; without one they record nothing.
+`span` and `traced` record into the trace whose `Trace.of` surrounds them; without one they record nothing.
 Tasks inherit the trace from the task that makes them, so a call's whole work is in its caller's span.
 
 A follower receives every span when it ends, also those that are not saved: execs, the end of a sandbox, calls of the
@@ -8,7 +8,7 @@ agent. Without a follower those cost nothing.
 """
 
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from functools import wraps
 from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
@@ -62,13 +62,12 @@ class Trace:
             if ended.end_ns:
                 follower.ended(number, ended)
 
-    async def of(self, name: str, work: Awaitable[T], *, kept: bool = True) -> T:
-        """The result of `work`, which is a span of this name; it and the tasks it makes record into this trace.
+    def of(self, name: str, *, kept: bool = True) -> AbstractContextManager[None]:
+        """The block is a span of this name; it and the tasks it makes record into this trace.
 
         If it is not `kept`, neither it nor its inner spans are saved: only a follower receives them.
         """
-        with self._within(name, NO_PARENT, kept):
-            return await work
+        return self._within(name, NO_PARENT, kept)
 
     def as_json(self) -> Mapping[str, object]:
         """The document that `spans_from_json` reads."""

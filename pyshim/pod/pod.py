@@ -97,9 +97,7 @@ class Pod:
             raise AlreadyExists(f"{action}: it already exists")
         creation = self._creating.get(container_id)
         if creation is None:
-            task = self._tasks.spawn(
-                f"create/{container_id}", self._trace.of(f"create {container_id}", self._create(request))
-            )
+            task = self._tasks.spawn(f"create/{container_id}", self._create(request))
             creation = self._creating[container_id] = _Creation(request, task)
             task.add_done_callback(lambda _: self._creation_ended(container_id))
         return await joined(creation.task, action)
@@ -109,6 +107,13 @@ class Pod:
         self._settle()
 
     async def _create(self, request: CreateTask) -> int:
+        with self._trace.of(f"create {request.container_id}"):
+            container = await self._create_by_kind(request)
+        self._containers[container.id] = container
+        self._env.publisher.publish(TaskCreated(container_id=container.id, request=request, pid=container.pid))
+        return container.pid
+
+    async def _create_by_kind(self, request: CreateTask) -> Container:
         container_id = request.container_id
         spec = await read_spec(self._env.host, request.bundle)
         member = self._membership(spec, container_id)
@@ -118,15 +123,11 @@ class Pod:
                 sandbox = self._joined(member, container_id)
                 spec = with_files(spec, self._files)
                 await hooks.before_create(sandbox.pid)
-                container = await self._create_container(request, spec, sandbox, hooks)
-            else:
-                container = await self._create_owner(request, spec, member, hooks)
+                return await self._create_container(request, spec, sandbox, hooks)
+            return await self._create_owner(request, spec, member, hooks)
         except BaseException:
             await to_the_end(hooks.after_delete())
             raise
-        self._containers[container_id] = container
-        self._env.publisher.publish(TaskCreated(container_id=container_id, request=request, pid=container.pid))
-        return container.pid
 
     def _membership(self, spec: OciSpec, container_id: ContainerId) -> Membership:
         """A container without a pod's annotations (`ctr run --sandbox`) belongs to the served sandbox."""
@@ -179,8 +180,7 @@ class Pod:
         if self._closing:
             raise Unavailable(f"{action}: the shim is ending")
         if self._opening is None:
-            work = self._trace.of(f"start {request.sandbox_id}", self._open_served(request, hooks))
-            self._opening = self._tasks.spawn(f"start/{request.sandbox_id}", work)
+            self._opening = self._tasks.spawn(f"start/{request.sandbox_id}", self._open_served(request, hooks))
             self._opening.add_done_callback(self._opening_ended)
         return await joined(self._opening, action)
 
@@ -192,7 +192,8 @@ class Pod:
     async def _open_served(self, request: SandboxRequest, hooks: ContainerHooks) -> Sandbox:
         self._files = request.files
         try:
-            return await self._open(request, hooks)
+            with self._trace.of(f"start {request.sandbox_id}"):
+                return await self._open(request, hooks)
         except BaseException:
             await self._end_sandbox()
             await to_the_end(hooks.after_delete())
@@ -339,8 +340,10 @@ class Pod:
     # ---- calls on what exists
 
     async def start(self, container_id: ContainerId, exec_id: ExecId | None) -> int:
+        container = self._find(container_id)
         name = f"exec {container_id}/{exec_id}" if exec_id else f"start {container_id}"
-        return await self._trace.of(name, self._find(container_id).start(exec_id), kept=not exec_id)
+        with self._trace.of(name, kept=not exec_id):
+            return await container.start(exec_id)
 
     def state(self, container_id: ContainerId, exec_id: ExecId | None) -> ProcessState:
         """The process as it is; UNKNOWN while its container is being created."""
@@ -439,10 +442,12 @@ class Pod:
         return await joined(task, f"delete container '{container_id}'")
 
     async def _delete(self, container: Container) -> tuple[int, ExitStatus]:
-        # Within the task: one that is cancelled before its first step would leave the traced coroutine unawaited.
-        return await self._trace.of(f"delete {container.id}", self._remove(container), kept=False)
+        with self._trace.of(f"delete {container.id}", kept=False):
+            exit_status = await self._remove(container)
+        self._env.publisher.publish(TaskDeleted(container_id=container.id, pid=container.pid, exit=exit_status))
+        return container.pid, exit_status
 
-    async def _remove(self, container: Container) -> tuple[int, ExitStatus]:
+    async def _remove(self, container: Container) -> ExitStatus:
         exit_status = await container.delete()
         if container.id == self._owner:
             self._owner = None
@@ -456,8 +461,7 @@ class Pod:
         self._settle()
         if self._containers or self._on_end is not None:
             self.changed()
-        self._env.publisher.publish(TaskDeleted(container_id=container.id, pid=container.pid, exit=exit_status))
-        return container.pid, exit_status
+        return exit_status
 
     async def shutdown(self, now: bool) -> bool:
         """True when nothing is left to serve: the shim may end once its reply has left.
@@ -558,7 +562,8 @@ class Pod:
         self._report_end(EXIT_SANDBOX_LOST)
 
     async def _end_by_itself(self, agent_gone: bool = False) -> None:
-        await self._trace.of("end sandbox", self._end_sandbox(agent_gone), kept=False)
+        with self._trace.of("end sandbox", kept=False):
+            await self._end_sandbox(agent_gone)
 
     def container_met_oom(self, container_id: str) -> None:
         if (container := self._containers.get(ContainerId(container_id))) is not None:

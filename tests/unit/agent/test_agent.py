@@ -54,10 +54,12 @@ async def test_the_agent_is_told_which_span_its_work_is_within(fake: FakeAgent, 
         await until(lambda: "ReadStdout" in fake.calls)
         await cancel_all(read)
 
-    await trace.of("untold", work())
+    with trace.of("untold"):
+        await work()
     assert fake.contexts["SetPolicy"] is None
     trace.follow(Follower())
-    await trace.of("asked", work())
+    with trace.of("asked"):
+        await work()
 
     (number,) = (number for number, span in heard.items() if span.name == "agent SetPolicy")
     assert fake.contexts["SetPolicy"] == f"span-{number}"

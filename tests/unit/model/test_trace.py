@@ -25,7 +25,8 @@ def test_spans_lie_within_each_other_and_in_the_tasks_that_were_made_in_them() -
         with span("outer"):
             return await asyncio.create_task(inner())
 
-    assert asyncio.run(trace.of("all", work())) == 5
+    with trace.of("all"):
+        assert asyncio.run(work()) == 5
     assert trace.spans == [
         Span("all", NO_PARENT, 1, 7, ""),
         Span("outer", 0, 2, 6, ""),
@@ -46,8 +47,8 @@ def test_a_failure_ends_its_spans_and_is_named() -> None:
         with span("part"):
             raise ValueError("no")
 
-    with pytest.raises(ValueError, match="no"):
-        asyncio.run(trace.of("all", work()))
+    with pytest.raises(ValueError, match="no"), trace.of("all"):
+        asyncio.run(work())
     assert [(s.name, s.error, s.end_ns > 0) for s in trace.spans] == [
         ("all", "ValueError", True),
         ("part", "ValueError", True),
@@ -64,7 +65,8 @@ def test_a_mark_is_told_and_the_number_of_spans_is_bounded() -> None:
                 pass
         mark("late")
 
-    asyncio.run(trace.of("all", work()))
+    with trace.of("all"):
+        asyncio.run(work())
     assert len(trace.spans) == MAX_SPANS
     assert marks == []
 
@@ -92,7 +94,8 @@ def test_a_follower_hears_of_what_has_ended_before_and_ends_later() -> None:
         with span("after"):
             assert context() == "within 2"
 
-    asyncio.run(trace.of("all", work()))
+    with trace.of("all"):
+        asyncio.run(work())
     assert follower.heard == dict(enumerate(trace.spans))
 
 
@@ -103,9 +106,11 @@ def test_what_is_not_kept_is_heard_with_all_that_is_within_it() -> None:
         with span("inner"):
             mark("moment")
 
-    asyncio.run(trace.of("unheard", work(), kept=False))
+    with trace.of("unheard", kept=False):
+        asyncio.run(work())
     trace.follow(follower)
-    asyncio.run(trace.of("heard", work(), kept=False))
+    with trace.of("heard", kept=False):
+        asyncio.run(work())
 
     assert trace.spans == []
     assert [(number - MAX_SPANS, s.name, s.parent) for number, s in sorted(follower.heard.items())] == [
@@ -124,7 +129,8 @@ def test_a_follower_hears_of_more_spans_than_are_kept() -> None:
             with span("again"):
                 pass
 
-    asyncio.run(trace.of("all", work()))
+    with trace.of("all"):
+        asyncio.run(work())
     assert len(trace.spans) == MAX_SPANS
     assert len(follower.heard) == 2 * MAX_SPANS + 1
     assert {s.parent for s in follower.heard.values()} == {NO_PARENT, 0}
@@ -135,7 +141,8 @@ def test_without_a_follower_there_is_no_context() -> None:
         assert context() == ""
 
     assert context() == ""
-    asyncio.run(counted().of("all", work()))
+    with counted().of("all"):
+        asyncio.run(work())
 
 
 def test_a_saved_trace_reads_as_it_was() -> None:
@@ -145,7 +152,8 @@ def test_a_saved_trace_reads_as_it_was() -> None:
         with span("part"):
             pass
 
-    asyncio.run(trace.of("all", work()))
+    with trace.of("all"):
+        asyncio.run(work())
     assert spans_from_json(trace.as_json()) == tuple(trace.spans)
     assert spans_from_json({}) == ()
 

@@ -67,7 +67,8 @@ def test_a_collector_takes_the_spans_and_joins_them(tmp_path: Path, caplog: pyte
 
     async def body() -> str:
         async with asyncio.timeout(PATIENCE_S), collector(tmp_path) as (url, log):
-            await trace.of("create c1", create(url))
+            with trace.of("create c1"):
+                await create(url)
             await senders[0].close()
             await until(lambda: "Span #1" in log.read_text())
             return log.read_text()

@@ -95,8 +95,10 @@ async def test_spans_arrive_as_they_were_under_the_ids_that_the_state_gives_them
 
     children = Children()
     async with receiver.listening():
-        sender = await trace.of("create c1", create(children))
-        await trace.of("exec c1/e1", execute(), kept=False)
+        with trace.of("create c1"):
+            sender = await create(children)
+        with trace.of("exec c1/e1", kept=False):
+            await execute()
         await sender.close()
     assert children.alive == ()
 

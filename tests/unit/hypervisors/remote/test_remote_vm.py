@@ -75,7 +75,8 @@ async def test_the_services_work_has_spans_with_the_type_that_was_asked(
         await vm.start()
         await vm.stop()
 
-    await trace.of("pod", life())
+    with trace.of("pod"):
+        await life()
 
     assert [span.name for span in trace.spans] == ["pod", asked, "ask StartVM"]
 
