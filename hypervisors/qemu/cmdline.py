@@ -59,10 +59,7 @@ def fd_table(
         serial=next(numbers),
         agent=next(numbers),
         nics=tuple(
-            NicFds(
-                vhosts=tuple(next(numbers) for _ in nic.vhost_fds),
-                taps=tuple(next(numbers) for _ in nic.tap_fds),
-            )
+            NicFds(vhosts=tuple(next(numbers) for _ in nic.vhost_fds), taps=tuple(next(numbers) for _ in nic.tap_fds))
             for nic in config.nics
         ),
         monitor=next(numbers),

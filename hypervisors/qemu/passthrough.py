@@ -26,12 +26,7 @@ Locate = Callable[[str], Awaitable[GuestLocation]]
 
 class PciDevices:
     def __init__(
-        self,
-        config: VmConfig,
-        monitor: Monitor,
-        add_behind_bridge: AddFunction,
-        free_slot: FreeSlot,
-        locate: Locate,
+        self, config: VmConfig, monitor: Monitor, add_behind_bridge: AddFunction, free_slot: FreeSlot, locate: Locate
     ) -> None:
         self._config = config
         self._qmp = monitor

@@ -13,15 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
-from qemu.qmp import (
-    ConnectError,
-    EventListener,
-    ExecInterruptedError,
-    ExecuteError,
-    Message,
-    QMPError,
-    StateError,
-)
+from qemu.qmp import ConnectError, EventListener, ExecInterruptedError, ExecuteError, Message, QMPError, StateError
 from qemu.qmp import Runstate as LibraryState
 
 from hypervisors.qemu.qmp_client import QmpClient

@@ -27,13 +27,7 @@ from hypervisors.qemu.guards.sev import NO_ENCRYPTION, Encryption
 from hypervisors.qemu.hotplug import Hotplug, capabilities_of
 from hypervisors.qemu.memory_dump import dump_memory
 from hypervisors.qemu.qmp import Monitor, QmpError, QmpEvent
-from hypervisors.qemu.saved_machine import (
-    continue_machine,
-    fill_memory,
-    machine_memory,
-    save_machine,
-    saved_memory,
-)
+from hypervisors.qemu.saved_machine import continue_machine, fill_memory, machine_memory, save_machine, saved_memory
 from hypervisors.qemu.user import (
     first_denied,
     hand_over,
@@ -252,12 +246,7 @@ class QemuVm:
         await self._plugged.check_places()
 
     async def _come_up(
-        self,
-        config: VmConfig,
-        argv: tuple[str, ...],
-        theirs: Mapping[int, int],
-        fds: ExitStack,
-        reserved: User | None,
+        self, config: VmConfig, argv: tuple[str, ...], theirs: Mapping[int, int], fds: ExitStack, reserved: User | None
     ) -> None:
         """QEMU runs and QMP answers; `fds` are closed, QEMU has copies."""
         view = await self._view(config)
@@ -398,12 +387,7 @@ class QemuVm:
         self._owned.append(entry)
 
     async def _spawn(
-        self,
-        config: VmConfig,
-        argv: tuple[str, ...],
-        fds: Mapping[int, int],
-        view: OwnedFd | None,
-        user: User | None,
+        self, config: VmConfig, argv: tuple[str, ...], fds: Mapping[int, int], view: OwnedFd | None, user: User | None
     ) -> None:
         self._child = await self._children.spawn(
             argv,

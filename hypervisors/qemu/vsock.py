@@ -92,11 +92,7 @@ async def start_program(
         f"--uds-path={channel.socket_path}",
     )
     child = await children.spawn(
-        argv,
-        apart=apart,
-        dumps_core=dumps_core,
-        ledger=ledger,
-        ledger_key=channel.device_path,
+        argv, apart=apart, dumps_core=dumps_core, ledger=ledger, ledger_key=channel.device_path
     )
     try:
         async with asyncio.timeout(timeout_s):

@@ -171,8 +171,7 @@ class RemoteVm:
                 "CreateVM", f"create remote vm {config.sandbox_id!r}", self._created(config.sandbox_id, request)
             )
         log.info(
-            "remote vm created",
-            extra={"sandbox": config.sandbox_id, "service": remote.socket_path, "version": version},
+            "remote vm created", extra={"sandbox": config.sandbox_id, "service": remote.socket_path, "version": version}
         )
 
     async def _created(self, vm_id: str, request: Coroutine[Any, Any, str]) -> None:

@@ -48,7 +48,7 @@ PATH_LISTS: Mapping[str, str] = {
 }
 """The key that lists what an annotation for a path may name."""
 _NEVER_A_PODS: Mapping[str, str] = {
-    "sandbox_bind_mounts": "a pod does not choose what of its node is shown to the guest",
+    "sandbox_bind_mounts": "a pod does not choose what of its node is shown to the guest"
 }
 """Annotations of Kata that no list can enable: Kata ignores this one with a warning."""
 _OPEN_WHEN_EMPTY = frozenset({"kernel", "image", "initrd", "firmware"})

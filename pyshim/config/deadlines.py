@@ -42,10 +42,7 @@ DEADLINES: tuple[WaitLimit, ...] = (
     ),
     WaitLimit("QEMU's answer to a command", _CALL, "hypervisors.qemu.qmp.COMMAND_TIMEOUT_S", 25),
     WaitLimit(
-        "the program that serves a disk, while it is plugged",
-        _CALL,
-        "hypervisors.qemu.vhost_user.ANSWER_TIMEOUT_S",
-        10,
+        "the program that serves a disk, while it is plugged", _CALL, "hypervisors.qemu.vhost_user.ANSWER_TIMEOUT_S", 10
     ),
     WaitLimit("QEMU to take a device passed through", _CALL, "hypervisors.qemu.passthrough.VFIO_TIMEOUT_S", 120),
     WaitLimit("the guest to let go of a device", _CALL, "hypervisors.qemu.qmp.UNPLUG_TIMEOUT_S", 15),

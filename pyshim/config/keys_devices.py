@@ -85,11 +85,7 @@ BLOCK: tuple[Key, ...] = (
         ann=True,
     ),
     _H.used(
-        "block_device_aio",
-        choice("io_uring", "native", "threads"),
-        "io_uring",
-        "Asynchronous I/O of disks.",
-        ann=True,
+        "block_device_aio", choice("io_uring", "native", "threads"), "io_uring", "Asynchronous I/O of disks.", ann=True
     ),
     _H.used("block_device_cache_set", BOOL, False, "Whether the two keys below are passed on.", ann=True),
     _H.used("block_device_cache_direct", BOOL, False, "Bypass the host's page cache.", ann=True),
@@ -115,13 +111,7 @@ BLOCK: tuple[Key, ...] = (
         "Requests a disk's queue can hold.",
         also=("config.hypervisor.block_device_queue_size",),
     ),
-    _RS.used(
-        "num_queues",
-        whole(1, 256),
-        1,
-        "Queues of a disk.",
-        also=("config.hypervisor.block_device_num_queues",),
-    ),
+    _RS.used("num_queues", whole(1, 256), 1, "Queues of a disk.", also=("config.hypervisor.block_device_num_queues",)),
     *(
         _H.never(
             f"{which}_rate_limiter_{what}_{limit}",
@@ -145,13 +135,7 @@ BLOCK: tuple[Key, ...] = (
 
 DEVICES: tuple[Key, ...] = (
     _H.used("default_bridges", whole(0, 5), 1, "PCI bridges, where devices are added later."),
-    _H.used(
-        "enable_iommu",
-        BOOL,
-        False,
-        'An IOMMU in the guest; `vfio_mode = "vfio"` needs one. q35 only.',
-        ann=True,
-    ),
+    _H.used("enable_iommu", BOOL, False, 'An IOMMU in the guest; `vfio_mode = "vfio"` needs one. q35 only.', ann=True),
     _H.later(
         "enable_iommu_platform",
         BOOL,

@@ -48,13 +48,7 @@ class RemoteVmState(StrEnum):
 
 
 def remote_vm_entry(
-    vm_id: str,
-    *,
-    socket_path: str,
-    state: RemoteVmState,
-    agent: str = "",
-    asked_until_s: int,
-    stop_timeout_s: int,
+    vm_id: str, *, socket_path: str, state: RemoteVmState, agent: str = "", asked_until_s: int, stop_timeout_s: int
 ) -> LedgerEntry:
     """`asked_until_s` is the time (of the epoch) by which the CreateVM or StartVM that was sent last has ended."""
     detail: dict[str, str | int] = {

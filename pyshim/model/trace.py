@@ -162,9 +162,7 @@ def mark(name: str) -> None:
         current[0]._mark(name, current[1])
 
 
-def traced(
-    name: str,
-) -> Callable[[Callable[P, Coroutine[Any, Any, T]]], Callable[P, Coroutine[Any, Any, T]]]:
+def traced(name: str) -> Callable[[Callable[P, Coroutine[Any, Any, T]]], Callable[P, Coroutine[Any, Any, T]]]:
     """Every call of the coroutine function is a span."""
 
     def decorate(function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:

@@ -11,14 +11,7 @@ from pyshim.model.config import Config
 from pyshim.model.host_facts import HostFacts
 from pyshim.model.ids import SandboxId
 from pyshim.model.ledger import Ledger
-from pyshim.model.seams import (
-    AgentConnector,
-    Host,
-    MonitorRpc,
-    NetworkConnector,
-    Publisher,
-    Records,
-)
+from pyshim.model.seams import AgentConnector, Host, MonitorRpc, NetworkConnector, Publisher, Records
 from pyshim.model.task import RuntimeOptions
 from pyshim.model.trace import Trace
 from pyshim.resources.devices.live import FindDevices

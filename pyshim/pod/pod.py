@@ -14,14 +14,7 @@ from msgspec.structs import replace
 
 from pyshim.concurrency.tasks import TaskOwner, joined, to_the_end
 from pyshim.model.caller import Caller, PodName, pod_of
-from pyshim.model.errors import (
-    AgentGone,
-    AlreadyExists,
-    FailedPrecondition,
-    NotFound,
-    ShimError,
-    Unavailable,
-)
+from pyshim.model.errors import AgentGone, AlreadyExists, FailedPrecondition, NotFound, ShimError, Unavailable
 from pyshim.model.events import TaskCreated, TaskDeleted, TaskOom
 from pyshim.model.ids import ContainerId, ExecId, HostPath, SandboxId
 from pyshim.model.kind import ContainerKind, Membership, membership
@@ -235,12 +228,7 @@ class Pod:
         plan, facts = await plan_sandbox(self._env, request, config)
         records = await self._env.open_records(request.sandbox_id)
         sandbox = Sandbox(
-            plan=plan,
-            host_facts=facts,
-            environment=self._env,
-            records=records,
-            tasks=self._tasks,
-            listener=self,
+            plan=plan, host_facts=facts, environment=self._env, records=records, tasks=self._tasks, listener=self
         )
         self._sandbox = sandbox
         self._saved = SavedState(

@@ -370,8 +370,7 @@ class Sandbox:
         self._undo.push_for(vm.stop_timeout_s, self.hypervisor.stop)
         async with self.cgroups.birth_of_vmm():
             await together(
-                step("start vmm", self.hypervisor.create(vm)),
-                step("allow devices", self.cgroups.allow_nodes()),
+                step("start vmm", self.hypervisor.create(vm)), step("allow devices", self.cgroups.allow_nodes())
             )
         self.pid = self.hypervisor.pid or self.cgroups.own_pid
         await self.cgroups.place(self.hypervisor.pid, self.virtiofsd_pid)

@@ -87,10 +87,7 @@ def sandbox_snapshot(
         owner=owner,
         pod=f"{pod.namespace}/{pod.name}" if pod.name else "",
         endpoints=_endpoints(sandbox),
-        devices=(
-            *(kata_device(*attached) for attached in sandbox.attachments.all()),
-            *sandbox.devices.saved(),
-        ),
+        devices=(*(kata_device(*attached) for attached in sandbox.attachments.all()), *sandbox.devices.saved()),
         sandbox_config=kata_sandbox_config(plan),
         origin=sandbox.origin,
         trace=trace.as_json(),

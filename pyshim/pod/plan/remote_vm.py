@@ -54,11 +54,7 @@ def remote_vm(
 ) -> VmConfig:
     """The VM. Raises InvalidArgument naming key and file; Unimplemented for devices no remote guest can have."""
     service = _service(
-        config,
-        {
-            **_annotations(sandbox_id, spec, config, sizing, initdata),
-            **_device_annotations(config, devices),
-        },
+        config, {**_annotations(sandbox_id, spec, config, sizing, initdata), **_device_annotations(config, devices)}
     )
     most_s = service.timeout_s + service.stop_timeout_s + _MARGIN_S
     vcpus, memory_mib = sizing.vcpus.granted, sizing.memory_mib.granted
@@ -140,9 +136,6 @@ def _device_annotations(config: Config, devices: PodDevices) -> Mapping[str, str
     hypervisor = config.hypervisor
     check_kind_table(config.runtime.vfio_device_kinds, config.source)
     found = remote_devices(
-        devices,
-        config.runtime.vfio_device_kinds,
-        gpus=hypervisor.default_gpus,
-        gpu_model=hypervisor.default_gpu_model,
+        devices, config.runtime.vfio_device_kinds, gpus=hypervisor.default_gpus, gpu_model=hypervisor.default_gpu_model
     )
     return {key: value for key, value in found.annotations.items() if value or key.startswith(HYPERVISOR_PREFIX)}

@@ -282,10 +282,7 @@ def test_the_size_a_pod_asks_for_reaches_the_nouns(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "error", "reason"),
-    [
-        ("remote", FailedPrecondition, "has no table hypervisor.remote"),
-        ("nonsense", InvalidArgument, "is not one of"),
-    ],
+    [("remote", FailedPrecondition, "has no table hypervisor.remote"), ("nonsense", InvalidArgument, "is not one of")],
 )
 def test_a_pod_may_not_choose_a_hypervisor_that_is_not_there(
     tmp_path: Path, name: str, error: type[Exception], reason: str

@@ -154,11 +154,7 @@ def test_every_key_without_effect_is_named_once(tmp_path: Path) -> None:
 def test_what_is_set_in_vain_is_logged_at_a_sandboxs_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = write(tmp_path / "c.toml", "[factory]\nvm_cache_number = 1\n")
 
-    load_config(
-        options(path),
-        {"io.katacontainers.config.runtime.agent_name": "other", "other": "x"},
-        {},
-    )
+    load_config(options(path), {"io.katacontainers.config.runtime.agent_name": "other", "other": "x"}, {})
 
     assert [record.problem for record in caplog.records] == [
         "factory.vm_cache_number has no effect: not implemented yet",

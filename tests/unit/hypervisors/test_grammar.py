@@ -44,11 +44,7 @@ AMD = TeeFacts(
     quote_socket="",
 )
 HOSTS = {
-    "tdx-host": TeeFacts(
-        available=frozenset({Tee.TDX}),
-        probed=(),
-        quote_socket="/run/tdx-qgs/qgs.socket",
-    ),
+    "tdx-host": TeeFacts(available=frozenset({Tee.TDX}), probed=(), quote_socket="/run/tdx-qgs/qgs.socket"),
     "snp-host": replace(AMD, available=AMD.available | {Tee.SNP}),
     "sev-es-host": AMD,
     "plain-host": replace(NO_TEE, probed=("'/sys/module/kvm_intel/parameters/tdx' says 'N'",)),

@@ -30,10 +30,7 @@ from tests.fakes.vm_config import bootable, vm_config
 FIRST = 1879048192
 QEMU = "/usr/bin/qemu-system-x86_64"
 VSOCK_PROGRAM = shutil.which("vhost-device-vsock")
-pytestmark = [
-    pytest.mark.root,
-    pytest.mark.skipif(shutil.which(QEMU) is None, reason=f"needs {QEMU}"),
-]
+pytestmark = [pytest.mark.root, pytest.mark.skipif(shutil.which(QEMU) is None, reason=f"needs {QEMU}")]
 
 PROBE = """
 import ctypes, json, os, socket, sys
@@ -257,10 +254,7 @@ async def test_the_vsock_program_has_the_next_user_and_a_view_of_its_own_directo
     config = machine.config("pod1")
     own = f"{config.vm_dir}/vsock"
     channel = VhostUserVsockChannel(
-        port=1024,
-        program=str(VSOCK_PROGRAM),
-        device_path=f"{own}/device.sock",
-        socket_path=f"{own}/vsock.sock",
+        port=1024, program=str(VSOCK_PROGRAM), device_path=f"{own}/device.sock", socket_path=f"{own}/vsock.sock"
     )
     vm = await machine.boot(replace(config, agent_channel=channel))
     try:

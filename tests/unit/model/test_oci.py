@@ -133,10 +133,7 @@ def test_annotations_place_a_container(annotations: dict[str, str], kind: Contai
         ({"io.kubernetes.cri.container-type": "container"}, "sandbox-id"),
         ({"io.kubernetes.cri-o.ContainerType": "container"}, "SandboxID"),
         ({"io.kubernetes.cri-o.ContainerType": "pod"}, "ContainerType"),
-        (
-            {"io.kubernetes.cri.container-type": "container", "io.kubernetes.cri.sandbox-id": "../../etc"},
-            "sandbox-id",
-        ),
+        ({"io.kubernetes.cri.container-type": "container", "io.kubernetes.cri.sandbox-id": "../../etc"}, "sandbox-id"),
     ],
 )
 def test_a_bad_annotation_is_named(annotations: dict[str, str], named: str) -> None:

@@ -74,10 +74,7 @@ async def test_virtiofsd_that_dies_alone_is_the_reported_reason(stack: Stack) ->
 
 @pytest.mark.parametrize(
     ("socket", "reason"),
-    [
-        ("/run/vc/vm/c1/vhost-fs.sock", "start vm 'c1': virtiofsd exited 1"),
-        ("/other", "connect '/other'"),
-    ],
+    [("/run/vc/vm/c1/vhost-fs.sock", "start vm 'c1': virtiofsd exited 1"), ("/other", "connect '/other'")],
 )
 async def test_a_vmm_that_misses_virtiofsds_socket_is_not_blamed(stack: Stack, socket: str, reason: str) -> None:
     """virtiofsd ends at once, for instance where it cannot make its sandbox; the VMM then cannot connect `socket`."""

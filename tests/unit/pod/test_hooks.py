@@ -169,10 +169,4 @@ def test_the_state_has_every_annotation_and_a_pid_only_where_there_is_one() -> N
 
     state = json.loads(hook_state(spec, container_id="c", bundle="/b", status="creating", pid=0))
 
-    assert state == {
-        "ociVersion": "1.1.0",
-        "id": "c",
-        "status": "creating",
-        "bundle": "/b",
-        "annotations": {"a": "ü"},
-    }
+    assert state == {"ociVersion": "1.1.0", "id": "c", "status": "creating", "bundle": "/b", "annotations": {"a": "ü"}}

@@ -271,8 +271,7 @@ async def _create_and_delete(mounts: int, root: Path, disk: Disk) -> tuple[tuple
 
 
 def test_state_writes_of_create_and_delete_grow_with_the_mounts_and_not_with_their_square(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = Disk(monkeypatch)
 
@@ -310,8 +309,7 @@ async def _one_more(containers: int, root: Path, disk: Disk) -> tuple[int, int]:
 
 
 def test_a_containers_life_costs_as_many_writes_in_a_full_pod_as_in_an_empty_one(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each writes the whole state, of which only what has changed is encoded again."""
     disk = Disk(monkeypatch)

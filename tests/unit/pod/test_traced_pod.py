@@ -22,7 +22,7 @@ async def test_the_whole_life_of_a_traced_pod_is_told(stack: Stack) -> None:
 
     spans = stack.spans.names()
     assert sorted(name for name, within in spans if not within) == [
-        *("create c1", "delete c1", "end sandbox", "exec c1/e1", "start c1"),
+        *("create c1", "delete c1", "end sandbox", "exec c1/e1", "start c1")
     ]
     for step in (
         ("read configuration", "create c1"),

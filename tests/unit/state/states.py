@@ -55,10 +55,7 @@ def snapshot(*containers: ContainerSnapshot) -> SandboxSnapshot:
 
 def state(*containers: ContainerSnapshot, planned: bool = True) -> SandboxState:
     return SandboxState(
-        sandbox_id=SandboxId("sb1"),
-        shim=SHIM,
-        snapshot=snapshot(*containers) if planned else None,
-        ledger=LEDGER,
+        sandbox_id=SandboxId("sb1"), shim=SHIM, snapshot=snapshot(*containers) if planned else None, ledger=LEDGER
     )
 
 

@@ -188,14 +188,7 @@ async def test_state_has_no_exit_time_before_the_exit() -> None:
         state = task_v2_pb2.StateResponse.FromString(await b.call("State", request))
 
         assert state == task_v2_pb2.StateResponse(
-            id="c1",
-            exec_id="e1",
-            bundle="/b",
-            pid=PID,
-            status="RUNNING",
-            stdin="/in",
-            stdout="/out",
-            stderr="/err",
+            id="c1", exec_id="e1", bundle="/b", pid=PID, status="RUNNING", stdin="/in", stdout="/out", stderr="/err"
         )
         assert not state.HasField("exited_at")
 

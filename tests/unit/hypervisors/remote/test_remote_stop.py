@@ -8,11 +8,7 @@ import pytest
 
 from hypervisors.remote.vm import RemoteVm
 from pyshim.cleanup.lost_vms import lost_vms
-from pyshim.model.errors import (
-    DeadlineExceeded,
-    FailedPrecondition,
-    Unavailable,
-)
+from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, Unavailable
 from pyshim.ttrpc import Code
 from tests.fakes.ledger import FakeLedger
 from tests.fakes.remote_service import FakeRemoteService, done_unsaid, never, when
