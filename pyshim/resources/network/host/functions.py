@@ -65,18 +65,13 @@ class NetworkFunctions:
 
         Raises FailedPrecondition, and nothing is touched, while one is still being bound.
         """
-        await self._bound_or_failed()
+        if self._binding is not None:  # its thread could bind the function after the undo
+            done, _ = await asyncio.wait([self._binding], timeout=BINDING_WAIT_S)
+            if not done:
+                raise FailedPrecondition(f"give back {self._bound.entries[-1].key}: its driver has not released it yet")
+            self._binding.exception()  # the caller of `bind` had it, or was cancelled
+            self._binding = None
         await self._bound.release(self._bound.entries)
-
-    async def _bound_or_failed(self) -> None:
-        """The binding thread has ended: otherwise it could bind the function after the undo."""
-        if self._binding is None:
-            return
-        done, _ = await asyncio.wait([self._binding], timeout=BINDING_WAIT_S)
-        if not done:
-            raise FailedPrecondition(f"give back {self._bound.entries[-1].key}: its driver has not released it yet")
-        self._binding.exception()  # the caller of `bind` had it, or was cancelled
-        self._binding = None
 
 
 def _entry(address: str, former: str, override: str = "") -> LedgerEntry:

@@ -51,39 +51,27 @@ def delete_qdisc(name: str, *, netns: str, inode: int = 0) -> None:
 
 
 def _request(place: tuple[str, int], name: str, kind: int, body: Callable[[int], bytes], *fine: int) -> None:
-    opened = _open_in(*place, name)
-    if opened is None:
-        return
-    connection, index = opened
+    """The kernel has carried out the request about the interface, or namespace or interface does not exist."""
+
+    def work() -> bytes | None:
+        try:
+            payload = body(socket.if_nametoindex(name))
+        except OSError:
+            return None  # no such interface
+        with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as connection:
+            connection.settimeout(_ANSWER_TIMEOUT_S)
+            connection.send(HEADER.pack(HEADER.size + len(payload), kind, _NLM_F_REQUEST | _NLM_F_ACK, 1, 0) + payload)
+            return connection.recv(65536)
+
     try:
-        payload = body(index)
-        connection.settimeout(_ANSWER_TIMEOUT_S)
-        connection.send(HEADER.pack(HEADER.size + len(payload), kind, _NLM_F_REQUEST | _NLM_F_ACK, 1, 0) + payload)
-        answer = connection.recv(65536)
-    finally:
-        connection.close()
+        answer = in_netns(*place, work)
+    except FileNotFoundError:
+        return
+    if answer is None:
+        return
     _, answer_kind, _, _, _ = HEADER.unpack_from(answer)
     if answer_kind != _NLMSG_ERROR:
         raise OSError(errno.EPROTO, "rtnetlink answered with something else than an acknowledgement", name)
     number = -struct.unpack_from("=i", answer, HEADER.size)[0]
     if number not in (0, errno.ENODEV, errno.ENOENT, *fine):
         raise OSError(number, os.strerror(number), name)
-
-
-def _open_in(netns: str, inode: int, name: str) -> tuple[socket.socket, int] | None:
-    """A route socket of that namespace and the interface's index there; None when either is gone.
-
-    A socket stays in the namespace it was made in, so only its making needs a thread that has gone there and ends.
-    """
-
-    def work() -> tuple[socket.socket, int]:
-        index = socket.if_nametoindex(name)
-        return socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE), index
-
-    try:
-        return in_netns(netns, inode, work)
-    except OSError as error:
-        # if_nametoindex raises "no such interface" without an errno.
-        if error.errno in (None, errno.ENODEV, errno.ENXIO, errno.ENOENT):
-            return None
-        raise

@@ -1,8 +1,8 @@
 """How a pod's network is wired: the links that become devices of the VM, and the guest's configuration. Pure.
 
 Rules that follow Kata's runtimes, so that one CNI configuration gives one guest: loopback and links without an address
-are no endpoints; endpoints are ordered by name; the guest's kernel makes the kernel's own routes
-again; only permanent neighbours are passed on.
+are no endpoints; endpoints are ordered by name; routes that the host's kernel made by itself are left to the guest's
+kernel; only permanent neighbours are passed on.
 """
 
 import ipaddress
