@@ -120,25 +120,16 @@ class SandboxNetwork:
         network = self.connected
         if network is None:
             return
-        self._follow(network, agent)
+        if self._services.vm_devices.capabilities().network_hotplug:
+            changes = NetworkChanges(self._services, network=network, agent=agent)
+            changes.start()
+            self._services.undo.push(changes.close)
+        else:
+            network.unwatch()
         if network.forward_listener is not None:
-            self._forward = PortForward(
-                plan=self._plan,
-                listener=network.forward_listener,
-                agent=agent,
-                host=self._services.host,
-                tasks=self._services.tasks,
-            )
+            self._forward = PortForward(self._services, listener=network.forward_listener, agent=agent)
             self._forward.start()
             self._services.undo.push(self._forward.close)
-
-    def _follow(self, network: Network, agent: Agent) -> None:
-        if not self._services.vm_devices.capabilities().network_hotplug:
-            network.unwatch()
-            return
-        changes = NetworkChanges(self._services, network=network, agent=agent)
-        changes.start()
-        self._services.undo.push(changes.close)
 
     def has_container(self, container_id: ContainerId) -> None:
         """The pod has this container now: unless it is the pause container, it may listen on ports."""

@@ -13,12 +13,12 @@ from functools import partial
 
 from pyshim.concurrency.deadlines import within
 from pyshim.concurrency.stdio import Progress, pump_input
-from pyshim.concurrency.tasks import TaskOwner, cancel_all
+from pyshim.concurrency.tasks import cancel_all
 from pyshim.model.errors import AgentGone, ShimError, Unavailable
-from pyshim.model.plans import SandboxPlan
-from pyshim.model.seams import ContainerAgent, ForwardConnection, ForwardListener, Host
+from pyshim.model.seams import ContainerAgent, ForwardConnection, ForwardListener
 from pyshim.resources.network.plan.relay import relay_plan, relay_process
 from pyshim.resources.network.relay import run_relay
+from pyshim.resources.services import SandboxServices
 
 log = logging.getLogger(__name__)
 
@@ -36,18 +36,16 @@ _KILL = 9
 class PortForward:
     """Serves one pod's listener from `start` to `close`. Owns the connections, not the listener."""
 
-    def __init__(
-        self, *, plan: SandboxPlan, listener: ForwardListener, agent: ContainerAgent, host: Host, tasks: TaskOwner
-    ) -> None:
+    def __init__(self, services: SandboxServices, *, listener: ForwardListener, agent: ContainerAgent) -> None:
         self.has_listeners = False
         """True once a container may listen. Until then connections are reset: the guest's first container must be one
         of the pod's, since the pod's containers share the pid namespace of kata-agent's first container."""
-        self._plan = plan
+        self._plan = services.plan
+        self._host = services.host
+        self._tasks = services.tasks
         self._listener = listener
         self._agent = agent
-        self._host = host
-        self._tasks = tasks
-        self._name = f"forward/{plan.sandbox_id}"
+        self._name = f"forward/{services.plan.sandbox_id}"
         self._serving: asyncio.Task[None] | None = None
         self._carrying: set[asyncio.Task[None]] = set()
         self._container_id = ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -82,9 +83,8 @@ def scene(fast_clock: None, runner: asyncio.Runner) -> Iterator[Scene]:
 
     async def started() -> tuple[Client, PortForward]:
         client = Client(agent.connection())
-        forward = PortForward(
-            plan=_plan(), listener=listener, agent=AgentClient(client, request_timeout_s=5), host=host, tasks=tasks
-        )
+        services: Any = SimpleNamespace(plan=_plan(), host=host, tasks=tasks)
+        forward = PortForward(services, listener=listener, agent=AgentClient(client, request_timeout_s=5))
         forward.has_listeners = True
         forward.start()
         return client, forward
@@ -99,22 +99,11 @@ def scene(fast_clock: None, runner: asyncio.Runner) -> Iterator[Scene]:
 
 def _plan() -> Any:
     """The parts of a sandbox's plan that forwarding looks at."""
-
-    class Runtime:
-        create_container_timeout_s = 5.0
-
-    class Config:
-        runtime = Runtime()
-
-    class Share:
-        mounts_dir = "/share/mounts"
-
-    class Plan:
-        sandbox_id = "s1"
-        share = Share()
-        config = Config()
-
-    return Plan()
+    return SimpleNamespace(
+        sandbox_id="s1",
+        share=SimpleNamespace(mounts_dir="/share/mounts"),
+        config=SimpleNamespace(runtime=SimpleNamespace(create_container_timeout_s=5.0)),
+    )
 
 
 async def test_what_is_dialled_is_answered_by_the_guest_to_the_end(scene: Scene) -> None:
