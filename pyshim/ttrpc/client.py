@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from types import TracebackType
 
 from .connection import ClientConnection
@@ -50,16 +50,6 @@ class Client:
         """The reason why the connection dropped; None while it lives and after a plain end."""
         return self._link.error
 
-    @property
-    def ignored_frames(self) -> int:
-        """Frames of the server that made no sense: unknown streams and types. Any of them means a broken peer."""
-        return self._core.ignored_frames - self._core.late_frames
-
-    @property
-    def late_frames(self) -> int:
-        """Frames that came after their call had timed out or been cancelled."""
-        return self._core.late_frames
-
     async def call(
         self,
         service: str,
@@ -94,11 +84,11 @@ class Client:
             return frame
 
         try:
-            if timeout_s is None:
-                reply = await self._answered(pending, make, service, method)
-            else:
-                async with asyncio.timeout(timeout_s + late_s):
-                    reply = await self._answered(pending, make, service, method)
+            async with asyncio.timeout(None if timeout_s is None else timeout_s + late_s):
+                pending.mark = await self._link.send(make)
+                reply = await pending.reply
+        except ConnectionClosed as exc:
+            raise ConnectionClosed(f"call '{service}/{method}': {self._closed_text()}") from exc
         except TimeoutError as exc:
             raise CallTimedOut(f"call '{service}/{method}': no reply within {timeout_s} s") from exc
         finally:
@@ -107,12 +97,6 @@ class Client:
         if isinstance(reply, TtrpcError):
             raise reply
         return reply
-
-    async def _answered(
-        self, pending: _PendingCall, make: Callable[[], bytes], service: str, method: str
-    ) -> bytes | TtrpcError:
-        pending.mark = await self._send(make, f"call '{service}/{method}'")
-        return await pending.reply
 
     async def closed(self) -> None:
         """The connection is closed, by either side."""
@@ -129,12 +113,6 @@ class Client:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    async def _send(self, make: Callable[[], bytes], action: str) -> int:
-        try:
-            return await self._link.send(make)
-        except ConnectionClosed as exc:
-            raise ConnectionClosed(f"{action}: {self._closed_text()}") from exc
 
     def _closed_text(self) -> str:
         error = self._link.error

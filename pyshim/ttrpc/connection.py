@@ -165,7 +165,8 @@ class ServerConnection(_Connection):
             return self._refuse(stream_id, Code.INVALID_ARGUMENT, message)
         self._last_stream_id = stream_id
         if frame.discarded_bytes:
-            return self._refuse_oversize(frame)
+            message = f"message of {frame.discarded_bytes} bytes exceeds the limit of {self._max_message_bytes}"
+            return self._refuse(stream_id, Code.RESOURCE_EXHAUSTED, message)
         if frame.flags & FLAG_REMOTE_OPEN:
             return self._refuse(stream_id, Code.UNIMPLEMENTED, f"open stream {stream_id}: streaming is not implemented")
         if len(self._streams) >= self._max_open_streams:
@@ -190,15 +191,10 @@ class ServerConnection(_Connection):
         message = f"data on stream {stream_id}: the client had closed its side"
         return self._refuse(stream_id, Code.INVALID_ARGUMENT, message)
 
-    def _refuse_oversize(self, frame: Frame) -> RequestRefused:
-        message = f"message of {frame.discarded_bytes} bytes exceeds the limit of {self._max_message_bytes}"
-        return self._refuse(frame.stream_id, Code.RESOURCE_EXHAUSTED, message)
-
     def _refuse(self, stream_id: int, code: int, message: str) -> RequestRefused:
         reply = self._frame(stream_id, RESPONSE, encode_error(code, message))
-        ended = stream_id in self._streams
         self._streams.discard(stream_id)
-        return RequestRefused(stream_id, code, message, reply, ended)
+        return RequestRefused(stream_id, code, message, reply)
 
 
 class ClientConnection(_Connection):

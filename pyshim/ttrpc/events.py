@@ -21,16 +21,12 @@ class RequestReceived(NamedTuple):
 
 
 class RequestRefused(NamedTuple):
-    """The core refuses a frame of the client; `reply` is the frame that says so and is to be sent.
-
-    `ended` says that an open stream ended by this: its handler must not answer any more.
-    """
+    """The core refuses a frame of the client, which ends its stream; `reply` is the frame to send."""
 
     stream_id: int
     code: int
     message: str
     reply: bytes
-    ended: bool
 
 
 class ResponseReceived(NamedTuple):

@@ -133,11 +133,7 @@ class Session:
         self._in_flight_bytes += call.payload_bytes
         if deadline is not None and self._limits.answers_at_deadline:
             call.timer = self._loop.call_at(deadline, self._expire, call)
-        if isinstance(found, ImmediateHandler):
-            coroutine = self._run_immediate(call, found, event.payload)
-        else:
-            coroutine = self._run_unary(call, found, event.payload)
-        call.task = self._spawn(coroutine, f"ttrpc/{event.method}/{stream_id}")
+        call.task = self._spawn(self._run(call, found, event.payload), f"ttrpc/{event.method}/{stream_id}")
         # A callback, not a `finally` in the task: a task cancelled before its first step runs no line of its body.
         call.task.add_done_callback(lambda _: self._finish(call))
 
@@ -171,16 +167,13 @@ class Session:
         except Exception as exc:
             self._on_exception(call, exc)
 
-    async def _run_immediate(self, call: _Call, handler: ImmediateHandler, payload: bytes) -> None:
+    async def _run(self, call: _Call, handler: _Found, payload: bytes) -> None:
         try:
-            await self._link.send(lambda: self._reply(call, handler.function(payload, call.context)))
-        except Exception as exc:
-            self._on_exception(call, exc)
-
-    async def _run_unary(self, call: _Call, handler: UnaryHandler, payload: bytes) -> None:
-        try:
-            result = await handler.function(payload, call.context)
-            await self._link.send(lambda: self._reply(call, result))
+            if isinstance(handler, ImmediateHandler):
+                await self._link.send(lambda: self._reply(call, handler.function(payload, call.context)))
+            else:
+                result = await handler.function(payload, call.context)
+                await self._link.send(lambda: self._reply(call, result))
         except Exception as exc:
             self._on_exception(call, exc)
 

@@ -72,7 +72,7 @@ async def test_timed_out_call_is_forgotten_and_its_late_reply_dropped() -> None:
         second = calling(client)
         await peer.send(frame(1, RESPONSE, 0, b"\x12\x04late") + frame(3, RESPONSE, 0, b"\x12\x02ok"))
         assert await second == b"ok"
-        assert (client.late_frames, client.ignored_frames) == (1, 0)
+        assert (client._core.late_frames, client._core.ignored_frames) == (1, 1)
         assert client._calls == {}
 
 

@@ -141,15 +141,15 @@ def only(events: list[Event]) -> Event:
     return events[0]
 
 
-def refusal(events: list[Event]) -> tuple[int, int, str, bool]:
-    """(stream id, code, message, ended) of the only event, after checking that its reply frame says the same."""
+def refusal(events: list[Event]) -> tuple[int, int, str]:
+    """(stream id, code, message) of the only event, after checking that its reply frame says the same."""
     event = only(events)
     assert isinstance(event, RequestRefused)
     length, stream_id, type_, flags = HEADER.unpack_from(event.reply)
     reply = decode_response(event.reply[10:])
     assert (length, stream_id, type_, flags) == (len(event.reply) - 10, event.stream_id, RESPONSE, 0)
     assert (reply.code, reply.message) == (event.code, event.message)
-    return event.stream_id, event.code, event.message, event.ended
+    return event.stream_id, event.code, event.message
 
 
 async def request_of(peer: RawPeer) -> tuple[int, Request]:
