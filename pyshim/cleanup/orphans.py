@@ -17,7 +17,7 @@ from pyshim.cleanup.remote_vms import remote_vms
 from pyshim.host.processes import identity as processes
 from pyshim.model.errors import NotFound, ShimError
 from pyshim.model.ledger import LedgerEntry
-from pyshim.state.errors import NotOurState, StateDamaged, StateTooNew
+from pyshim.state.errors import NotOurState, StateDamaged
 from pyshim.state.schema import SandboxState, ShimRecord
 from pyshim.state.store import StateStore
 
@@ -37,9 +37,8 @@ class Orphan(NamedTuple):
 
 
 class Spared(NamedTuple):
-    """A sandbox that must not be cleaned, with the reason."""
+    """The reason why a sandbox must not be cleaned."""
 
-    sandbox_id: str
     reason: str
     is_served: bool
 
@@ -57,37 +56,28 @@ def judged(store: StateStore, sandbox_id: str, places: Places) -> Orphan | Spare
         state = store.load(sandbox_id)
         shim = state.shim
     except NotOurState:
-        return Spared(sandbox_id, "its state is another runtime's", is_served=False)
-    except StateTooNew as error:
-        return Spared(sandbox_id, str(error), is_served=False)
+        return Spared("its state is another runtime's", is_served=False)
     except (NotFound, StateDamaged) as error:
+        is_there = isinstance(error, StateDamaged)
         shim = store.entered(sandbox_id)
-        is_ours = isinstance(error, StateDamaged) and store.names_us(sandbox_id)
-        known_by = f"the register ({error})" if shim is not None else f"the remains of its state ({error})"
-        if shim is None and not is_ours:
-            return _by_its_vmm(sandbox_id, str(error), places, was_found=isinstance(error, StateDamaged))
+        if shim is not None:
+            known_by = f"the register ({error})"
+        elif is_there and store.names_us(sandbox_id):
+            known_by = f"the remains of its state ({error})"
+        elif any(name == sandbox_id for name, _ in named_vmms(places)):
+            known_by = f"its VMM ({error})"
+        else:
+            return Spared(f"nothing shows whose it is: {error}", is_served=False) if is_there else None
     except ShimError as error:
-        return Spared(sandbox_id, str(error), is_served=False)
+        return Spared(str(error), is_served=False)
     if shim is not None and shim.pid_namespace not in (0, processes.our_pid_namespace()):
-        return Spared(
-            sandbox_id, f"shim {shim.pid} is of another pid namespace and cannot be seen here", is_served=False
-        )
+        return Spared(f"shim {shim.pid} is of another pid namespace and cannot be seen here", is_served=False)
     if shim is not None and processes.is_alive(processes.ProcessRef(shim.pid, shim.start_ticks)):
-        return Spared(sandbox_id, f"shim {shim.pid} of namespace {shim.namespace!r} serves it", is_served=True)
+        return Spared(f"shim {shim.pid} of namespace {shim.namespace!r} serves it", is_served=True)
     if shim is None and (guardian := _guardian(sandbox_id, places)):
-        return Spared(sandbox_id, f"process {guardian} looks like its shim", is_served=True)
+        return Spared(f"process {guardian} looks like its shim", is_served=True)
     ledger = state.ledger if state is not None else conventional_ledger(sandbox_id, places)
     return Orphan(sandbox_id, known_by, shim, state, ledger)
-
-
-def _by_its_vmm(sandbox_id: str, reason: str, places: Places, *, was_found: bool) -> Orphan | Spared | None:
-    """The judgement when nothing written says whose the sandbox is, by a VMM with a command line of ours."""
-    if not any(name == sandbox_id for name, _ in named_vmms(places)):
-        return Spared(sandbox_id, f"nothing shows whose it is: {reason}", is_served=False) if was_found else None
-    if guardian := _guardian(sandbox_id, places):
-        return Spared(sandbox_id, f"process {guardian} looks like its shim", is_served=True)
-    ledger = conventional_ledger(sandbox_id, places)
-    return Orphan(sandbox_id, f"its VMM ({reason})", None, None, ledger)
 
 
 def _guardian(sandbox_id: str, places: Places) -> int:
@@ -113,7 +103,7 @@ def clean_orphan(
         if found.state is not None and not is_alone and (remote := remote_vms(found.ledger)):
             # StopVM is under way for minutes; a second one meets a service in the middle of the first.
             reason = f"another process cleans it, and ends remote vm '{remote[0].key}'"
-            return Spared(sandbox_id, reason, is_served=False), (), errors
+            return Spared(reason, is_served=False), (), errors
         containers = containers_of(sandbox_id, places, found.state)
         check = belongs_to(sandbox_id, places, store.root, container_ids=containers)
         left = release_all(found.ledger, deadline=deadline, errors=errors, check=check)
