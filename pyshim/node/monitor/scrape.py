@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from pyshim.model.caller import PodName
@@ -62,38 +62,33 @@ class Scrapes:
         return text_of(self._own(labels, found)) + shims
 
     def _own(self, labels: Mapping[str, Mapping[str, str]], found: Mapping[str, _Scraped]) -> list[Family]:
+        def of_each(name: str, help_text: str, value: Callable[[_Scraped], float]) -> Family:
+            samples = (Sample(labels[sandbox_id], value(one)) for sandbox_id, one in found.items())
+            return Family(name, "gauge", help_text, tuple(samples))
+
+        def count(name: str, help_text: str, value: int) -> Family:
+            return Family(name, "counter", help_text, (Sample({}, value),))
+
         return [
             gauge("kata_monitor_running_shim_count", "Sandboxes of this node.", len(found)),
-            Family("kata_monitor_scrape_count", "counter", "Scrapes.", (Sample({}, self._count),)),
-            Family(
-                "kata_monitor_scrape_failed_count",
-                "counter",
-                "Shims that did not answer a scrape.",
-                (Sample({}, self._failed),),
-            ),
+            count("kata_monitor_scrape_count", "Scrapes.", self._count),
+            count("kata_monitor_scrape_failed_count", "Shims that did not answer a scrape.", self._failed),
             durations_family(
                 "kata_monitor_scrape_durations_histogram_milliseconds",
                 "Time of a scrape of all shims.",
                 self._durations.all(),
             ),
             *own_families("kata_monitor"),
-            Family(
-                "pyshim_monitor_shim_up",
-                "gauge",
-                "1 when the shim of the sandbox has answered.",
-                tuple(Sample(labels[sandbox_id], int(one.is_up)) for sandbox_id, one in found.items()),
+            of_each(
+                "pyshim_monitor_shim_up", "1 when the shim of the sandbox has answered.", lambda one: int(one.is_up)
             ),
-            Family(
+            of_each(
                 "pyshim_monitor_shim_stopped",
-                "gauge",
                 "1 when the shim did not answer because it is stopped, by SIGSTOP or a debugger.",
-                tuple(Sample(labels[sandbox_id], int(one.is_stopped)) for sandbox_id, one in found.items()),
+                lambda one: int(one.is_stopped),
             ),
-            Family(
-                "pyshim_monitor_shim_scrape_seconds",
-                "gauge",
-                "Time of the shim's answer.",
-                tuple(Sample(labels[sandbox_id], round(one.took_s, 6)) for sandbox_id, one in found.items()),
+            of_each(
+                "pyshim_monitor_shim_scrape_seconds", "Time of the shim's answer.", lambda one: round(one.took_s, 6)
             ),
         ]
 
