@@ -85,6 +85,7 @@ def _serve(
 def _zygote(call: Invocation) -> int:
     """The exit code of the zygote; in each process that it forks, that of the daemon which this has become."""
     from pyshim.config.examined import Examined
+    from pyshim.config.load import judge
     from pyshim.config.sources import named_file
     from pyshim.model.errors import ShimError
     from pyshim.start import zygote as link
@@ -102,7 +103,7 @@ def _zygote(call: Invocation) -> int:
 
     def read_configuration(request: "Request") -> None:
         try:
-            examined.of(named_file(parse(request.words).config), request.environment)
+            judge(examined.of(named_file(parse(request.words).config), request.environment))
         except (OSError, ShimError, BootstrapError):
             return  # the daemon meets it again, and says so
 

@@ -77,6 +77,8 @@ def with_annotations(
                 findings.append(_finding(name, Verdict.NO_EFFECT, key.why, setting.value != key.default))
         else:
             findings += _not_a_key(name)
+    if not changed and not findings:
+        return effective  # `examine` has derived and compared its settings
     _exclude_each_other(effective, changed)
     result = replace(effective.with_settings(changed), findings=(*effective.findings, *findings))
     result = result.with_settings(derived(result.settings))

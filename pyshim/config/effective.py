@@ -76,7 +76,7 @@ class Setting(NamedTuple):
         return "default" if self.is_default else str(self.place) if self.place else "file"
 
 
-class Effective(msgspec.Struct, frozen=True, kw_only=True):
+class Effective(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     source: Source
     hypervisor: str
     settings: Mapping[tuple[Table, str], Setting]

@@ -10,7 +10,7 @@ from pyshim.config.sources import read_files, read_source, source_files
 from pyshim.host.file_answers import file_identity, is_settled
 from pyshim.model.task import RuntimeOptions
 
-_MAX_KEPT = 16
+MAX_KEPT = 16
 """Configurations, as many as a node has handlers; beyond that it is a client that names a new file each time."""
 
 
@@ -42,7 +42,7 @@ class Examined:
             return self._kept[files[0]][1]
         effective = examine(read_files(files))
         if (look, True) == self._look(files):
-            if len(self._kept) == _MAX_KEPT:
+            if len(self._kept) == MAX_KEPT:
                 self._kept.clear()
             self._kept[files[0]] = (look, effective)
         return effective

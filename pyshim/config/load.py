@@ -3,11 +3,12 @@
 import logging
 import os
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any
 
 from pyshim.config.annotations import HYPERVISOR_NAME, with_annotations
 from pyshim.config.effective import Effective, Finding, Level, Setting, examine
-from pyshim.config.examined import Examined
+from pyshim.config.examined import MAX_KEPT, Examined
 from pyshim.config.hashes import verify_assets
 from pyshim.config.keys import Table, Verdict
 from pyshim.config.sources import Source
@@ -38,6 +39,13 @@ def load_config(
     refuse_unsupported(effective)
     verify_assets(effective, annotations)
     return config
+
+
+def judge(effective: Effective) -> None:
+    """`load_config` needs no work for pods whose annotations change nothing. Raises what it raises."""
+    typed(effective)
+    warnings(effective)
+    refused(effective)
 
 
 def for_pod(
@@ -79,6 +87,7 @@ def raise_first_error(effective: Effective) -> None:
         raise InvalidArgument(f"read {finding.subject} in {_where(effective, finding)}: {finding.text}{hint}")
 
 
+@lru_cache(MAX_KEPT)
 def typed(effective: Effective) -> Config:
     """The nouns the rest of the shim reads. Raises FailedPrecondition when another hypervisor than ours is chosen."""
     if effective.hypervisor not in SUPPORTED_HYPERVISORS:
@@ -113,6 +122,7 @@ def refuse_unsupported(effective: Effective) -> None:
         raise FailedPrecondition(f"start sandbox with '{effective.source.path}': not supported yet: {asked}")
 
 
+@lru_cache(MAX_KEPT)
 def refused(effective: Effective) -> tuple[Setting, ...]:
     """Settings no sandbox may start with: to ignore them would leave a pod less safe than its owner believes."""
     return tuple(
@@ -122,6 +132,7 @@ def refused(effective: Effective) -> tuple[Setting, ...]:
     )
 
 
+@lru_cache(MAX_KEPT)
 def warnings(effective: Effective) -> tuple[str, ...]:
     """One sentence for each key that is set in vain: unknown, removed, or without effect and not the default."""
     found = []

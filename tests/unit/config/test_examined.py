@@ -10,6 +10,8 @@ import pytest
 from pyshim.config import effective
 from pyshim.config.examined import Examined
 from pyshim.config.keys import Table
+from pyshim.config.load import judge, load_config, typed
+from pyshim.model.config import HYPERVISOR_PREFIX
 from pyshim.model.errors import FailedPrecondition, InvalidArgument
 from pyshim.model.task import RuntimeOptions
 
@@ -35,6 +37,16 @@ def test_a_configuration_that_has_not_changed_is_not_read_again(tmp_path: Path) 
     path, examined = write(tmp_path / "c.toml", named("/a")), later()
 
     assert examined.of(options(path), {}) is examined.of(options(path), {})
+
+
+def test_pods_whose_annotations_change_nothing_share_what_was_made_of_it(tmp_path: Path) -> None:
+    path, examined = write(tmp_path / "c.toml", named("/a") + 'enable_annotations = ["default_vcpus"]\n'), later()
+    judge(examined.of(options(path), {}))
+    shared = typed(examined.of(options(path), {}))
+
+    assert load_config(options(path), {"io.kubernetes.cri.sandbox-id": "a"}, {}, examined) is shared
+    other = load_config(options(path), {f"{HYPERVISOR_PREFIX}default_vcpus": "3"}, {}, examined)
+    assert (other.hypervisor.default_vcpus, shared.hypervisor.default_vcpus) == (3, 1)
 
 
 def test_the_link_may_change_that_leads_to_the_file(tmp_path: Path) -> None:
