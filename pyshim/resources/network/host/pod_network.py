@@ -88,8 +88,8 @@ class HostNetwork:
         self._adopt(found)
         for endpoint in found.endpoints:
             self.nics += (await self._wire(session, endpoint),)
-        for physical in found.physical:  # last: a link leaves the namespace with its driver
-            self.functions[physical.mac] = await self._functions.bind(physical.address)
+        for link in found.physical:  # last: a link leaves the namespace with its driver
+            self.functions[link.mac] = await self._functions.bind(link.device)
 
     async def connect_direct(self, direct: DirectNetwork) -> None:
         """The devices that a plugin prepared, instead of the namespace's links."""
@@ -122,7 +122,7 @@ class HostNetwork:
         self.interfaces = (*(item for item in self.interfaces if item.mac in handed), *plan.interfaces)
         self.routes = (*(item for item in self.routes if item.device in names), *plan.routes)
         self.neighbours = (*(item for item in self.neighbours if item.device in names), *plan.neighbours)
-        self._handed |= {physical.mac: physical.link_name for physical in plan.physical}
+        self._handed |= {link.mac: link.name for link in plan.physical}
 
     def _log_left_out(self, plan: NetworkPlan) -> None:
         for sentence in plan.left_out:

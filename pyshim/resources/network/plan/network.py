@@ -60,18 +60,10 @@ class EndpointPlan(msgspec.Struct, frozen=True, kw_only=True):
         return NicDevice(id=self.id, mac=self.mac, tap_fds=tap_fds, vhost_fds=vhost_fds, mtu=self.mtu)
 
 
-class PhysicalEndpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """An interface of the pod that is a PCI function of the host and is passed to the VM."""
-
-    link_name: str
-    mac: str
-    address: str
-    """PCI address on the host."""
-
-
 class NetworkPlan(msgspec.Struct, frozen=True, kw_only=True):
     endpoints: tuple[EndpointPlan, ...]
-    physical: tuple[PhysicalEndpoint, ...]
+    physical: tuple[LinkReport, ...]
+    """Links that are PCI functions of the host and are passed to the VM."""
     interfaces: tuple[NetworkInterface, ...]
     routes: tuple[NetworkRoute, ...]
     neighbours: tuple[NetworkNeighbour, ...]
@@ -129,11 +121,7 @@ def _plan(
     routes, dropped = _routes(scan.routes, names)
     return NetworkPlan(
         endpoints=endpoints,
-        physical=tuple(
-            PhysicalEndpoint(link_name=link.name, mac=link.mac, address=link.device)
-            for link in links
-            if link.bus == "pci"
-        ),
+        physical=tuple(link for link in links if link.bus == "pci"),
         interfaces=tuple(_interface(link, addresses[link.index]) for link in links),
         routes=(*_peer_routes(addresses, names), *routes),
         neighbours=tuple(

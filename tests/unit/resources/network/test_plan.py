@@ -357,7 +357,7 @@ def test_a_card_is_handed_over_and_told_and_the_other_links_are_wired(model: Net
     plan = network_plan(facts, model, pass_physical=True)
 
     (card,) = plan.physical
-    assert (card.link_name, card.mac, card.address) == ("eth0", ETH0.mac, "0000:41:08.0")
+    assert (card.name, card.mac, card.device) == ("eth0", ETH0.mac, "0000:41:08.0")
     assert [(item.link_name, item.tap_name, item.id) for item in plan.endpoints] == [
         ("eth1", "veth0_kata", "network-0")
     ]
