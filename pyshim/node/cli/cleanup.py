@@ -99,11 +99,7 @@ def _templates(directory: str, dry_run: bool) -> int:
 
 
 def _strike(vm_id: str) -> int:
-    try:
-        was_lost = remove_tombstone(vm_id)
-    except (ShimError, OSError) as error:
-        print(f"pyshim: strike remote vm {vm_id!r}: {error}", file=sys.stderr)
-        return FAILED
+    was_lost = remove_tombstone(vm_id)
     print(f"remote vm '{vm_id}': {'struck off' if was_lost else 'it is not on the list'}")
     return CLEAN
 
@@ -135,8 +131,7 @@ def _one(node: CleanupPlaces, sandbox_id: str, dry_run: bool, *, was_named: bool
         if was_named or not found.is_served:
             print(f"sandbox '{sandbox_id}': left alone: {found.reason}")
         return IN_USE if was_named else CLEAN
-    for line in _report(found, held, "would undo" if dry_run else "undone"):
-        print(line)
+    _print_orphan(found, held, "would undo" if dry_run else "undone")
     for text in errors:
         print(f"pyshim: {text}", file=sys.stderr)
     if dry_run:
@@ -146,10 +141,9 @@ def _one(node: CleanupPlaces, sandbox_id: str, dry_run: bool, *, was_named: bool
     return FAILED if held or errors else CLEAN
 
 
-def _report(found: Orphan, held: tuple[LedgerEntry, ...], done: str) -> list[str]:
+def _print_orphan(found: Orphan, held: tuple[LedgerEntry, ...], done: str) -> None:
     who = f", shim {found.shim.pid} of namespace '{found.shim.namespace}' is gone" if found.shim is not None else ""
-    lines = [f"sandbox '{found.sandbox_id}': known by {found.known_by}{who}"]
+    print(f"sandbox '{found.sandbox_id}': known by {found.known_by}{who}")
     for entry in reversed(found.ledger):
         pid = f" (pid {entry.detail['pid']})" if "pid" in entry.detail else ""
-        lines.append(f"  {'kept' if entry in held else done}: {entry.kind.value} {entry.key}{pid}")
-    return lines
+        print(f"  {'kept' if entry in held else done}: {entry.kind.value} {entry.key}{pid}")

@@ -64,7 +64,7 @@ def command(with_input: bool, port: int, state_dir: str, sandbox: str, command_w
     """
     found = sandbox_id(sandbox, state_dir)
     if not command_words:
-        with connect(found, agent_address(found, state_dir), port) as console:
+        with connect(found, state_dir, port) as console:
             return interact(console)
     read = (lambda: os.read(sys.stdin.fileno(), _CHUNK_BYTES)) if with_input else None
     return run_in_guest(found, state_dir, command_words, port=port, write=_write, read=read)
@@ -79,71 +79,73 @@ def run_in_guest(
     read: Callable[[], bytes] | None = None,
     port: int = CONSOLE_PORT,
 ) -> int:
-    """The exit code of the command, whose input `read` returns in pieces, an empty one at the end.
+    """The exit code of the command, whose input `read` returns in pieces, an empty one at the end; 255 if the console
+    ends before it.
 
     Raises NotFound, FailedPrecondition and Unavailable as `connect`, InvalidArgument for words that cannot be typed.
     """
     line, begin, end = typed(words, with_input=read is not None)
-    with connect(found, agent_address(found, state_dir), port) as console:
-        return run_command(console, line, begin, end, write=write, read=read)
+    output = MarkedOutput(begin, end)
+    sender = None
+    with connect(found, state_dir, port) as console, suppress(ConnectionError):
+        console.sendall(line)
+        while output.exit_code is None and (data := console.recv(_CHUNK_BYTES)):
+            write(output.feed(data))
+            if output.has_begun and read is not None and sender is None:
+                # In a thread, as a command may write much before it reads. It may wait for input for ever: a daemon.
+                sender = threading.Thread(target=_type_input, args=(console, read), daemon=True)
+                sender.start()
+    if output.exit_code is None:
+        print("pyshim: run command in guest: the console ended before the command did", file=sys.stderr)
+        return _LOST
+    return output.exit_code
 
 
-def agent_address(found: SandboxId, state_dir: str) -> str:
-    """Raises NotFound, FailedPrecondition for a sandbox that has no VM."""
+def connect(found: SandboxId, state_dir: str, port: int) -> socket.socket:
+    """A connection to the debug console. Raises FailedPrecondition if there cannot be one, Unavailable if none
+    answers."""
     address = snapshot_of(found, state_dir).agent_address
     if not address:
         raise FailedPrecondition(f"exec in sandbox '{found}': its VM does not run")
-    return address
-
-
-def connect(found: str, address: str, port: int) -> socket.socket:
-    """A connection to the debug console. Raises FailedPrecondition if there cannot be one, Unavailable if none
-    answers."""
+    where: tuple[int, int] | str
     if match := re.fullmatch(r"vsock://(\d{1,10}):\d+", address):
-        return _connected(found, socket.AF_VSOCK, (int(match[1]), port), f"vsock://{match[1]}:{port}")
-    if match := re.fullmatch(r"hvsock://(.+):\d+", address):
-        where = f"hvsock://{match[1]}:{port}"
-        console = _connected(found, socket.AF_UNIX, match[1], where)
+        family, where = socket.AF_VSOCK, (int(match[1]), port)
+    elif match := re.fullmatch(r"hvsock://(.+):\d+", address):
+        family, where = socket.AF_UNIX, match[1]
+    else:
+        how = "a serial port" if address.startswith("serial://") else f"'{address}'"
+        raise FailedPrecondition(
+            f"exec in sandbox '{found}': its agent is reached over {how}, and a debug console needs vsock"
+            " (hint: 'pyshim check' says whether this host has vhost-vsock; use_vsock = \"vhost-user\" needs none)"
+        )
+    place = f"{address.rpartition(':')[0]}:{port}"
+    doing = f"connect debug console of sandbox '{found}' at '{place}'"
+    try:
+        console = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
-            _shake_hands(console, port, f"connect debug console of sandbox '{found}' at '{where}'")
+            console.settimeout(_CONNECT_TIMEOUT_S)
+            console.connect(where)
+            if family == socket.AF_UNIX:
+                _shake_hands(console, port, doing)
+            console.settimeout(None)
         except BaseException:
             console.close()
             raise
-        return console
-    how = "a serial port" if address.startswith("serial://") else f"'{address}'"
-    raise FailedPrecondition(
-        f"exec in sandbox '{found}': its agent is reached over {how}, and a debug console needs vsock"
-        " (hint: 'pyshim check' says whether this host has vhost-vsock; use_vsock = \"vhost-user\" needs none)"
-    )
-
-
-def _connected(found: str, family: int, where: object, shown: str) -> socket.socket:
-    console = None
-    try:
-        console = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        console.settimeout(_CONNECT_TIMEOUT_S)
-        console.connect(where)  # type: ignore[arg-type]
     except OSError as error:
-        if console is not None:
-            console.close()
         text = "it does not answer" if isinstance(error, TimeoutError) else describe_os_error(error)
-        raise Unavailable(f"connect debug console of sandbox '{found}' at '{shown}': {text} {_HINT}") from error
+        raise Unavailable(f"{doing}: {text} {_HINT}") from error
     return console
 
 
 def _shake_hands(console: socket.socket, port: int, doing: str) -> None:
     """The vsock back end has connected us to the guest's port. Source: Firecracker's docs/vsock.md."""
-    try:
-        console.sendall(b"CONNECT %d\n" % port)
-        answer = b""
-        while not answer.endswith(b"\n") and len(answer) < _MAX_HANDSHAKE_BYTES:
-            byte = console.recv(1)  # what follows the line is the console's
-            if not byte:
-                break
-            answer += byte
-    except OSError as error:
-        text = "it does not answer" if isinstance(error, TimeoutError) else describe_os_error(error)
-        raise Unavailable(f"{doing}: {text} {_HINT}") from error
+    console.sendall(b"CONNECT %d\n" % port)
+    answer = b""
+    while not answer.endswith(b"\n") and len(answer) < _MAX_HANDSHAKE_BYTES:
+        byte = console.recv(1)  # the bytes after the line are the console's output
+        if not byte:
+            break
+        answer += byte
     if not answer.startswith(b"OK "):
         raise Unavailable(f"{doing}: nothing listens in the guest {_HINT}")
 
@@ -212,35 +214,6 @@ def _plain(data: bytes) -> bytes:
     return data.replace(b"\r\n", b"\n")
 
 
-def run_command(
-    console: socket.socket,
-    line: bytes,
-    begin: bytes,
-    end: bytes,
-    *,
-    write: Callable[[bytes], object],
-    read: Callable[[], bytes] | None = None,
-) -> int:
-    """The exit code of the command that is typed; 255 when the console ends without it."""
-    console.settimeout(None)
-    output = MarkedOutput(begin, end)
-    sender = None
-    try:
-        console.sendall(line)
-        while output.exit_code is None and (data := console.recv(_CHUNK_BYTES)):
-            write(output.feed(data))
-            if output.has_begun and read is not None and sender is None:
-                # In a thread, as a command may write much before it reads. It may wait for input for ever: a daemon.
-                sender = threading.Thread(target=_type_input, args=(console, read), daemon=True)
-                sender.start()
-    except ConnectionError:
-        pass
-    if output.exit_code is None:
-        print("pyshim: run command in guest: the console ended before the command did", file=sys.stderr)
-        return _LOST
-    return output.exit_code
-
-
 def _type_input(console: socket.socket, read: Callable[[], bytes]) -> None:
     rest = b""
     with suppress(OSError):  # the console has ended, which its reader reports
@@ -254,7 +227,6 @@ def _type_input(console: socket.socket, read: Callable[[], bytes]) -> None:
 
 def interact(console: socket.socket) -> int:
     """Copies standard input to the console and its output back, until either ends."""
-    console.settimeout(None)
     stdin = sys.stdin.fileno()
     saved = termios.tcgetattr(stdin) if os.isatty(stdin) else None
     try:

@@ -105,38 +105,25 @@ def command(
         entries += deque(console_entries(vm_dir, console_end), tail)
     if not entries and not os.path.isdir(f"{state_dir}/{found}"):
         raise NotFound(f"find sandbox '{found}': no sandbox that begins so is recorded here, and no line names it")
-    if not follow:
-        _show(entries, as_json)
+    if as_json and not follow:
+        print_json(to_builtins(entries))
         return 0
     sources: list[Iterator[LogEntry]] = []
-    if only != "console":
+    if follow and only != "console":
         sources.append(shim_entries(log.coming(since_s=now_s), found, level))
-    if only != "shim":
+    if follow and only != "shim":
         sources.append(map(_console_entry, _appended(console, console_end or 0)))
     with suppress(KeyboardInterrupt):  # the ordinary end
         for entry in chain(entries, _merged(sources)):
-            _show_coming(entry, as_json)
+            _print(entry, as_json)
     return 0
 
 
-def _show(entries: Iterable[LogEntry], as_json: bool) -> None:
+def _print(entry: LogEntry, as_json: bool) -> None:
+    """Prints a line at once; as JSON each entry is a line, since the output does not end."""
     if as_json:
-        print_json(to_builtins(entries))
+        print(json.dumps(to_builtins(entry)), flush=True)
         return
-    for entry in entries:
-        _print(entry)
-
-
-def _show_coming(entry: LogEntry, as_json: bool) -> None:
-    """As JSON each entry is a line, since the output does not end."""
-    if as_json:
-        print(json.dumps(to_builtins(entry)))
-    else:
-        _print(entry)
-    sys.stdout.flush()
-
-
-def _print(entry: LogEntry) -> None:
     from rich.text import Text
 
     _console().print(Text(text_of(entry), style=_COLOURS.get(entry.level, "")))
