@@ -106,10 +106,7 @@ async def _hybrid_handshake(sock: socket.socket, port: int) -> None:
     loop = asyncio.get_running_loop()
     await loop.sock_sendall(sock, b"CONNECT %d\n" % port)
     line = b""
-    while not line.endswith(b"\n"):
-        byte = await loop.sock_recv(sock, 1)
-        if not byte or len(line) >= _HANDSHAKE_BYTES:
-            raise ConnectionResetError(f"the vsock back end answered {line!r} instead of OK")
+    while not line.endswith(b"\n") and len(line) < _HANDSHAKE_BYTES and (byte := await loop.sock_recv(sock, 1)):
         line += byte
-    if not line.startswith(b"OK "):
+    if not line.startswith(b"OK ") or not line.endswith(b"\n"):
         raise ConnectionResetError(f"the vsock back end answered {line!r} instead of OK")

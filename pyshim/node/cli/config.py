@@ -47,7 +47,12 @@ def _check(file: str | None, everything: bool, elsewhere: bool, strict: bool, as
     """
     source = _source(file)
     effective = examine(source)
-    findings = [_as_error(each) if each.verdict is Verdict.REFUSED else each for each in effective.findings]
+    findings = [
+        each._replace(level=Level.ERROR, text=f"{each.text}: no sandbox starts with this value")
+        if each.verdict is Verdict.REFUSED
+        else each
+        for each in effective.findings
+    ]
     if not any(finding.level is Level.ERROR for finding in findings):
         findings += _refusal(source, elsewhere=elsewhere)
     findings += [] if elsewhere else _missing_files(effective)
@@ -118,10 +123,6 @@ def _sentence(finding: Finding) -> str:
             return f"no effect: {finding.text}"
         case _:
             return finding.text
-
-
-def _as_error(finding: Finding) -> Finding:
-    return finding._replace(level=Level.ERROR, text=f"{finding.text}: no sandbox starts with this value")
 
 
 def _refusal(source: Source, *, elsewhere: bool) -> Iterator[Finding]:

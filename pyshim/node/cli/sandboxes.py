@@ -8,6 +8,7 @@ from typing import Any
 
 import psutil
 from msgspec import Struct
+from msgspec.structs import replace
 
 from pyshim.host.processes.identity import ProcessRef, arguments, is_alive, our_pid_namespace
 from pyshim.host.processes.stat import is_stopped
@@ -87,8 +88,9 @@ def described(state: SandboxState) -> SandboxRow:
     living = {name: process for name, process in known.items() if ours and is_alive(process)}
     health = _health(snapshot, known, living) if ours else "not known: its processes are in another pid namespace"
     release = release_of(next(iter(arguments(living["shim"].pid)), "")) if "shim" in living else ""
+    row = SandboxRow(id=state.sandbox_id, release=release, health=health, processes=tuple(living.values()))
     if snapshot is None:
-        return SandboxRow(id=state.sandbox_id, release=release, health=health, processes=tuple(living.values()))
+        return row
     asked_vcpus = asked_mib = 0.0
     vcpus = memory_mib = 0
     if snapshot.sizing:
@@ -99,8 +101,8 @@ def described(state: SandboxState) -> SandboxRow:
         else:
             asked_vcpus, asked_mib = float(record.vcpus.requested), float(record.memory_mib.requested)
             vcpus, memory_mib = record.vcpus.granted, record.memory_mib.granted
-    return SandboxRow(
-        id=state.sandbox_id,
+    return replace(
+        row,
         pod=_pod_name(snapshot),
         containers=len(snapshot.containers),
         started_ns=_started_ns(snapshot),
@@ -108,10 +110,8 @@ def described(state: SandboxState) -> SandboxRow:
         requested_memory_mib=asked_mib,
         vcpus=vcpus,
         memory_mib=memory_mib,
-        release=release,
         origin=snapshot.origin,
         health=health,
-        processes=tuple(living.values()),
     )
 
 

@@ -9,6 +9,7 @@ import click
 from pyshim.model.errors import Internal, NotFound
 from pyshim.node.cli.output import examples, print_json
 from pyshim.node.cli.sandbox import sandbox_argument, sandbox_id, state_dir_option
+from pyshim.state.store import FILE_NAME
 
 
 @click.command(epilog=examples("pyshim state 1a2b", "pyshim state 1a2b --json | jq .Pyshim.Snapshot.Sizing"))
@@ -17,7 +18,7 @@ from pyshim.node.cli.sandbox import sandbox_argument, sandbox_id, state_dir_opti
 @click.option("--json", "as_json", is_flag=True, help="The whole record as it is on disk.")
 def command(sandbox: str, state_dir: str, as_json: bool) -> int:
     """Show what is recorded about a sandbox on this node."""
-    record = read_record(state_dir, sandbox_id(sandbox, state_dir))
+    record = _record(state_dir, sandbox_id(sandbox, state_dir))
     if as_json:
         print_json(record)
     else:
@@ -25,12 +26,12 @@ def command(sandbox: str, state_dir: str, as_json: bool) -> int:
     return 0
 
 
-def read_record(state_dir: str, found: str) -> dict[str, Any]:
-    """The persist.json of the sandbox with the id `found`.
+def _record(state_dir: str, found: str) -> dict[str, Any]:
+    """The persist.json of the sandbox, another runtime's and a damaged one, too.
 
-    Raises NotFound when there is none, or Internal when the file cannot be read as one.
+    Raises NotFound without such a file, Internal when it is not a JSON object.
     """
-    path = os.path.join(state_dir, found, "persist.json")
+    path = os.path.join(state_dir, found, FILE_NAME)
     try:
         with open(path, "rb") as file:
             record = json.load(file)

@@ -2,7 +2,7 @@
 
 import ssl
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import aiohttp
 
@@ -19,13 +19,12 @@ class Conflict(Unavailable):
     """Another client has changed the object meanwhile: read it and try again."""
 
 
-class Access:
+class Access(NamedTuple):
     """The API server's address and credentials. `token` and `authority` are files; the kubelet renews the token."""
 
-    def __init__(self, *, server: str, token: str, authority: str) -> None:
-        self.server = server.rstrip("/")
-        self.token = token
-        self.authority = authority
+    server: str
+    token: str
+    authority: str
 
 
 def in_cluster(environment: Mapping[str, str]) -> Access:
@@ -113,7 +112,7 @@ class Api:
             headers["Content-Type"] = _MERGE if method == "PATCH" else "application/json"
         try:
             async with self._session.request(
-                method, self._access.server + path, json=body, headers=headers, allow_redirects=False
+                method, self._access.server.rstrip("/") + path, json=body, headers=headers, allow_redirects=False
             ) as reply:
                 answer = await reply.json(content_type=None)
                 status = reply.status
