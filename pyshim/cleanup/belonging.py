@@ -112,7 +112,7 @@ def _problem(entry: LedgerEntry, sandbox: _Belongings) -> str:
 
 
 def _problem_of_process(entry: LedgerEntry, sandbox: _Belongings) -> str:
-    """A running process bears the sandbox's id in its command line, as all that are started for one do."""
+    """The command line of a process that was started for a sandbox contains the sandbox's id."""
     program = str(entry.detail.get("program", ""))
     if not _is_plain(program):
         return "it names no program"
@@ -126,11 +126,11 @@ def _problem_of_process(entry: LedgerEntry, sandbox: _Belongings) -> str:
     names = {sandbox.id, f"{sandbox.places.vmm_name}{sandbox.id}", f"{PROBE_NAME}{sandbox.id}"}
     for process in found:
         words = processes.arguments(process.pid)
-        bears_id = any(not names.isdisjoint(_PART.split(word)) for word in words)
+        has_id = any(not names.isdisjoint(_PART.split(word)) for word in words)
         # A process that is ending loses its command line with its memory, while it still counts as alive.
         is_alive = processes.is_alive(process) and processes.executable(process)
-        if not bears_id and is_alive and (pid is not None or processes.runs(process, program)):
-            return f"process {process.pid} does not bear the id of sandbox {sandbox.id!r}"
+        if not has_id and is_alive and (pid is not None or processes.runs(process, program)):
+            return f"process {process.pid} does not have the id of sandbox {sandbox.id!r}"
     return ""
 
 
@@ -146,11 +146,11 @@ def _problem_of_cgroup(entry: LedgerEntry, sandbox: _Belongings) -> str:
     for element in entry.key.split("/"):
         if element in names or element.endswith(f"-{sandbox.id}.scope"):
             return ""
-    return f"it does not bear the id of sandbox {sandbox.id!r}"
+    return f"it does not have the id of sandbox {sandbox.id!r}"
 
 
 def _is_own_file(entry: LedgerEntry, sandbox: _Belongings) -> bool:
-    """The sandbox's mark beside a direct volume's record, or a disk of an emptyDir whose entry bears the id."""
+    """The sandbox's mark beside a direct volume's record, or a disk of an emptyDir whose entry has the id."""
     key = entry.key
     if _is_below(key, (sandbox.places.direct_volumes,)):
         return posixpath.basename(key) == sandbox.id
