@@ -1,6 +1,6 @@
 """Work that a process begins and another carries on: `delete` has seconds, and containerd kills it after five.
 
-The other process is made before anything that may take time, and has nothing of its parent but one pipe, so the work is
+The other process is made before anything that may take time, and shares only one pipe with its parent. So the work is
 done even when the caller has stopped waiting.
 """
 

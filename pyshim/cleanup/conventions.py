@@ -1,9 +1,9 @@
 """Finds a sandbox of ours on the host when its state cannot be read: by directories, cgroups and processes.
 
 Kata's shims use the same directories and also name their VMM `sandbox-<id>`, so a name alone proves nothing. A process
-is ours when its executable, and not only its command line, is what the name says, it runs as our user, and it lives in
-our pid namespace. Programs in a container of this node, a nested node's VMs among them, are that container's, and
-another user can give a process any command line, to have us remove what that user cannot.
+is ours if its executable is what its command line says, it runs as our user, and it lives in our pid namespace. A
+process in another pid namespace belongs to a container, such as a nested node's VM. A process of another user may have
+any command line: that user could make us remove what only root can remove.
 """
 
 import os
@@ -74,7 +74,7 @@ def conventional_ledger(sandbox_id: str, places: Places) -> tuple[LedgerEntry, .
 
 
 def _links_of(sandbox_id: str, root: str) -> list[LedgerEntry]:
-    """Taps that bear the sandbox's name, and the filters that wire them to the pod's links."""
+    """Taps whose names mark them as the sandbox's, and the filters that connect them with the pod's links."""
     entries = []
     for tap in our_taps(root):
         if tap.owner == sandbox_id:

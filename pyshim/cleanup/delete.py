@@ -66,7 +66,7 @@ def delete(
     errors: list[str],
     carry_out: CarryOut = apart,
 ) -> bytes:
-    """The DeleteResponse for `call.id`, whose leftovers are gone, or are being undone by the process that stderr names.
+    """The DeleteResponse for `call.id`. Its leftovers are gone, or the process that stderr names undoes them.
 
     Undo steps that failed are in `errors`.
 
@@ -80,7 +80,7 @@ def delete(
     if sandbox_id:
 
         def clean(report: Reporter) -> None:
-            from pyshim.cleanup.leftovers import clean_sandbox  # imports three times what the usual case needs
+            from pyshim.cleanup.leftovers import clean_sandbox  # three times the imports of the usual case
 
             clean_sandbox(
                 sandbox_id,

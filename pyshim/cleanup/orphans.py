@@ -44,7 +44,7 @@ class Spared(NamedTuple):
 
 
 def candidates(store: StateStore, places: Places) -> tuple[str, ...]:
-    """Every id that has a state here, an entry in the register, or a VMM that bears it; sorted."""
+    """Every id that has a state here, an entry in the register, or a VMM that is named for it; sorted."""
     vmms = (sandbox_id for sandbox_id, _ in named_vmms(places))
     return tuple(sorted({*store.sandbox_ids(), *store.entered_ids(), *vmms}))
 

@@ -1,7 +1,7 @@
 """The one undo of each kind of ledger entry. Every undo is idempotent: what is already gone is success.
 
 Synchronous and with few imports: the daemon runs it in a thread, `delete` in an interpreter that has a few seconds.
-Nothing here trusts that the process which made the resource finished making it.
+The process that made a resource may have died before the resource was complete, so each undo takes a part of it, too.
 """
 
 import contextlib

@@ -1,8 +1,7 @@
 """The end of a remote VM whose shim is gone: StopVM, called by `delete` or `pyshim cleanup`.
 
-A service deletes the VM within the call and may give up when the connection closes, after which no process has
-a record of the VM. So only a caller that can wait for the answer makes the call (`stop_remote_vm`, synchronous like
-every undo).
+A service deletes the VM within the call, and may give up when the connection closes. Then no process has a record of
+the VM. So only a caller that can wait for the answer makes the call (`stop_remote_vm`, synchronous like every undo).
 
 That may take minutes, and `delete` has seconds. Its work is done by another process (`background.py`), which keeps the
 connection to the service and the lock on the sandbox's state, and strikes the VM out when the service has answered.
@@ -62,7 +61,7 @@ def hold_s(entry: LedgerEntry) -> float:
 def stop_remote_vm(entry: LedgerEntry, deadline: float) -> None:
     """The service has answered StopVM, or has no such VM and never will.
 
-    A VM that was started and that the service has forgotten has a tombstone then.
+    If the service has forgotten a VM that was started, the VM then has a tombstone.
 
     Raises FailedPrecondition without a call when `deadline` leaves too little time; Unavailable when the service cannot
     be reached or drops the call; FailedPrecondition with the service's text, or while a CreateVM whose caller is gone

@@ -1,7 +1,7 @@
-"""Metrics of an untrusted program, filtered: one bad line of a guest would spoil a whole scrape.
+"""Filters the metrics of an untrusted guest: one bad line would make a whole scrape fail.
 
-The result is grouped by family, as the text format wants it, and free of time stamps and of the labels that identify
-sandboxes: a guest cannot write into another one's metrics.
+The result is grouped by family, as the text format requires. It has no time stamps, and no labels that identify
+sandboxes, so a guest cannot write into the metrics of another one.
 Source of the grammar: prometheus.io, "Exposition formats", text format 0.0.4.
 """
 

@@ -186,7 +186,7 @@ class ServerConnection(_Connection):
         stream_id = frame.stream_id
         if stream_id not in self._streams:
             if stream_id & 1 and stream_id <= self._last_stream_id:
-                return None  # crossed with our final answer on the wire: no fault of the client
+                return None  # the client sent it before our final answer arrived
             return self._refuse(stream_id, Code.INVALID_ARGUMENT, f"data on stream {stream_id}: never opened")
         message = f"data on stream {stream_id}: the client had closed its side"
         return self._refuse(stream_id, Code.INVALID_ARGUMENT, message)

@@ -79,7 +79,7 @@ def decode_response(data: Buffer) -> DecodedResponse:
 
 
 def _payload_head(tag: int, payload_bytes: int) -> bytes:
-    """The bytes before a payload. A large payload passes by the message objects, which would copy it three times."""
+    """The bytes before a payload. Message objects would copy a large payload three times, so they do not get it."""
     if payload_bytes <= 0:
         return b""
     head = bytearray((tag,))

@@ -90,7 +90,7 @@ class HostReport(Struct, frozen=True, kw_only=True):
     has_filter: bool
     """The shim finds libseccomp."""
     shim_path: str
-    """The path at which containerd finds the shim; empty when it does not."""
+    """The path at which containerd finds the shim; empty if it finds none."""
 
 
 def run_program(argv: Sequence[str]) -> str:

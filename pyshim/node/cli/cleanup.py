@@ -25,8 +25,8 @@ from pyshim.resources.templates.store import TemplateStore
 from pyshim.state.store import REGISTER, ROOT, StateStore
 
 CLEAN, FAILED, TO_DO, IN_USE = 0, 1, 3, 4
-"""Exit codes, besides 2 for wrong usage: nothing is left; something could not be undone, or a remote VM is lost;
-`--dry-run` found something; the sandbox that was named is in use, or not ours."""
+"""Exit codes, in this order: nothing is left; something could not be undone, or a remote VM is lost; `--dry-run` found
+something; the named sandbox is in use, or not ours. 2 is wrong usage."""
 
 
 class CleanupPlaces(Struct, frozen=True, kw_only=True):

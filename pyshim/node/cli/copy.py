@@ -51,7 +51,7 @@ def _copy_into(found: SandboxId, state_dir: str, source: str, target: str) -> No
     said = bytearray()
     with open(source, "rb") as file:
         if not os.path.isfile(source):
-            raise FailedPrecondition(f"copy '{source}' into sandbox '{found}': it is no regular file")
+            raise FailedPrecondition(f"copy '{source}' into sandbox '{found}': it is not a regular file")
         words = ("sh", "-c", _INTO, "sh", target, str(os.fstat(file.fileno()).st_size))
         code = run_in_guest(found, state_dir, words, write=said.extend, read=lambda: file.read(_CHUNK_BYTES))
     _check(code, f"copy '{source}' to '{target}' in sandbox '{found}'", said)

@@ -278,8 +278,8 @@ def _volume_facts(spec: OciSpec, config: Config) -> Mapping[str, SourceFacts]:
 
 
 def _argv(plan: SandboxPlan) -> tuple[str, ...]:
-    """QEMU's command line, with example numbers for what only a running shim knows: descriptors, the CID, the size of a
-    missing image."""
+    """QEMU's command line. Descriptors, the CID and the size of a missing image are examples: only a running shim has
+    the real ones."""
     if plan.config.is_remote:
         return ()
     check_config(plan.vm)
@@ -370,7 +370,7 @@ def as_document(plan: Plan) -> dict[str, Any]:
     """The plan for programs: the values that a shim carries out. Values of environment variables are left out."""
     found: dict[str, Any] = msgspec.to_builtins(plan, enc_hook=str, str_keys=True)
     if plan.sandbox is not None:
-        found["sandbox"].pop("config")  # it is beside it
+        found["sandbox"].pop("config")  # the plan has it already
     if plan.container is not None:
         process = found["container"]["guest"]["spec"].get("process") or {}
         process["env"] = [str(each).partition("=")[0] for each in process.get("env") or ()]

@@ -1,4 +1,4 @@
-"""The health of sandboxes: their shims answer, after they have asked the guests' agents."""
+"""The health of sandboxes, as their shims report it. A shim asks its guest's agent first."""
 
 import asyncio
 from collections.abc import Sequence

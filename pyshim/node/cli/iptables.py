@@ -50,7 +50,7 @@ def _get(words: tuple[str, ...], named: str, v6: bool, state_dir: str, as_json: 
 @click.option("--v6", is_flag=True, help="Those of IPv6.")
 @state_dir_option
 def _set(words: tuple[str, ...], named: str, v6: bool, state_dir: str) -> int:
-    """Replace the rules by those of FILE, which has the form of iptables-save; - is stdin."""
+    """Replace the rules by those of FILE, in the format of iptables-save; - is stdin."""
     sandbox, (path,) = named_sandbox(words, named, further=1)
     ask_sandbox(state_dir, sandbox, "PUT", target(v6), read_limited(path, MAX_MONITOR_BODY_BYTES))
     return 0

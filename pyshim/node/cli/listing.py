@@ -19,7 +19,7 @@ SAMPLE_S = 0.3
 @state_dir_option
 @json_option
 def command(prefix: str, state_dir: str, as_json: bool) -> int:
-    """List the sandboxes of this node, or those that SANDBOX names: all whose ids begin so, or a pod's.
+    """List the sandboxes of this node, or those whose ids begin with SANDBOX, or those of the pod SANDBOX.
 
     ASKED is what their containers ask for, VM what the virtual machine has, both CPUs and memory. CPU, in percent of
     one CPU, and MEMORY are what shim, VMM and file server use now. HEALTH comes from states and processes, then from

@@ -104,7 +104,7 @@ def command(
     if only != "shim":
         entries += deque(console_entries(vm_dir, console_end), tail)
     if not entries and not os.path.isdir(f"{state_dir}/{found}"):
-        raise NotFound(f"find sandbox '{found}': no sandbox that begins so is recorded here, and no line names it")
+        raise NotFound(f"find sandbox '{found}': no recorded id begins with this, and no line names it")
     if as_json and not follow:
         print_json(to_builtins(entries))
         return 0

@@ -26,8 +26,8 @@ def print_json(document: object) -> None:
 def print_table(
     headings: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[str] = (), wrap: str = ""
 ) -> None:
-    """A line per row, in columns; `right` names those of numbers, `wrap` the one that may take several lines of a
-    terminal."""
+    """Prints a line for each row. `right` names the columns of numbers, `wrap` the column whose cells may take several
+    lines of a terminal."""
     from rich.console import Console
 
     if sys.stdout.isatty():
@@ -41,7 +41,7 @@ def print_table(
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[str] = (), wrap: str = "") -> Any:
-    """The same, as rich's table."""
+    """The rows of `print_table` as a table of rich."""
     from rich.table import Table
     from rich.text import Text
 

@@ -23,7 +23,7 @@ def command() -> None:
 @sandbox_id_option
 @state_dir_option
 def _set(words: tuple[str, ...], named: str, state_dir: str) -> int:
-    """Replace the policy by that of FILE, in Rego; - is stdin. The policy in force decides whether this is allowed."""
+    """Replace the policy by that of FILE, in Rego; - is stdin. The present policy decides whether this is allowed."""
     sandbox, (path,) = named_sandbox(words, named, further=1)
     content = read_limited(path, MAX_MONITOR_BODY_BYTES)
     if not content.strip():

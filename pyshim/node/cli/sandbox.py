@@ -1,6 +1,6 @@
 """Names of sandboxes on the command line: an id, the beginning of one, or the pod's NAMESPACE/NAME.
 
-Pods are found in the states, which have the names that the kubelet gave: containerd need not answer.
+The names of pods come from the saved states, so containerd need not answer.
 """
 
 import os
@@ -23,13 +23,13 @@ _POD = re.compile("[a-z0-9][a-z0-9-]*/[a-z0-9][a-z0-9.-]*")
 
 
 def sandbox_id(text: str, state_dir: str) -> SandboxId:
-    """The id of the one recorded sandbox that `text` is or begins, or the pod's.
+    """The id of the only recorded sandbox whose id is `text` or begins with it, or which is that of the pod `text`.
 
-    Raises InvalidArgument when `text` is not an identifier, or matches several; NotFound when none is recorded.
+    Raises InvalidArgument when `text` is not an identifier, or matches several; NotFound when it matches none.
     """
     found = ended_or_recorded(text, state_dir)
     if not os.path.isdir(f"{state_dir}/{found}"):
-        raise NotFound(f"find sandbox '{text}': no sandbox that begins so is recorded here (hint: pyshim list)")
+        raise NotFound(f"find sandbox '{text}': no recorded id begins with this (hint: pyshim list)")
     return found
 
 
@@ -42,7 +42,7 @@ def ended_or_recorded(text: str, state_dir: str) -> SandboxId:
     if checked in found or not found:
         return checked
     if len(found) > 1:
-        raise InvalidArgument(f"find sandbox '{text}': {len(found)} begin so: {_named(found)}")
+        raise InvalidArgument(f"find sandbox '{text}': {len(found)} ids begin with this: {_named(found)}")
     return found[0]
 
 
@@ -71,7 +71,7 @@ def _named(ids: Sequence[str]) -> str:
 
 
 def recorded(state_dir: str, prefix: str = "") -> list[SandboxId]:
-    """The ids of recorded sandboxes that begin so; empty without a state directory."""
+    """The ids of recorded sandboxes that begin with `prefix`; empty without a state directory."""
     return sorted(SandboxId(each) for each in StateStore(root=state_dir).sandbox_ids() if each.startswith(prefix))
 
 
@@ -90,7 +90,7 @@ state_dir_option = click.option(
     "--state-dir", default=STATE_DIR, show_default=True, metavar="DIR", help="Where sandboxes are recorded."
 )
 sandbox_id_option = click.option(
-    "--sandbox-id", "named", default="", metavar="ID", help="SANDBOX, as kata-runtime has it."
+    "--sandbox-id", "named", default="", metavar="ID", help="In place of SANDBOX, as for kata-runtime."
 )
 
 

@@ -160,7 +160,7 @@ def _started_ns(snapshot: SandboxSnapshot) -> int:
 
 
 class UsageMeter:
-    """CPU use between two looks, and memory at the second one."""
+    """Measures CPU use between two looks, and memory at the second one."""
 
     def __init__(self) -> None:
         self._before: dict[ProcessRef, float] = {}

@@ -1,4 +1,4 @@
-"""Verbs that serve until they are asked to end: how they run, and the option that says where they listen."""
+"""Runs verbs that serve until a signal ends them, and has the option for the address at which they listen."""
 
 import asyncio
 import signal

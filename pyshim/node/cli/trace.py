@@ -30,7 +30,7 @@ def command(sandbox: str, state_dir: str, as_json: bool) -> int:
 
 
 def as_text(spans: tuple[Span, ...]) -> list[str]:
-    """One line per span, in order of their start: when it began, how long it took, what it is within."""
+    """One line per span, in order of their start: its start, its duration, and its name below that of its parent."""
     rows = [f"{'at':>10} {'took':>10}"]
     begin_ns = spans[0].start_ns
     for depth, span in _nested(spans):
@@ -70,7 +70,7 @@ def as_otlp(sandbox_id: str, spans: tuple[Span, ...]) -> dict[str, object]:
 
 
 def _nested(spans: tuple[Span, ...]) -> list[tuple[int, Span]]:
-    """Each span with its depth, directly below the one it is within, by start."""
+    """Each span with its depth, below its parent, in order of their start."""
     rows: list[tuple[int, Span]] = []
 
     def add(parent: int, depth: int) -> None:

@@ -1,8 +1,8 @@
 """Writes an installation, all of it or nothing, and removes it.
 
 The manifest names each of our files with the digest of its content. It is written before the files, with former and new
-digests, and again after them, so even after a crash the next `install` or `uninstall` knows every file. A file with
-another digest was edited, or another program wrote it: it is shown, and nothing is changed.
+digests, and again after them, so even after a crash the next `install` or `uninstall` finds every file. A file with
+another digest was edited, or another program wrote it: then the difference is shown, and no file is changed.
 """
 
 import difflib
@@ -31,7 +31,7 @@ class ManifestEntry(msgspec.Struct, frozen=True, kw_only=True):
 
     path: str
     digests: tuple[str, ...]
-    """Of its possible contents: one, or two during a change."""
+    """The digests of its possible contents: one, or two during a change."""
     is_block: bool = False
     before: str | None = None
     """For a block in a file that `install` made: the text before the block. None: the file is not ours."""
@@ -51,7 +51,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """False while an installation is under way."""
     entries: tuple[ManifestEntry, ...] = ()
     directories: tuple[str, ...] = ()
-    """Those that `install` made, the outer before the inner."""
+    """The directories that `install` made, the outer before the inner."""
 
     def by_path(self) -> dict[str, ManifestEntry]:
         return {entry.path: entry for entry in self.entries}

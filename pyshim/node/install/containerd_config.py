@@ -49,7 +49,7 @@ def merged(path: str, *, root: str = "") -> tuple[dict[str, Any], int]:
     first = read_document(path, root)
     version = first.get("version", 1)
     if not isinstance(version, int) or isinstance(version, bool):
-        raise FailedPrecondition(f"read '{path}': version is no number")
+        raise FailedPrecondition(f"read '{path}': version is not a number")
     document: dict[str, Any] = {}
     for file in [path, *_imported(first, path, root)][:_MAX_FILES]:
         _add(document, first if file == path else read_document(file, root), replaces_plugins=version < 3)
@@ -57,7 +57,7 @@ def merged(path: str, *, root: str = "") -> tuple[dict[str, Any], int]:
 
 
 def replacing_import(path: str) -> str:
-    """The imported file whose CRI table makes containerd 1.x drop that of `path`; empty if there is none."""
+    """The imported file whose CRI table makes containerd 1.x drop that of `path`, or an empty text."""
     try:
         files = sorted(_imported(read_document(path, ""), path, ""))
         return next((file for file in files if table_at(read_document(file, ""), "plugins", _CRI_1)), "")
@@ -69,7 +69,7 @@ def _imported(document: Mapping[str, Any], path: str, root: str) -> list[str]:
     """The files below `root` that the configuration `path` imports. Raises FailedPrecondition."""
     imports = document.get("imports", [])
     if not isinstance(imports, list):
-        raise FailedPrecondition(f"read '{path}': imports is no list")
+        raise FailedPrecondition(f"read '{path}': imports is not a list")
     wholes = (os.path.join(os.path.dirname(path), str(pattern)) for pattern in imports)
     return [found.removeprefix(root) for whole in wholes for found in sorted(glob.glob(f"{root}{whole}"))]
 

@@ -42,9 +42,9 @@ class Handler(msgspec.Struct, frozen=True, kw_only=True):
     guest_pulls: bool = False
     """Its guests pull the images themselves."""
     sandboxer: str = "podsandbox"
-    """`shim`: its pods are made by containerd's Sandbox API, without a pause container."""
+    """With `shim`, containerd makes its pods by the Sandbox API, without a pause container."""
     snapshotter: str = ""
-    """containerd's for its images, if its guests do not pull them; empty for that of the CRI plugin."""
+    """containerd's snapshotter for its images, if its guests do not pull them; empty for that of the CRI plugin."""
     drop_in: str | None = None
     """The text of a file in `config.d` beside `config_path`; None without one."""
 
@@ -153,7 +153,7 @@ def containerd_writes(containerd: Containerd, handlers: tuple[Handler, ...], *, 
     text = handlers_text(handlers, version, shim)
     imports = document.get("imports", [])
     if not isinstance(imports, list) or not all(isinstance(pattern, str) for pattern in imports):
-        raise FailedPrecondition(f"add runtimes to '{path}': imports is no list of paths")
+        raise FailedPrecondition(f"add runtimes to '{path}': imports is not a list of paths")
     imported = [_absolute(pattern, path) for pattern in imports]
     if containerd.layout is Layout.RENDERED:
         return [_to_rendered(containerd, version, imported, text)]
@@ -163,7 +163,8 @@ def containerd_writes(containerd: Containerd, handlers: tuple[Handler, ...], *, 
     if any(fnmatch.fnmatch(drop_in, pattern) for pattern in imported):
         return [own]
     if "imports" in document:
-        return [BlockWrite(path=path, body=text)]  # TOML has a key once, and the list is not ours to change
+        # TOML allows a key once, and the operator's list must stay as it is.
+        return [BlockWrite(path=path, body=text)]
     return [own, BlockWrite(path=path, body=f'imports = ["{drop_in}"]\n', first=True)]
 
 

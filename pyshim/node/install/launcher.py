@@ -13,7 +13,7 @@ _MAX_SHEBANG_BYTES = 255
 
 
 def launcher_text(python: str, paths: tuple[str, ...]) -> str:
-    # After the standard library, not before it: names of ours never shadow it, and its modules are found first.
+    # Behind the standard library: its modules are found first, and ours never replace them.
     body = f"""\
 # Written by pyshim.
 import sys

@@ -1,4 +1,4 @@
-"""The node's container runtime: finds it, asks for its version and configuration, restarts it. And the processes that
+"""Finds the node's container runtime, asks for its version and configuration, and restarts it. Finds the processes that
 use a release."""
 
 import os

@@ -179,7 +179,7 @@ class _Side(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def counted(self) -> Fraction:
-        """The greater of the two: requests are less than limits only if a container has no limit."""
+        """The greater of limit and request. A request is above the limit only if a container has no limit."""
         return max(self.limit, self.request)
 
 

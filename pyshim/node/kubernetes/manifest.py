@@ -108,7 +108,7 @@ def _copies(spec: Mapping[str, Any], kind: str, where: str) -> int:
 
 
 def annotations_in(metadata: Mapping[str, Any], where: str) -> dict[str, str]:
-    """Raises InvalidArgument for values that are no text."""
+    """Raises InvalidArgument for values that are not text."""
     found = _mapping(metadata.get("annotations"), f"{where}: annotations")
     for name, text in found.items():
         if not isinstance(name, str) or not isinstance(text, str):

@@ -130,7 +130,7 @@ def _request(body: bytes) -> Mapping[str, Any]:
 
 
 def _no_constant(text: str) -> None:
-    raise ValueError(f"{text} is no JSON")
+    raise ValueError(f"{text} is not JSON")
 
 
 def _shown(value: object) -> str:

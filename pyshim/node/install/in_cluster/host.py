@@ -9,7 +9,7 @@ from pyshim.host.processes.children import Children
 from pyshim.model.errors import DeadlineExceeded, FailedPrecondition
 
 ENTER = ("/usr/bin/nsenter", "--target", "1", "--mount", "--")
-"""Not chroot: systemctl refuses to work in one."""
+"""Enters the namespace, because systemctl refuses to work in a chroot."""
 ROOT = "/proc/1/root"
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 UNDO_S = 90.0

@@ -81,7 +81,7 @@ def report_patch(node: Mapping[str, Any], report: NodeReport) -> dict[str, Any] 
 
 
 def untainted_patch(node: Mapping[str, Any], key: str) -> dict[str, Any] | None:
-    """A merge patch that removes the taints of this key; None if there is none.
+    """A merge patch that removes the taints of this key; None without such a taint.
 
     The list is replaced whole, so the patch holds for this version of the object only: a taint added
     meanwhile, as by `kubectl drain`, makes it fail with a conflict.

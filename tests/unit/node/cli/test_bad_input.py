@@ -117,8 +117,8 @@ def naming(verb: str, sandbox: str, files: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("sandbox", "error"),
     [
-        ("ab", "find sandbox 'ab': 2 begin so: ab12, ab34"),
-        ("x", "find sandbox 'x': no sandbox that begins so is recorded here"),
+        ("ab", "find sandbox 'ab': 2 ids begin with this: ab12, ab34"),
+        ("x", "find sandbox 'x': no recorded id begins with this"),
         ("../ab12", "check sandbox id '../ab12': not a valid identifier"),
         ("shop/none", "find pod 'shop/none': no sandbox of it is recorded here (hint: pyshim list)"),
     ],

@@ -167,8 +167,8 @@ def test_a_node_on_which_nothing_is_amiss_is_ok_in_every_line(made_up: Callable[
         ({"etc/containerd/config.toml": None}, {}, {}, "handler", "missing", "no runtime of type"),
         ({"etc/containerd/config.toml": "version = "}, {}, {}, "handler", "missing", "Invalid value"),
         ({"etc/containerd/config.toml": "[plugins]\n"}, {}, {}, "handler", "missing", "has version 1"),
-        ({"etc/containerd/config.toml": "version = 'x'\n"}, {}, {}, "handler", "missing", "version is no number"),
-        ({"etc/containerd/config.toml": "imports = 3\n"}, {}, {}, "handler", "missing", "imports is no list"),
+        ({"etc/containerd/config.toml": "version = 'x'\n"}, {}, {}, "handler", "missing", "version is not a number"),
+        ({"etc/containerd/config.toml": "imports = 3\n"}, {}, {}, "handler", "missing", "imports is not a list"),
         ({"etc/containerd/config.toml": "version = 3\n"}, {}, {}, "handler", "missing", "1.x reads up to 2"),
         (
             {"etc/containerd/config.toml": CONTAINERD.replace("runtimes.runc", "x.runc")},

@@ -172,7 +172,7 @@ def test_a_file_is_copied_both_ways(guest: Guest, tmp_path: Path) -> None:
         ("{}", "ab12:/tmp/x", 1, b"EISDIR"),
         ("{}/here", "{}/x", 2, b"expected one SANDBOX:FILE"),
         ("ab12:/a", "ab12:/b", 2, b"expected one SANDBOX:FILE"),
-        ("zz:/a", "{}/x", 1, b"find sandbox 'zz': no sandbox that begins so is recorded here"),
+        ("zz:/a", "{}/x", 1, b"find sandbox 'zz': no recorded id begins with this"),
     ],
 )
 def test_a_copy_that_fails_is_one_line_and_leaves_nothing(
@@ -241,7 +241,12 @@ def test_the_console_of_our_own_guest_runs_commands(guest: Guest) -> None:
 @pytest.mark.parametrize(
     ("address", "words", "code", "error"),
     [
-        (None, ("zz",), 1, b"find sandbox 'zz': no sandbox that begins so is recorded here (hint: pyshim list)"),
+        (
+            None,
+            ("zz",),
+            1,
+            b"find sandbox 'zz': no recorded id begins with this (hint: pyshim list)",
+        ),
         ("serial:///run/x", ("ab12",), 1, b"its agent is reached over a serial port, and a debug console needs vsock"),
         ("unix:///run/x", ("ab12",), 1, b"reached over 'unix:///run/x'"),
         ("", ("ab12",), 1, b"exec in sandbox 'ab12': its VM does not run"),

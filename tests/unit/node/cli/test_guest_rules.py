@@ -141,12 +141,12 @@ def test_what_the_shim_refuses_is_one_line(
         (
             ("iptables", "get", "zz"),
             1,
-            "pyshim: find sandbox 'zz': no sandbox that begins so is recorded here",
+            "pyshim: find sandbox 'zz': no recorded id begins with this",
         ),
         (
             ("metrics", "zz"),
             1,
-            "pyshim: find sandbox 'zz': no sandbox that begins so is recorded here",
+            "pyshim: find sandbox 'zz': no recorded id begins with this",
         ),
         (("iptables", "get", "gone"), 1, "gone/shim-monitor.sock': No such file or directory"),
         (("iptables", "get"), 2, "expected SANDBOX"),

@@ -110,7 +110,7 @@ def test_a_sandbox_of_which_nothing_is_known_is_one_line(words: list[str], capsy
     assert run(["logs", "zz", *words[2:]]) == 1
 
     assert capsys.readouterr().err == (
-        "pyshim: find sandbox 'zz': no sandbox that begins so is recorded here, and no line names it\n"
+        "pyshim: find sandbox 'zz': no recorded id begins with this, and no line names it\n"
     )
 
 
