@@ -21,6 +21,24 @@ from pyshim.ttrpc.status import Code, OutcomeUnknown, RemoteError
 from tests.fakes.served import served
 
 
+class Held:
+    """A handler that waits until it may go on."""
+
+    def __init__(self, reply: bytes = b"") -> None:
+        self._reply = reply
+        self.entered, self.go, self.done, self.cancelled = (asyncio.Event() for _ in range(4))
+
+    async def __call__(self, payload: bytes, call: CallContext) -> bytes:
+        self.entered.set()
+        try:
+            await self.go.wait()
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
+        self.done.set()
+        return self._reply
+
+
 @pytest.mark.parametrize("size", [0, 1, 1 << 14, 1 << 20, (4 << 20) - 100], ids=str)
 async def test_payload_arrives_unchanged(size: int) -> None:
     payload = os.urandom(size)
@@ -143,19 +161,13 @@ async def test_context_tells_metadata_deadline_and_peer() -> None:
 
 
 async def test_deadline_is_answered_and_the_handler_works_on() -> None:
-    go, done = asyncio.Event(), asyncio.Event()
-
-    async def slow(payload: bytes, call: CallContext) -> bytes:
-        await go.wait()
-        done.set()
-        return b"too late"
-
+    slow = Held(b"too late")
     async with raw_server({"demo": {"Slow": slow, "Echo": echo}}) as (server, peer):
         await peer.send(request(1, "Slow", timeout_ns=1_000_000))
         assert (await code_of(peer))[:2] == (1, Code.DEADLINE_EXCEEDED)
         assert len(server._handlers) == 1
-        go.set()
-        await done.wait()
+        slow.go.set()
+        await slow.done.wait()
         await peer.send(request(3, payload=b"next"))
         assert await peer.frame() == (3, RESPONSE, 0, b"\x12\x04next")
 
@@ -172,19 +184,11 @@ async def test_a_server_may_leave_deadlines_to_its_handlers() -> None:
 
 
 async def test_deadline_cancels_a_handler_that_allows_it() -> None:
-    cancelled = asyncio.Event()
-
-    async def wait(payload: bytes, call: CallContext) -> bytes:
-        try:
-            await asyncio.Event().wait()
-        finally:
-            cancelled.set()
-        return b""
-
+    wait = Held()
     async with raw_server({"demo": {"Wait": UnaryHandler(wait, cancel_on_timeout=True)}}) as (_, peer):
         await peer.send(request(1, "Wait", timeout_ns=1_000_000))
         assert (await code_of(peer))[:2] == (1, Code.DEADLINE_EXCEEDED)
-        await cancelled.wait()
+        await wait.cancelled.wait()
 
 
 async def test_timeout_of_one_nanosecond_is_answered_even_if_the_handler_never_starts() -> None:
@@ -196,40 +200,24 @@ async def test_timeout_of_one_nanosecond_is_answered_even_if_the_handler_never_s
 
 
 async def test_dropped_connection_does_not_stop_the_work() -> None:
-    entered, go, done = asyncio.Event(), asyncio.Event(), asyncio.Event()
-
-    async def work(payload: bytes, call: CallContext) -> bytes:
-        entered.set()
-        await go.wait()
-        done.set()
-        return b"unread"
-
+    work = Held(b"unread")
     async with raw_server({"demo": {"Work": work}}) as (server, peer):
         await peer.send(request(1, "Work"))
-        await entered.wait()
+        await work.entered.wait()
         peer.close()
         await until(lambda: server.connections == 0)
         assert len(server._handlers) == 1
-        go.set()
-        await done.wait()
+        work.go.set()
+        await work.done.wait()
 
 
 async def test_dropped_connection_cancels_a_handler_that_only_waits() -> None:
-    entered, cancelled = asyncio.Event(), asyncio.Event()
-
-    async def wait(payload: bytes, call: CallContext) -> bytes:
-        entered.set()
-        try:
-            await asyncio.Event().wait()
-        finally:
-            cancelled.set()
-        return b""
-
+    wait = Held()
     async with raw_server({"demo": {"Wait": UnaryHandler(wait, cancel_on_timeout=True)}}) as (_, peer):
         await peer.send(request(1, "Wait"))
-        await entered.wait()
+        await wait.entered.wait()
         peer.close()
-        await cancelled.wait()
+        await wait.cancelled.wait()
 
 
 async def test_request_and_its_own_refusal_in_one_read_are_answered_once() -> None:
@@ -241,25 +229,19 @@ async def test_request_and_its_own_refusal_in_one_read_are_answered_once() -> No
 
 
 async def test_shutdown_lets_calls_finish_and_sends_their_replies_before_closing() -> None:
-    go, entered = asyncio.Event(), asyncio.Event()
-
-    async def slow(payload: bytes, call: CallContext) -> bytes:
-        entered.set()
-        await go.wait()
-        return bytes(3 << 20)
-
+    slow = Held(bytes(3 << 20))
     server = Server(services={"demo": {"Slow": slow, "Echo": echo}})
     ours, theirs = socket.socketpair()
     serving = asyncio.create_task(server.serve_connection(theirs))
     client = Client(ours)
     call = asyncio.create_task(client.call("demo", "Slow", b"", timeout_s=None))
-    await entered.wait()
+    await slow.entered.wait()
 
     stopping = asyncio.create_task(server.shutdown(grace_s=10))
     await asyncio.sleep(0)
     with pytest.raises(RemoteError) as caught:
         await client.call("demo", "Echo", b"", timeout_s=None)
-    go.set()
+    slow.go.set()
 
     assert await call == bytes(3 << 20)
     assert caught.value.code == Code.UNAVAILABLE
@@ -270,16 +252,10 @@ async def test_shutdown_lets_calls_finish_and_sends_their_replies_before_closing
 
 
 async def test_shutdown_cancels_what_outlives_the_grace_and_answers_it() -> None:
-    entered = asyncio.Event()
-
-    async def forever(payload: bytes, call: CallContext) -> bytes:
-        entered.set()
-        await asyncio.Event().wait()
-        return b""
-
+    forever = Held()
     async with served({"demo": {"Forever": forever}}) as (server, client):
         call = asyncio.create_task(client.call("demo", "Forever", b"", timeout_s=None))
-        await entered.wait()
+        await forever.entered.wait()
         await server.shutdown(0.01)
         with pytest.raises(RemoteError) as caught:
             await call
@@ -288,15 +264,11 @@ async def test_shutdown_cancels_what_outlives_the_grace_and_answers_it() -> None
 
 
 async def test_shutdown_does_not_wait_long_for_a_peer_that_does_not_read() -> None:
-    entered = asyncio.Event()
-
-    async def large(payload: bytes, call: CallContext) -> bytes:
-        entered.set()
-        return bytes(4_000_000)
-
+    large = Held(bytes(4_000_000))
+    large.go.set()
     async with raw_server({"demo": {"Large": large}}) as (server, peer):
         await peer.send(request(1, "Large"))
-        await entered.wait()
+        await large.entered.wait()
         await server.shutdown(5)
         assert server.connections == 0
 
@@ -432,54 +404,39 @@ async def test_reply_over_the_limit_is_exhausted_and_the_connection_lives_on() -
 
 
 async def test_requests_beyond_the_bound_are_exhausted_while_others_wait() -> None:
-    go = asyncio.Event()
-
-    async def wait(payload: bytes, call: CallContext) -> bytes:
-        await go.wait()
-        return b""
-
+    wait = Held()
     async with raw_server({"demo": {"Wait": wait, "Echo": echo}}, max_in_flight=3) as (server, peer):
         await peer.send(b"".join(request(n, "Wait") for n in (1, 3, 5, 7)))
         assert (await code_of(peer))[:2] == (7, Code.RESOURCE_EXHAUSTED)
         assert len(server._handlers) == 3
-        go.set()
+        wait.go.set()
         assert {(await code_of(peer))[:2] for _ in range(3)} == {(1, 0), (3, 0), (5, 0)}
         await peer.send(request(9))
         assert await peer.frame() == (9, RESPONSE, 0, b"")
 
 
 async def test_handlers_past_their_deadline_still_count_as_in_flight() -> None:
-    go = asyncio.Event()
-
-    async def wait(payload: bytes, call: CallContext) -> bytes:
-        await go.wait()
-        return b""
-
+    wait = Held()
     async with raw_server({"demo": {"Wait": wait}}, max_in_flight=1) as (_, peer):
         await peer.send(request(1, "Wait", timeout_ns=1))
         assert (await code_of(peer))[:2] == (1, Code.DEADLINE_EXCEEDED)
         await peer.send(request(3, "Wait"))
         assert (await code_of(peer))[:2] == (3, Code.RESOURCE_EXHAUSTED)
-        go.set()
+        wait.go.set()
 
 
 async def test_request_bytes_in_flight_are_bounded() -> None:
-    go = asyncio.Event()
-
-    async def wait(payload: bytes, call: CallContext) -> bytes:
-        await go.wait()
-        return b""
-
+    wait = Held()
     async with raw_server({"demo": {"Wait": wait}}, max_in_flight_bytes=1000) as (_, peer):
         await peer.send(request(1, "Wait", bytes(600)) + request(3, "Wait", bytes(600)))
         assert (await code_of(peer))[:2] == (3, Code.RESOURCE_EXHAUSTED)
-        go.set()
+        wait.go.set()
         assert (await code_of(peer))[:2] == (1, 0)
         # Ended calls do not count; one request alone may always be as large as a message.
-        go.clear()
+        wait.go.clear()
         await peer.send(request(5, "Wait", bytes(500)) + request(7, "Wait", bytes(400)) + request(9, "Other"))
         assert (await code_of(peer))[0] == 9
-        go.set()
+        wait.go.set()
         assert {(await code_of(peer))[:2] for _ in range(2)} == {(5, 0), (7, 0)}
         await peer.send(request(11, "Wait", bytes(2000)))
         assert (await code_of(peer))[:2] == (11, 0)
