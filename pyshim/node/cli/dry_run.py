@@ -142,7 +142,7 @@ def of_bundle(bundle: str, options: RuntimeOptions | None, devices: PodDevices) 
     member = membership(spec.annotations, container_id)
     config = load_config(options, spec.annotations, dict(os.environ))
     has_vm = member.kind is not ContainerKind.POD_CONTAINER
-    sandbox = _sandbox_here(member.sandbox_id, member.kind, spec, config, devices) if has_vm else None
+    sandbox = _sandbox(member.sandbox_id, member.kind, spec, config, devices) if has_vm else None
     container = None
     if member.kind is not ContainerKind.POD_SANDBOX:
         vm_dir = f"{VM_ROOT}/{member.sandbox_id}"
@@ -189,7 +189,7 @@ def _of_pod(
     }
     spec = _pod_spec(annotations, path, of_host=str(manifest.spec.get("hostNetwork")).lower() == "true")
     config = load_config(options, annotations, dict(os.environ))
-    sandbox = _sandbox_here(SandboxId("pod"), ContainerKind.POD_SANDBOX, spec, config, devices)
+    sandbox = _sandbox(SandboxId("pod"), ContainerKind.POD_SANDBOX, spec, config, devices)
     of_claims = (_CLAIMS,) if manifest.spec.get("resourceClaims") and not devices.devices else ()
     return Plan(
         title=manifest.title,
@@ -205,17 +205,13 @@ def plan_empty_pod(config: Config, *, on_another_host: bool) -> None:
 
     With `on_another_host`, the host has every feature and enough memory.
     """
-    spec = _pod_spec({}, "an empty pod", of_host=False)
-    if on_another_host:
-        _argv(_sandbox(SandboxId("pod"), ContainerKind.POD_SANDBOX, spec, config, _ABLE_HOST, _ROOM))
-    else:
-        _argv(empty_pod(config))
+    _argv(empty_pod(config, (_ABLE_HOST, _ROOM) if on_another_host else None))
 
 
-def empty_pod(config: Config) -> SandboxPlan:
-    """The sandbox, on this host, of a pod without containers and annotations."""
+def empty_pod(config: Config, host: tuple[HostFacts, CapacityFacts] | None = None) -> SandboxPlan:
+    """The sandbox, on this host or `host`, of a pod without containers and annotations."""
     spec = _pod_spec({}, "an empty pod", of_host=False)
-    return _sandbox_here(SandboxId("pod"), ContainerKind.POD_SANDBOX, spec, config, _NO_DEVICES)
+    return _sandbox(SandboxId("pod"), ContainerKind.POD_SANDBOX, spec, config, host=host)
 
 
 def _pod_spec(annotations: Mapping[str, str], where: str, *, of_host: bool) -> OciSpec:
@@ -231,37 +227,35 @@ def _pod_spec(annotations: Mapping[str, str], where: str, *, of_host: bool) -> O
     return parse_spec(msgspec.json.encode(document), where)
 
 
-def _sandbox_here(
-    sandbox_id: SandboxId, kind: ContainerKind, spec: OciSpec, config: Config, devices: PodDevices
-) -> SandboxPlan:
-    host = probe_host()
-    capacity = probe_capacity(capacity_question(config, spec.cgroups_path), cgroup_mode=host.cgroup_mode)
-    plan = _sandbox(sandbox_id, kind, spec, config, host, capacity, devices, _instances(config))
-    return with_guest_nodes(plan, read_machine()) if config.hypervisor.enable_numa and not config.is_remote else plan
-
-
 def _sandbox(
     sandbox_id: SandboxId,
     kind: ContainerKind,
     spec: OciSpec,
     config: Config,
-    host: HostFacts,
-    capacity: CapacityFacts,
     devices: PodDevices = _NO_DEVICES,
-    instances: InstanceTable | None = None,
+    host: tuple[HostFacts, CapacityFacts] | None = None,
 ) -> SandboxPlan:
-    return sandbox_plan(
+    """The plan for `host`; without it for this host, whose NUMA nodes and instance types then count, too."""
+    facts, capacity = host or _this_host(spec, config)
+    plan = sandbox_plan(
         sandbox_id=sandbox_id,
         kind=kind,
         uuid=_UUID,
         spec=spec,
         config=config,
-        host=host,
+        host=facts,
         capacity=capacity,
         sources=_volume_facts(spec, config),
         devices=devices,
-        instances=instances,
+        instances=None if host else _instances(config),
     )
+    has_nodes = config.hypervisor.enable_numa and not config.is_remote and not host
+    return with_guest_nodes(plan, read_machine()) if has_nodes else plan
+
+
+def _this_host(spec: OciSpec, config: Config) -> tuple[HostFacts, CapacityFacts]:
+    facts = probe_host()
+    return facts, probe_capacity(capacity_question(config, spec.cgroups_path), cgroup_mode=facts.cgroup_mode)
 
 
 def _instances(config: Config) -> InstanceTable | None:

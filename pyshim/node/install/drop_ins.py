@@ -49,39 +49,18 @@ class Handler(msgspec.Struct, frozen=True, kw_only=True):
     """The text of a file in `config.d` beside `config_path`; None without one."""
 
 
+def _shipped(name: str, source: str, **settings: Any) -> Handler:
+    directory = name.replace("pykata", "/etc/pyshim").replace("-", "/")
+    return Handler(name=name, source=source, config_path=f"{directory}/configuration.toml", **settings)
+
+
 HANDLERS = (
-    Handler(name="pykata", source="configuration-qemu.toml", config_path="/etc/pyshim/configuration.toml"),
-    Handler(
-        name="pykata-tdx",
-        source="configuration-qemu-tdx.toml",
-        config_path="/etc/pyshim/tdx/configuration.toml",
-        guest_pulls=True,
-    ),
-    Handler(
-        name="pykata-snp",
-        source="configuration-qemu-snp.toml",
-        config_path="/etc/pyshim/snp/configuration.toml",
-        guest_pulls=True,
-    ),
-    Handler(
-        name="pykata-remote",
-        source="configuration-remote.toml",
-        config_path="/etc/pyshim/remote/configuration.toml",
-        is_local=False,
-        guest_pulls=True,
-    ),
-    Handler(
-        name="pykata-debug",
-        source="configuration-qemu.toml",
-        config_path="/etc/pyshim/debug/configuration.toml",
-        turned_on="enable_debug",
-    ),
-    Handler(
-        name="pykata-warm",
-        source="configuration-qemu.toml",
-        config_path="/etc/pyshim/warm/configuration.toml",
-        turned_on="enable_template",
-    ),
+    _shipped("pykata", "configuration-qemu.toml"),
+    _shipped("pykata-tdx", "configuration-qemu-tdx.toml", guest_pulls=True),
+    _shipped("pykata-snp", "configuration-qemu-snp.toml", guest_pulls=True),
+    _shipped("pykata-remote", "configuration-remote.toml", is_local=False, guest_pulls=True),
+    _shipped("pykata-debug", "configuration-qemu.toml", turned_on="enable_debug"),
+    _shipped("pykata-warm", "configuration-qemu.toml", turned_on="enable_template"),
 )
 
 
