@@ -64,8 +64,8 @@ def start(
     said = _read_all(stdin_fd)
     bundle = os.path.abspath(call.bundle or ".")
     if not call.address:
-        # CRI-O knows no sandbox without a spec. For an infra container that it has dropped it gives no bundle to the
-        # default runtime, and executes it in a directory of its own, which is to stay as it is.
+        # CRI-O makes no sandbox without a spec. For an infra container that it has dropped, it calls the default
+        # runtime without a bundle, in CRI-O's own directory, which must stay as it is.
         spec.require(bundle)
     group = spec.group_id(bundle, call.id)
     params = dialect.params_of(said, call)

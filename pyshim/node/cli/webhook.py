@@ -88,7 +88,6 @@ def serve(
     The configurations are read once; restart the server when they change.
     """
     from pyshim.node.webhook.certificate import Certificate
-    from pyshim.node.webhook.server import Limits
     from pyshim.node.webhook.server import serve as serve_webhook
 
     unknown = unbounded(probe_host())
@@ -100,7 +99,7 @@ def serve(
     )
     found = pod_classes(classes, drop_ins, node, host_side, frozenset(map(Disagreement, denied)))
     host, port = address
-    return run_service(serve_webhook(found, Certificate(certificate, key), host=host, port=port, limits=Limits()))
+    return run_service(serve_webhook(found, Certificate(certificate, key), host=host, port=port))
 
 
 def pod_classes(

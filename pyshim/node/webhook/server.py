@@ -212,10 +212,8 @@ def _listening(host: str, port: int) -> socket.socket:
     return listener
 
 
-async def serve(
-    classes: Mapping[str, PodClass], certificate: Certificate, *, host: str, port: int, limits: Limits
-) -> None:
+async def serve(classes: Mapping[str, PodClass], certificate: Certificate, *, host: str, port: int) -> None:
     """Serves until cancelled."""
-    async with serving(classes, certificate, host=host, port=port, limits=limits) as bound:
+    async with serving(classes, certificate, host=host, port=port, limits=Limits()) as bound:
         log.info("webhook serves", extra={"host": host, "port": bound, "classes": ",".join(sorted(classes))})
         await asyncio.Event().wait()
