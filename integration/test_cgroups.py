@@ -53,10 +53,7 @@ def test_with_an_overhead_cgroup_only_vcpu_threads_are_in_the_pods_before_and_af
     assert sandbox.path("sandbox") == f"/default/{name}"
     assert sandbox.path("overhead") == f"/kata_overhead/{name}"
     state = sandbox.state
-    assert (state["SandboxCgroupPath"], state["OverheadCgroupPath"]) == (
-        f"/default/{name}",
-        f"/kata_overhead/{name}",
-    )
+    assert (state["SandboxCgroupPath"], state["OverheadCgroupPath"]) == (f"/default/{name}", f"/kata_overhead/{name}")
     for controller in _ALL:
         inside = members(sandbox.directory("overhead", controller))
         assert {sandbox.shim, sandbox.virtiofsd, sandbox.vmm} <= inside, controller

@@ -129,10 +129,7 @@ def test_a_quota_holds(kernel: Any) -> None:
     [
         ("full", "make cgroup '/sys/fs/cgroup/full/c1': EAGAIN"),
         ("read-only", "make cgroup '/sys/fs/cgroup/fresh': EROFS"),
-        (
-            "no delegation, limits",
-            "set cpu.max of '/occupied/c1' to '200000 100000': the cgroup has no controller cpu",
-        ),
+        ("no delegation, limits", "set cpu.max of '/occupied/c1' to '200000 100000': the cgroup has no controller cpu"),
     ],
 )
 def test_a_tree_that_takes_nothing_is_an_error_that_leaves_nothing(kernel: Any, scene: str, error: str) -> None:

@@ -28,17 +28,7 @@ CHOWN, DAC_OVERRIDE, DAC_READ_SEARCH, FOWNER, FSETID, SETGID, SETUID, IPC_LOCK, 
 FILE_SERVER = {CHOWN, DAC_OVERRIDE, FOWNER, FSETID, SETGID, SETUID, SETFCAP}
 CODE = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc/alternatives")
 NODES = {"/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"}
-HIDDEN = (
-    "/root",
-    "/home",
-    "/boot",
-    "/srv",
-    "/mnt",
-    "/tmp",
-    "/var/lib",
-    "/run/containerd",
-    "/dev/shm",
-)
+HIDDEN = ("/root", "/home", "/boot", "/srv", "/mnt", "/tmp", "/var/lib", "/run/containerd", "/dev/shm")
 FILTERED = "2"
 """Field `Seccomp` of proc(5)."""
 VMM_USERS = range(1879048192, 1879048192 + 65536)

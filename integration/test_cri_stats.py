@@ -28,10 +28,7 @@ _FILES = (
 def stats_pod(cri: Cri, module_leaves_nothing: None) -> Iterator[Pod]:
     """A pod whose VM is all in the pod's cgroup, its vCPUs to be pinned."""
     keys = {f"{_RUNTIME}{key}": "true" for key in ("sandbox_cgroup_only", "enable_vcpus_pinning")}
-    with (
-        pod_cgroup("podstats") as parent,
-        cri.pod("stats", cgroup_parent=parent, annotations=keys) as shared,
-    ):
+    with pod_cgroup("podstats") as parent, cri.pod("stats", cgroup_parent=parent, annotations=keys) as shared:
         yield shared
 
 

@@ -17,10 +17,7 @@ from .framework.images import IMAGE
 from .framework.runtime import Runtime
 from .framework.waiting import eventually
 
-pytestmark = [
-    pytest.mark.vm,
-    pytest.mark.skipif(not nerdctl.is_chosen(), reason="needs nerdctl (hint: make nerdctl)"),
-]
+pytestmark = [pytest.mark.vm, pytest.mark.skipif(not nerdctl.is_chosen(), reason="needs nerdctl (hint: make nerdctl)")]
 
 NAMED = f"docker.io/{IMAGE}"
 """As nerdctl completes the image's name."""

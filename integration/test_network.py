@@ -137,13 +137,7 @@ def test_a_namespace_that_is_gone_is_refused_by_its_path(ctr: Ctr, runtime: Runt
     ids=["tcfilter", "macvtap"],
 )
 def test_prepared_namespace_is_as_it_was_after_a_pod_with_limited_rates_is_gone(
-    ctr: Ctr,
-    runtime: Runtime,
-    name: str,
-    scratch: Path,
-    model: str,
-    limits: dict[str, int],
-    expected: dict[str, int],
+    ctr: Ctr, runtime: Runtime, name: str, scratch: Path, model: str, limits: dict[str, int], expected: dict[str, int]
 ) -> None:
     """Links, addresses, routes and traffic rules: the namespace belongs to who made it."""
     keys = {f"{way}_rate_limiter_max_rate": rate for way, rate in limits.items()}

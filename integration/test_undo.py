@@ -100,13 +100,7 @@ def test_any_fault_in_a_pods_life_is_reported_and_leaves_nothing(
 
     def attempt(number: int, fault: str, named: str | None) -> tuple[str, str]:
         with faulty_pod(
-            runtime,
-            PROJECT / "bin",
-            scratch,
-            plain_rootfs,
-            name=f"undo{number}pod",
-            subnet=number,
-            faults=fault,
+            runtime, PROJECT / "bin", scratch, plain_rootfs, name=f"undo{number}pod", subnet=number, faults=fault
         ) as pod:
             pod.live()
             error = pod.error

@@ -68,11 +68,7 @@ class Program:
         self.stop()
 
     def _run(
-        self,
-        argv: Sequence[str | Path],
-        *,
-        environment: Mapping[str, str] | None = None,
-        directory: Path | None = None,
+        self, argv: Sequence[str | Path], *, environment: Mapping[str, str] | None = None, directory: Path | None = None
     ) -> None:
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(

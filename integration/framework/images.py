@@ -123,12 +123,7 @@ def image_blobs(layers: Sequence[bytes] = (), settings: Mapping[str, object] | N
     diff_ids = [layer["digest"] for layer in described]
     config = {**_CONFIG, "config": settings, "rootfs": {"type": "layers", "diff_ids": diff_ids}}
     config_blob = {"mediaType": f"{_KINDS}.config.v1+json", **keep(json.dumps(config, sort_keys=True).encode())}
-    manifest = {
-        "schemaVersion": 2,
-        "mediaType": MANIFEST,
-        "config": config_blob,
-        "layers": described,
-    }
+    manifest = {"schemaVersion": 2, "mediaType": MANIFEST, "config": config_blob, "layers": described}
     return str(keep(json.dumps(manifest, sort_keys=True).encode())["digest"]), blobs
 
 

@@ -230,13 +230,7 @@ class Cluster:
 
 def container(script: str, name: str = "main", **more: Any) -> dict[str, Any]:
     """A container that runs a line of shell."""
-    return {
-        "name": name,
-        "image": CRI_IMAGE,
-        "imagePullPolicy": "Never",
-        "command": ["sh", "-c", script],
-        **more,
-    }
+    return {"name": name, "image": CRI_IMAGE, "imagePullPolicy": "Never", "command": ["sh", "-c", script], **more}
 
 
 def manifest(name: str, *containers: Mapping[str, Any], **spec: Any) -> dict[str, Any]:

@@ -103,10 +103,7 @@ def policy(kube: Cluster, program: str) -> Iterator[None]:
             )
             kube.call("POST", f"{group}/{name}", each)
             made.append(f"{group}/{name}/{each['metadata']['name']}")
-        eventually(
-            lambda: refusal(kube, {"metadata": {"labels": {"other": "x"}}}) != "",
-            what="the policy is in force",
-        )
+        eventually(lambda: refusal(kube, {"metadata": {"labels": {"other": "x"}}}) != "", what="the policy is in force")
         yield
     finally:
         for path in reversed(made):

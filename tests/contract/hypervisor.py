@@ -253,10 +253,7 @@ class HypervisorContract:
     async def test_what_was_not_made_room_for_is_not_offered(self, rig: Rig, tmp_path: Path) -> None:
         config = rig.config()
         small = replace(
-            config,
-            bridges=0,
-            memory=replace(config.memory, max_mib=0),
-            cpu=replace(config.cpu, max_vcpus=1),
+            config, bridges=0, memory=replace(config.memory, max_mib=0), cpu=replace(config.cpu, max_vcpus=1)
         )
         vm = await running(rig, small)
 

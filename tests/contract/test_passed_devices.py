@@ -256,10 +256,7 @@ for name, text in {files!r}.items():
     lines = await guest.run(
         f"{python} -c {shlex.quote(program)} && {python} /mnt/host_side.py {alone} {beside}", lines=True
     )
-    assert lines == [
-        *("[True]", "''", "'' vfio-pci"),
-        *("True vfio-pci", "virtio-pci", "''", "(null)"),
-    ]
+    assert lines == [*("[True]", "''", "'' vfio-pci"), *("True vfio-pci", "virtio-pci", "''", "(null)")]
 
 
 async def disks(vm: QemuVm, guest: Guest, tmp_path: Path) -> None:

@@ -8,10 +8,7 @@ from typing import Any
 import grpc
 
 from protos.kubelet import podresources_v1_pb2 as pb
-from protos.kubelet.podresources_v1_pb2_grpc import (
-    PodResourcesListerServicer,
-    add_PodResourcesListerServicer_to_server,
-)
+from protos.kubelet.podresources_v1_pb2_grpc import PodResourcesListerServicer, add_PodResourcesListerServicer_to_server
 
 MAX_BYTES = 64 * 1024 * 1024
 

@@ -95,13 +95,7 @@ _HYPERVISOR = "io.katacontainers.config.hypervisor."
 _PIPE_BYTES = 65536
 """A pipe takes so many without a reader."""
 _QUERIES = ("query-status", "query-cpus-fast", "query-hotpluggable-cpus", "query-memory-size-summary")
-_PATH_KINDS = (
-    ResourceKind.CGROUP,
-    ResourceKind.DIRECTORY,
-    ResourceKind.FILE,
-    ResourceKind.MOUNT,
-    ResourceKind.SOCKET,
-)
+_PATH_KINDS = (ResourceKind.CGROUP, ResourceKind.DIRECTORY, ResourceKind.FILE, ResourceKind.MOUNT, ResourceKind.SOCKET)
 _BELONGS = belongs_to("sb1", Places(), "/run/vc/sbs", container_ids=("app",))
 _POD_CLASS = pod_class()
 _LOOP = asyncio.new_event_loop()

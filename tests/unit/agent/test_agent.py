@@ -70,13 +70,7 @@ async def test_the_agent_is_told_which_span_its_work_is_within(fake: FakeAgent, 
 
 
 SANDBOX = GuestSandbox(
-    sandbox_id="s",
-    hostname="",
-    dns=(),
-    storages=(),
-    shared_pid_namespace=False,
-    guest_hook_path="",
-    kernel_modules=(),
+    sandbox_id="s", hostname="", dns=(), storages=(), shared_pid_namespace=False, guest_hook_path="", kernel_modules=()
 )
 
 

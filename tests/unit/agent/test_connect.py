@@ -11,13 +11,7 @@ import pytest
 
 from pyshim.agent.client import AgentClient
 from pyshim.agent.connect import HANDSHAKE_S, Connector, open_stream
-from pyshim.model.agent_address import (
-    AgentAddress,
-    HvsockAddress,
-    SerialAddress,
-    UnixAddress,
-    VsockAddress,
-)
+from pyshim.model.agent_address import AgentAddress, HvsockAddress, SerialAddress, UnixAddress, VsockAddress
 from pyshim.model.errors import DeadlineExceeded, Unavailable
 from tests.fakes.agent import FakeAgent
 from tests.fakes.clock import run_fast_forward

@@ -10,16 +10,7 @@ from typing import Any
 import pytest
 from spec_files import CountedText, put, spec
 
-from pyshim.cdi import (
-    Cache,
-    DeviceConflict,
-    InvalidSpec,
-    UnresolvedDevices,
-    files,
-    parse_spec,
-    read_spec,
-    yaml_text,
-)
+from pyshim.cdi import Cache, DeviceConflict, InvalidSpec, UnresolvedDevices, files, parse_spec, read_spec, yaml_text
 from pyshim.cdi.files import MAX_SPEC_BYTES, MAX_VALUES, document_of
 
 

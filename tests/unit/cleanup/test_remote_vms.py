@@ -249,11 +249,7 @@ def test_a_replay_waits_for_the_vm_and_still_undoes_the_rest(
     errors: list[str] = []
 
     held = release_all(
-        ledger,
-        deadline=clock.now_s + PATIENCE_S,
-        one_timeout_s=PATIENCE_S,
-        errors=errors,
-        check=lambda _entry: None,
+        ledger, deadline=clock.now_s + PATIENCE_S, one_timeout_s=PATIENCE_S, errors=errors, check=lambda _entry: None
     )
 
     assert (held, errors, service.vms) == ((), [], {})

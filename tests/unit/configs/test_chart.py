@@ -409,7 +409,7 @@ def test_the_dra_driver_offers_the_table_and_leaves_it_to_the_shims(program: str
     assert shared.items() <= mounted.items()
     at = "/var/lib/kubelet"
     assert set(shared.values()) == {
-        *(f"{at}/plugins_registry", f"{at}/plugins/{DRIVER}", "/var/run/cdi", "/run/pyshim/dra"),
+        *(f"{at}/plugins_registry", f"{at}/plugins/{DRIVER}", "/var/run/cdi", "/run/pyshim/dra")
     }
     assert of(objects, "DeviceClass", DRIVER)["spec"]["selectors"] == [
         {"cel": {"expression": f'device.driver == "{DRIVER}"'}}

@@ -27,11 +27,7 @@ async def opened(
 ) -> Streams:
     stdio = Stdio(stdin=str(stdin), stdout=str(stdout), stderr=str(stderr), terminal=terminal)
     return await open_streams(
-        stdio,
-        namespace="ns1",
-        process_id="exec1",
-        children=children or Children(),
-        log_program_times=log_program_times,
+        stdio, namespace="ns1", process_id="exec1", children=children or Children(), log_program_times=log_program_times
     )
 
 

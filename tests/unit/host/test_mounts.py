@@ -177,11 +177,7 @@ def test_a_hundred_layers_mount_from_any_directory_and_leave_it_alone(tmp_path: 
         (tmp_path / name).mkdir()
 
     before = os.getcwd()
-    options = (
-        f"workdir={tmp_path}/work",
-        f"upperdir={tmp_path}/upper",
-        "lowerdir=" + ":".join(map(str, lowers)),
-    )
+    options = (f"workdir={tmp_path}/work", f"upperdir={tmp_path}/upper", "lowerdir=" + ":".join(map(str, lowers)))
     assert len(",".join(options)) > 4096
 
     perform_mount(host_mount("overlay", tmp_path / "rootfs", *options, fs_type="overlay"))

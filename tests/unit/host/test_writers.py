@@ -34,12 +34,7 @@ def test_the_mode_of_every_place_on_the_way_counts(program: Path, place: str, mo
 @needs_root
 @pytest.mark.parametrize(
     ("user", "group", "mode", "writer"),
-    [
-        (1000, 0, 0o500, "its owner, user 1000"),
-        (0, 100, 0o775, "group 100"),
-        (0, 0, 0o775, ""),
-        (0, 100, 0o755, ""),
-    ],
+    [(1000, 0, 0o500, "its owner, user 1000"), (0, 100, 0o775, "group 100"), (0, 0, 0o775, ""), (0, 100, 0o755, "")],
 )
 def test_owner_and_group_of_every_place_count(program: Path, user: int, group: int, mode: int, writer: str) -> None:
     os.chown(program.parent, user, group)

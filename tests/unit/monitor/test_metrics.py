@@ -86,10 +86,7 @@ async def test_the_shims_own_are_there(path: str) -> None:
         (("size", "limit"),): 8,
     }
     assert found["pyshim_vm_memory_bytes"][("size", "booted"),] == 256 << 20
-    assert found["pyshim_start_phase_seconds"] == {
-        (("phase", "create"),): 2.0,
-        (("phase", "wait for agent"),): 1.5,
-    }
+    assert found["pyshim_start_phase_seconds"] == {(("phase", "create"),): 2.0, (("phase", "wait for agent"),): 1.5}
     assert found["pyshim_ledger_entries"] == {(("kind", "mount"),): 3}
     assert found["pyshim_stream_bytes_total"] == {(("container", "c1"), ("stream", "stdout")): 42}
     assert found["pyshim_guest_metrics_whole"] == {(): 1}

@@ -176,10 +176,7 @@ async def test_debug_paths_exist_only_where_they_are_enabled(tmp_path: Path) -> 
         return f"GET {path} HTTP/1.1\r\n\r\n".encode()
 
     async with served(tmp_path) as (path, _):
-        assert await said(path, asked("/debug/stacks")) == (
-            404,
-            b"no such path (hint: enable_pprof in [runtime])",
-        )
+        assert await said(path, asked("/debug/stacks")) == (404, b"no such path (hint: enable_pprof in [runtime])")
 
     debug = {"stacks": lambda: "task a\n", "broken": lambda: str(1 // 0)}
     async with served(tmp_path, debug) as (path, _):

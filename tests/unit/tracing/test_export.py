@@ -104,7 +104,7 @@ async def test_spans_arrive_as_they_were_under_the_ids_that_the_state_gives_them
 
     found = {arrived.name: arrived for arrived in receiver.spans()}
     assert list(found) == [
-        *("read configuration", "start vmm", "first output", "create c1", "agent ExecProcess", "exec c1/e1"),
+        *("read configuration", "start vmm", "first output", "create c1", "agent ExecProcess", "exec c1/e1")
     ]
     (drawn,) = as_otlp("pod1", tuple(trace.spans))["resourceSpans"][0]["scopeSpans"]  # type: ignore[index]
     for drawn_span in drawn["spans"]:

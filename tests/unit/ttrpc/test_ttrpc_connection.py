@@ -87,10 +87,7 @@ def test_a_stream_is_answered_once() -> None:
     server = server_with_request()
     server.response(1, b"")
 
-    for again in (
-        lambda: server.response(1, b""),
-        lambda: server.error(1, 5, ""),
-    ):
+    for again in (lambda: server.response(1, b""), lambda: server.error(1, 5, "")):
         with pytest.raises(LocalProtocolError):
             again()
 

@@ -286,8 +286,7 @@ def fake_function(sys: Path, address: str, *, driver: str = "", group: str = "")
 
 
 @pytest.mark.parametrize(
-    ("driver", "written"),
-    [("", ("vfio-pci", "", "a")), ("nvidia", ("vfio-pci", "a", "a")), ("vfio-pci", ("", "", ""))],
+    ("driver", "written"), [("", ("vfio-pci", "", "a")), ("nvidia", ("vfio-pci", "a", "a")), ("vfio-pci", ("", "", ""))]
 )
 def test_a_function_is_given_to_vfio_pci(driver: str, written: tuple[str, str, str], tmp_path: Path) -> None:
     folder = fake_function(tmp_path, "a", driver=driver, group="12")
@@ -372,7 +371,7 @@ def test_device_numbers_and_their_cgroup_rules_change_together() -> None:
             Devices=[
                 oci_pb2.LinuxDeviceCgroup(Allow=True, Type="b", Major=8, Minor=1),
                 oci_pb2.LinuxDeviceCgroup(Allow=True, Type="c", Major=8, Minor=1),
-            ],
+            ]
         ),
     )
 

@@ -206,10 +206,7 @@ def test_volume_statistics_are_the_file_systems(hosted_agent: HostedAgent, clien
 
 @pytest.mark.parametrize(
     ("method", "request_"),
-    [
-        ("SetPolicy", agent_pb2.SetPolicyRequest(policy="x")),
-        ("MemAgentMemcgSet", agent_pb2.MemAgentMemcgConfig()),
-    ],
+    [("SetPolicy", agent_pb2.SetPolicyRequest(policy="x")), ("MemAgentMemcgSet", agent_pb2.MemAgentMemcgConfig())],
 )
 def test_what_this_agent_does_not_do_it_says(client: AgentClient, method: str, request_: Any) -> None:
     with refused(Code.UNIMPLEMENTED):

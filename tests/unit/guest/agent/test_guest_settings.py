@@ -37,10 +37,7 @@ def test_a_port_node_is_taken_as_it_is_and_an_unknown_one_is_not_there(tmp_path:
     ("command_line", "found"),
     [
         ("quiet forwarder.port=15150 agent.server_addr=unix:///run/a.sock", (15150, "", "/run/a.sock")),
-        (
-            "forwarder.address=10.0.2.15/24 forwarder.port=1 agent.server_addr=unix:///a",
-            (1, "10.0.2.15/24", "/a"),
-        ),
+        ("forwarder.address=10.0.2.15/24 forwarder.port=1 agent.server_addr=unix:///a", (1, "10.0.2.15/24", "/a")),
         ("agent.server_addr=unix:///run/a.sock", None),
         ("forwarder.port=15150", None),
         ("forwarder.port=0 agent.server_addr=unix:///a", None),

@@ -46,8 +46,7 @@ def test_settings_hold_in_every_container_and_not_outside(hosted_agent: HostedAg
 
 @pytest.mark.root
 @pytest.mark.parametrize(
-    ("name", "value", "cause"),
-    [("net.core.no_such", "1", "no such setting"), ("net.core.somaxconn", "many", "EINVAL")],
+    ("name", "value", "cause"), [("net.core.no_such", "1", "no such setting"), ("net.core.somaxconn", "many", "EINVAL")]
 )
 def test_a_setting_the_kernel_refuses_is_named(
     hosted_agent: HostedAgent, client: AgentClient, name: str, value: str, cause: str

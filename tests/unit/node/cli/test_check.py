@@ -269,11 +269,7 @@ def test_a_node_of_crio_is_judged_by_crios_files(made_up: Callable[..., HostRepo
     ],
 )
 def test_what_a_node_of_crio_lacks_is_named(
-    made_up: Callable[..., HostReport],
-    files: dict[str, str | None],
-    says: dict[str, Any],
-    subject: str,
-    text: str,
+    made_up: Callable[..., HostReport], files: dict[str, str | None], says: dict[str, Any], subject: str, text: str
 ) -> None:
     found = of(verdicts(made_up({**CRIO, **files}, says=says)), subject)
 

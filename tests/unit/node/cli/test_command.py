@@ -230,11 +230,7 @@ def test_a_completion_script_asks_the_command(
     ],
 )
 def test_words_are_completed(
-    tmp_path: Path,
-    words: str,
-    found: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, words: str, found: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _record(tmp_path, "ab12", "ab34", "cd")
     monkeypatch.setenv(command.COMPLETION_VARIABLE, "bash_complete")

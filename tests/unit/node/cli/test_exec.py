@@ -241,12 +241,7 @@ def test_the_console_of_our_own_guest_runs_commands(guest: Guest) -> None:
 @pytest.mark.parametrize(
     ("address", "words", "code", "error"),
     [
-        (
-            None,
-            ("zz",),
-            1,
-            b"find sandbox 'zz': no recorded id begins with this (hint: pyshim list)",
-        ),
+        (None, ("zz",), 1, b"find sandbox 'zz': no recorded id begins with this (hint: pyshim list)"),
         ("serial:///run/x", ("ab12",), 1, b"its agent is reached over a serial port, and a debug console needs vsock"),
         ("unix:///run/x", ("ab12",), 1, b"reached over 'unix:///run/x'"),
         ("", ("ab12",), 1, b"exec in sandbox 'ab12': its VM does not run"),

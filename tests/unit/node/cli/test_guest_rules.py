@@ -138,16 +138,8 @@ def test_what_the_shim_refuses_is_one_line(
 @pytest.mark.parametrize(
     ("words", "code", "error"),
     [
-        (
-            ("iptables", "get", "zz"),
-            1,
-            "pyshim: find sandbox 'zz': no recorded id begins with this",
-        ),
-        (
-            ("metrics", "zz"),
-            1,
-            "pyshim: find sandbox 'zz': no recorded id begins with this",
-        ),
+        (("iptables", "get", "zz"), 1, "pyshim: find sandbox 'zz': no recorded id begins with this"),
+        (("metrics", "zz"), 1, "pyshim: find sandbox 'zz': no recorded id begins with this"),
         (("iptables", "get", "gone"), 1, "gone/shim-monitor.sock': No such file or directory"),
         (("iptables", "get"), 2, "expected SANDBOX"),
         (("iptables", "get", "a", "b"), 2, "expected SANDBOX"),

@@ -91,10 +91,7 @@ async def unprepared(stub: Any, uid: str = "u1") -> str:
 async def test_a_claim_is_prepared_once_and_removed_once(node: Node) -> None:
     """A second call, one after a restart without an API server, and one for what is gone, are answered alike."""
     node.server.claims["ns/c"] = claim(
-        "u1",
-        result("a", "h100-3"),
-        result("b", "a10-sixth-0"),
-        result("x", "gpu-0", driver="gpu.nvidia.com", pool="n"),
+        "u1", result("a", "h100-3"), result("b", "a10-sixth-0"), result("x", "gpu-0", driver="gpu.nvidia.com", pool="n")
     )
     names = ["pyshim.io/a10-sixth=a10-sixth-0", "pyshim.io/h100=h100-3"]
     async with node.driver() as stub:

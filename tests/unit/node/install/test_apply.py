@@ -27,14 +27,7 @@ from pyshim.node.install.apply import (
 )
 from pyshim.node.install.disk import Disk, Found
 from pyshim.node.install.drop_ins import HANDLERS, Containerd, Handler
-from pyshim.node.install.plan import (
-    PREFIX,
-    InstallPlan,
-    Release,
-    chosen_handlers,
-    install_plan,
-    installed_handlers,
-)
+from pyshim.node.install.plan import PREFIX, InstallPlan, Release, chosen_handlers, install_plan, installed_handlers
 
 CONFIG = "/etc/containerd/config.toml"
 _SHIPPED = Path(__file__).resolve().parents[4] / "configs"

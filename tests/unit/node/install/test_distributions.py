@@ -94,9 +94,7 @@ KINDS = {
         starts=DEBIAN,
     ),
     "ubuntu-without-a-file": Kind(
-        files={"usr/lib/containerd": ""},
-        version="2.1.3",
-        written="etc/containerd/conf.d/pyshim.toml",
+        files={"usr/lib/containerd": ""}, version="2.1.3", written="etc/containerd/conf.d/pyshim.toml"
     ),
     "k3s-before-2025": k3s(
         files={f"{K3S}/config.toml": RENDERED_2},
@@ -123,9 +121,7 @@ KINDS = {
         starts='{{ template "base" . }}\n',
     ),
     "k3s-of-containerd-2-with-a-file-of-version-2": k3s(
-        files={f"{K3S}/config.toml": IMPORTING_2},
-        version="2.1.5",
-        written=f"{K3S}/config.toml.d/pyshim.toml",
+        files={f"{K3S}/config.toml": IMPORTING_2}, version="2.1.5", written=f"{K3S}/config.toml.d/pyshim.toml"
     ),
     "rke2-server": k3s(
         files={f"{RKE2}/config.toml": RENDERED_2, "usr/local/lib/systemd/system/rke2-server.service": ""},

@@ -154,10 +154,7 @@ def test_kubelet_tells_quota_and_shares(cpu: str, quota: str, shares: str) -> No
     assert (
         annotations["io.kubernetes.cri.sandbox-cpu-quota"],
         annotations["io.kubernetes.cri.sandbox-cpu-shares"],
-    ) == (
-        quota,
-        shares,
-    )
+    ) == (quota, shares)
 
 
 @pytest.mark.parametrize(

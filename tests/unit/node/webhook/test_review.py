@@ -27,16 +27,7 @@ from pyshim.resources.sizing.plan.static import static_size
 from pyshim.resources.sizing.plan.workload import workload
 from pyshim.task.translate_sandbox import create_request
 from tests.unit.node.webhook import kubernetes_oracle as oracle
-from tests.unit.node.webhook.reviews import (
-    HYPERVISOR,
-    annotations_of,
-    answered,
-    mutated,
-    pod,
-    pod_class,
-    review,
-    sizes,
-)
+from tests.unit.node.webhook.reviews import HYPERVISOR, annotations_of, answered, mutated, pod, pod_class, review, sizes
 
 SUM = {"sizing_policy": "sum"}
 LIMITED = {"limits": {"cpu": "1", "memory": "1Gi"}}
@@ -233,13 +224,7 @@ def test_an_annotation_that_the_file_does_not_enable_is_not_written() -> None:
 
 @pytest.mark.parametrize(
     "metadata",
-    [
-        {},
-        {"annotations": None},
-        {"annotations": {}},
-        {"annotations": {"a/b~c": "1"}},
-        pytest.param(None, id="null"),
-    ],
+    [{}, {"annotations": None}, {"annotations": {}}, {"annotations": {"a/b~c": "1"}}, pytest.param(None, id="null")],
 )
 def test_the_patch_applies_whatever_is_there(metadata: dict[str, Any] | None) -> None:
     found = {**pod(REQUESTS), "metadata": metadata}

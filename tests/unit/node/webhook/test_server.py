@@ -159,8 +159,7 @@ async def test_a_broken_change_leaves_the_last_good_certificate(tmp_path: Path, 
 
 
 @pytest.mark.parametrize(
-    ("certificate_text", "key_text"),
-    [pytest.param(None, None, id="absent"), pytest.param(b"no", b"pem", id="no-pem")],
+    ("certificate_text", "key_text"), [pytest.param(None, None, id="absent"), pytest.param(b"no", b"pem", id="no-pem")]
 )
 def test_no_usable_certificate_at_the_start_is_an_error(
     tmp_path: Path, certificate_text: bytes | None, key_text: bytes | None

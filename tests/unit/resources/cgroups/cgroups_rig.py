@@ -53,10 +53,7 @@ class Rig:
         tables = {"hypervisor": {"qemu": qemu}, "agent": {}, "runtime": runtime}
         self.config = config = build_config(Source(path="/etc/test.toml", directory="/etc", document=tables))
         self.plan = cgroup_plan(
-            sandbox_id=SandboxId("s1"),
-            cgroups_path="/pod1/c1",
-            config=config,
-            host=replace(FACTS, cgroup_mode=mode),
+            sandbox_id=SandboxId("s1"), cgroups_path="/pod1/c1", config=config, host=replace(FACTS, cgroup_mode=mode)
         )
         self.host = FakeCgroups(lambda _step: None)
         self.records = FakeRecords(FakeHost())
@@ -76,11 +73,7 @@ class Rig:
         )
         hypervisor: Any = self
         self.cgroups = SandboxCgroups(
-            plan=plan,
-            host=self.host,
-            records=self.records,
-            hypervisor=hypervisor,
-            on_change=self._changed,
+            plan=plan, host=self.host, records=self.records, hypervisor=hypervisor, on_change=self._changed
         )
 
     async def vcpu_thread_ids(self) -> tuple[int, ...]:

@@ -76,12 +76,7 @@ def test_v1_makes_the_group_in_every_hierarchy_and_device_rules_in_theirs(
 
     assert tree.roots(DEVICES) == (str(tmp_path / "devices"),)
     made = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("c1/**") if path.is_dir())
-    assert made == [
-        "cpu,cpuacct/pod1/c1",
-        "devices/pod1/c1",
-        "devices/pod1/c1/vmm",
-        "memory/pod1/c1",
-    ]
+    assert made == ["cpu,cpuacct/pod1/c1", "devices/pod1/c1", "devices/pod1/c1/vmm", "memory/pod1/c1"]
 
 
 def test_v1_fills_an_empty_cpuset_on_the_way_and_leaves_a_set_one(v1: Callable[..., CgroupsV1], tmp_path: Path) -> None:

@@ -18,12 +18,7 @@ from pyshim.model.sizing import SizingRecord, dimension
 from pyshim.model.units import MIB
 from pyshim.resources.cgroups.plan.cgroups import cgroup_plan, parent_cgroup, sandbox_cgroup, slice_directory
 from pyshim.resources.cgroups.plan.pinning import pinning
-from pyshim.resources.cgroups.plan.settings import (
-    cpuset_settings,
-    cpuset_union,
-    device_settings,
-    limit_settings,
-)
+from pyshim.resources.cgroups.plan.settings import cpuset_settings, cpuset_union, device_settings, limit_settings
 from tests.fakes.inputs import host
 
 
@@ -157,21 +152,13 @@ def test_slices_lie_in_each_other() -> None:
         (
             CgroupMode.V1,
             False,
-            {
-                "sandbox": "/kubepods/pod1/c1",
-                "overhead": "/kata_overhead/s1",
-                "devices": "/kata_overhead/s1/vmm",
-            },
+            {"sandbox": "/kubepods/pod1/c1", "overhead": "/kata_overhead/s1", "devices": "/kata_overhead/s1/vmm"},
             {"shim": "overhead", "virtiofsd": "overhead", "vmm": "overhead", "vcpus": "sandbox"},
         ),
         (
             CgroupMode.V2,
             True,
-            {
-                "sandbox": "/kubepods/pod1/c1",
-                "devices": "/kubepods/pod1/c1/vmm",
-                "vcpus": "/kubepods/pod1/c1/vcpus",
-            },
+            {"sandbox": "/kubepods/pod1/c1", "devices": "/kubepods/pod1/c1/vmm", "vcpus": "/kubepods/pod1/c1/vcpus"},
             {"shim": "sandbox", "virtiofsd": "sandbox", "vmm": "sandbox", "vcpus": "vcpus"},
         ),
         (
@@ -277,13 +264,7 @@ def test_huge_pages_are_not_charged() -> None:
 
 @pytest.mark.parametrize(
     ("containers", "union"),
-    [
-        ([], ""),
-        (["0-1", "3"], "0-1,3"),
-        (["2", "2"], "2"),
-        (["0-1", ""], ""),
-        ([None, "1"], ""),
-    ],
+    [([], ""), (["0-1", "3"], "0-1,3"), (["2", "2"], "2"), (["0-1", ""], ""), ([None, "1"], "")],
     ids=str,
 )
 def test_cpuset_is_the_union_and_one_container_without_a_set_may_use_all(

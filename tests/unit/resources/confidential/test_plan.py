@@ -17,11 +17,7 @@ DOCUMENT = b'version = "0.1.0"\nalgorithm = "sha384"\n[data]\n"policy.rego" = "p
 
 
 def tee(*available: Tee, quote_socket: str = "") -> TeeFacts:
-    return TeeFacts(
-        available=frozenset(available),
-        probed=("'/sys/x' says 'N'",),
-        quote_socket=quote_socket,
-    )
+    return TeeFacts(available=frozenset(available), probed=("'/sys/x' says 'N'",), quote_socket=quote_socket)
 
 
 AMD = tee(Tee.SNP, Tee.SEV_ES, Tee.SEV)

@@ -253,10 +253,7 @@ def test_all_names_without_a_spec_are_listed_with_who_asked(tmp_path: Path) -> N
 
 def test_the_nouns_travel_as_json() -> None:
     question = DeviceQuestion(
-        pod_name="p",
-        kubelet_socket="/s",
-        nodes=("/dev/vfio/1",),
-        annotations={"cdi.k8s.io/a": "v/c=d"},
+        pod_name="p", kubelet_socket="/s", nodes=("/dev/vfio/1",), annotations={"cdi.k8s.io/a": "v/c=d"}
     )
     found = PodDevices(
         devices=(FoundDevice(request=DeviceRequest(name="a", origin="b"), nodes=(node("/dev/vfio/1"),), env=("A=b",)),),

@@ -20,12 +20,7 @@ def request(
     firmware: bool = False,
 ) -> PortRequest:
     return PortRequest(
-        cold_plug=cold,
-        hot_plug=hot,
-        root_ports=roots,
-        switch_ports=switches,
-        bridges=bridges,
-        has_firmware=firmware,
+        cold_plug=cold, hot_plug=hot, root_ports=roots, switch_ports=switches, bridges=bridges, has_firmware=firmware
     )
 
 
@@ -102,13 +97,7 @@ def test_a_device_comes_once() -> None:
 
 
 @settings(deadline=None)
-@given(
-    st.sampled_from(PortKind),
-    st.integers(0, 16),
-    st.integers(0, 16),
-    st.integers(0, 5),
-    st.integers(0, 20),
-)
+@given(st.sampled_from(PortKind), st.integers(0, 16), st.integers(0, 16), st.integers(0, 5), st.integers(0, 20))
 def test_no_two_devices_share_a_place_and_paths_keep_their_order(
     cold: PortKind, roots: int, switches: int, bridges: int, count: int
 ) -> None:

@@ -137,9 +137,7 @@ def test_what_is_asked_for_a_container() -> None:
 
 
 @pytest.mark.parametrize("wanted", [True, False])
-def test_the_guest_has_an_iommu_and_is_told_so_when_the_configuration_says_so(
-    wanted: bool,
-) -> None:
+def test_the_guest_has_an_iommu_and_is_told_so_when_the_configuration_says_so(wanted: bool) -> None:
     plain = config()
     asked = replace(plain, hypervisor=replace(plain.hypervisor, enable_iommu=wanted))
 

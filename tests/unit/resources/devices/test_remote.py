@@ -157,11 +157,7 @@ def test_the_instance_has_what_the_pod_was_sized_for_and_the_gpus_it_was_given()
         vm_dir="/run/vm",
         spec=spec,
         config=config,
-        sizing=static_size(
-            config,
-            unbounded(here),
-            workload(ContainerKind.SINGLE_CONTAINER, {}, spec.raw),
-        ),
+        sizing=static_size(config, unbounded(here), workload(ContainerKind.SINGLE_CONTAINER, {}, spec.raw)),
         netns_path=None,
         initdata=None,
         devices=pod(("a", "nvidia.com/gpu=0"), ("b", "nvidia.com/gpu=1")),

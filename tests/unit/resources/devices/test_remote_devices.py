@@ -181,11 +181,7 @@ async def test_devices_of_a_claim_choose_the_instance_type(stack: Stack) -> None
 
 
 @pytest.mark.parametrize(
-    ("files", "error"),
-    [
-        ({}, "read '/t.toml'"),
-        ({"/t.toml": b"[[type]"}, "read instance types '/t.toml'"),
-    ],
+    ("files", "error"), [({}, "read '/t.toml'"), ({"/t.toml": b"[[type]"}, "read instance types '/t.toml'")]
 )
 async def test_a_table_that_cannot_be_read_refuses_the_pod(stack: Stack, files: dict[str, bytes], error: str) -> None:
     prepare(stack)

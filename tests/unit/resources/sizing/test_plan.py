@@ -165,11 +165,7 @@ def test_only_a_vm_that_may_change_later_gets_room_to_grow(static: bool, confide
 
 @pytest.mark.parametrize(
     ("static", "policy", "vcpus", "mib"),
-    [
-        (False, "overhead", 2, 1024),
-        (True, "sum", 2, 1024),
-        (True, "overhead", 1, 256),
-    ],
+    [(False, "overhead", 2, 1024), (True, "sum", 2, 1024), (True, "overhead", 1, 256)],
 )
 def test_a_template_is_no_larger_than_the_pods_it_is_for(static: bool, policy: str, vcpus: int, mib: int) -> None:
     runtime = {"sizing_policy": policy, "static_sandbox_resource_mgmt": static}

@@ -102,11 +102,7 @@ def test_what_shapes_the_machine_is_in_the_key(other: VmConfig) -> None:
 
 @pytest.mark.parametrize(
     "facts",
-    [
-        replace(FACTS, files=(("/k", "1-3"),)),
-        replace(FACTS, cpu="model name: y"),
-        replace(FACTS, host_kernel="6.2"),
-    ],
+    [replace(FACTS, files=(("/k", "1-3"),)), replace(FACTS, cpu="model name: y"), replace(FACTS, host_kernel="6.2")],
 )
 def test_what_of_the_host_shapes_the_machine_is_in_the_key(facts: MachineFacts) -> None:
     assert template_key(vm_config(), FACTS) != template_key(vm_config(), facts)

@@ -132,9 +132,7 @@ def test_huge_pages_are_as_many_as_the_limit_or_the_hosts_mount_says(
     facts = SourceFacts(kind=SourceKind.DIRECTORY, fs_type="hugetlbfs", page_bytes=2 << 20, size_bytes=size_bytes)
 
     plan = planned(
-        config(),
-        spec(mounts=[bind("/huge", "/h")], linux={"resources": {"hugepageLimits": limits}}),
-        {"/h": facts},
+        config(), spec(mounts=[bind("/huge", "/h")], linux={"resources": {"hugepageLimits": limits}}), {"/h": facts}
     )
 
     assert plan.storages[0].options == ("pagesize=2097152", f"size={expected}")

@@ -108,10 +108,7 @@ def test_equal_layers_of_two_containers_are_one_disk_and_one_mount() -> None:
     assert one.mount_point != other.mount_point
 
 
-@pytest.mark.parametrize(
-    ("count", "fits"),
-    [(40, True), (127, True), (200, False)],
-)
+@pytest.mark.parametrize(("count", "fits"), [(40, True), (127, True), (200, False)])
 def test_as_many_layers_are_possible_as_fit_the_options_of_one_mount(count: int, fits: bool) -> None:
     layers = [layer(number) for number in range(count)]
     rootfs = (*layers, overlay(*HOST_UPPER, f"lowerdir={{{{ overlay 0 {count - 1} }}}}"))
