@@ -56,26 +56,18 @@ def test_signal_writes_tasks_requests_children_and_fds_to_the_log(caplog: pytest
     assert any(line.startswith("fds ") for line in lines)
 
 
-def test_a_text_has_tasks_requests_and_threads_and_an_end() -> None:
-    async def main() -> str:
-        event = asyncio.Event()
-        task = asyncio.create_task(outer(event), name="wait/c1")
-        await asyncio.sleep(0)
-        text = stacks(["Wait c1 - for 1.0 s", "x" * MAX_TEXT_CHARS])
-        event.set()
-        await task
-        return text
-
-    text = asyncio.run(main())
+async def test_a_text_has_tasks_requests_and_threads_and_an_end() -> None:
+    event = asyncio.Event()
+    task = asyncio.create_task(outer(event), name="wait/c1")
+    await asyncio.sleep(0)
+    text = stacks(["Wait c1 - for 1.0 s", "x" * MAX_TEXT_CHARS])
+    event.set()
+    await task
 
     assert "task wait/c1: outer (test_debug.py:" in text
     assert "request Wait c1 - for 1.0 s\n" in text
     assert len(text) == MAX_TEXT_CHARS + 1
-    assert "thread MainThread:\n" in asyncio.run(_stacks())
-
-
-async def _stacks() -> str:
-    return stacks([])
+    assert "thread MainThread:\n" in stacks([])
 
 
 def test_objects_are_counted_by_type() -> None:
@@ -89,13 +81,11 @@ class _Mine:
         self.others: list[object] = []
 
 
-def test_finished_task_waits_nowhere() -> None:
-    async def main() -> list[str]:
-        task = asyncio.create_task(asyncio.sleep(0))
-        await task
-        return waiting_at(task)
+async def test_finished_task_waits_nowhere() -> None:
+    task = asyncio.create_task(asyncio.sleep(0))
+    await task
 
-    assert asyncio.run(main()) == []
+    assert waiting_at(task) == []
 
 
 def test_there_may_be_no_children() -> None:

@@ -232,19 +232,18 @@ def test_a_disk_that_cannot_be_plugged_leaves_no_node(tmp_path: Path, bus: DiskB
     assert plugged.saved() == {}
 
 
-def test_a_freed_scsi_address_is_given_again(tmp_path: Path) -> None:
+async def test_a_freed_scsi_address_is_given_again(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"")
     monitor = Monitor()
     plugged = disks(monitor)
 
-    async def body() -> list[str]:
-        named = [disk(name, path, bus=DiskBus.VIRTIO_SCSI) for name in ("a", "b", "c")]
-        given = [(await plugged.plug(each)).scsi_address for each in named[:2]]
-        await plugged.unplug(named[0])
-        return [*given, (await plugged.plug(named[2])).scsi_address]
+    named = [disk(name, path, bus=DiskBus.VIRTIO_SCSI) for name in ("a", "b", "c")]
+    given = [(await plugged.plug(each)).scsi_address for each in named[:2]]
+    await plugged.unplug(named[0])
+    given.append((await plugged.plug(named[2])).scsi_address)
 
-    assert asyncio.run(body()) == ["0:0", "0:1", "0:0"]
+    assert given == ["0:0", "0:1", "0:0"]
     assert plugged.saved() == {"0": "c", "1": "b"}
 
 

@@ -19,7 +19,6 @@ from hypervisors.qemu.vm import QemuVm
 from pyshim.cleanup.release import release
 from pyshim.host import syscalls
 from pyshim.host.processes.children import Children
-from pyshim.host.processes.launch import User
 from pyshim.model.errors import ResourceExhausted
 from pyshim.model.vm import PciLayout, PortKind, VhostUserVsockChannel, VmConfig
 from tests.fakes.disks import disk
@@ -305,7 +304,7 @@ def test_a_user_namespace_may_lack_the_users(directory: Path, ranges: str, lacks
     assert bool(lacks_users(vm_config(first_user_id=FIRST), proc=str(directory))) is lacks
 
 
-def test_a_user_is_another_sandboxs_only_after_its_directory_is_gone(
+async def test_a_user_is_another_sandboxs_only_after_its_directory_is_gone(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hypervisors.qemu.user.COUNT", 4)
@@ -313,14 +312,11 @@ def test_a_user_is_another_sandboxs_only_after_its_directory_is_gone(
     for config in configs:
         os.mkdir(config.vm_dir)
 
-    async def body() -> list[User]:
-        first, second = [await reserve_user(config) for config in configs[:2]]
-        with pytest.raises(ResourceExhausted):
-            await reserve_user(configs[2])
-        os.rmdir(configs[0].vm_dir)
-        return [first, second, await reserve_user(configs[2])]
-
-    first, second, third = asyncio.run(body())
+    first, second = [await reserve_user(config) for config in configs[:2]]
+    with pytest.raises(ResourceExhausted):
+        await reserve_user(configs[2])
+    os.rmdir(configs[0].vm_dir)
+    third = await reserve_user(configs[2])
 
     assert {first.id, second.id} == {FIRST, FIRST + 2}
     assert {vsock_user(first).id, vsock_user(second).id} == {FIRST + 1, FIRST + 3}

@@ -18,7 +18,7 @@ from pyshim.host.sockets import listening_socket
 from pyshim.model.errors import FailedPrecondition, NotFound, Unavailable
 from pyshim.model.ids import SandboxId
 from pyshim.model.machine import Cpu, Machine, Node
-from pyshim.model.placement import METHOD, SERVICE, Need, Placed, Placement
+from pyshim.model.placement import METHOD, SERVICE, Need, Placed
 from pyshim.node.nri.assignments import Assignments
 from pyshim.node.nri.pods import Pods
 from pyshim.node.nri.shims import Shims
@@ -70,14 +70,11 @@ async def _served(pods: Pods, path: Path) -> AsyncIterator[asyncio.Event]:
         await shims.close()
 
 
-def test_a_shim_gets_the_placement_of_its_vm(tmp_path: Path) -> None:
+async def test_a_shim_gets_the_placement_of_its_vm(tmp_path: Path) -> None:
     pods = _pods()
 
-    async def go() -> Placement:
-        async with _served(pods, tmp_path / "nri.sock"):
-            return await asked(str(tmp_path / "nri.sock"), _need())
-
-    placement = asyncio.run(go())
+    async with _served(pods, tmp_path / "nri.sock"):
+        placement = await asked(str(tmp_path / "nri.sock"), _need())
 
     assert placement == pods.assignments.placements["vm"]
     assert (placement.vcpu_cpus, placement.service_cpus) == ((1, 2), (0, 3))
@@ -102,12 +99,9 @@ async def test_a_placement_ends_with_the_shim_that_asked_for_it(tmp_path: Path) 
     assert pods.assignments.placements == {}
 
 
-def test_a_vm_for_which_there_are_no_cpus_runs_on_shared_ones(tmp_path: Path) -> None:
-    async def go() -> Placement:
-        async with _served(_pods(), tmp_path / "nri.sock"):
-            return await asked(str(tmp_path / "nri.sock"), _need(vcpus=64))
-
-    placement = asyncio.run(go())
+async def test_a_vm_for_which_there_are_no_cpus_runs_on_shared_ones(tmp_path: Path) -> None:
+    async with _served(_pods(), tmp_path / "nri.sock"):
+        placement = await asked(str(tmp_path / "nri.sock"), _need(vcpus=64))
 
     assert not placement.exclusive
     assert placement.vcpu_cpus == (0, 1, 2, 3)

@@ -325,25 +325,19 @@ async def test_nothing_is_touched_after_the_end() -> None:
     ],
     ids=["by itself", "a limit was met", "the host ran out", "the guest panicked"],
 )
-def test_the_reason_of_an_end_names_its_cause(kind: VmExitKind, oom: HostOom | None, reason: str) -> None:
-    async def body() -> str:
-        rig = Rig()
-        rig.host.killed = oom
-        await rig.start()
-        return await rig.cgroups.explain(VmExit(kind=kind, reason="it died"))
+async def test_the_reason_of_an_end_names_its_cause(kind: VmExitKind, oom: HostOom | None, reason: str) -> None:
+    rig = Rig()
+    rig.host.killed = oom
+    await rig.start()
 
-    assert asyncio.run(body()) == reason
+    assert await rig.cgroups.explain(VmExit(kind=kind, reason="it died")) == reason
 
 
-def test_on_a_host_without_cgroups_nothing_happens() -> None:
-    async def body() -> Rig:
-        rig = Rig(CgroupMode.NONE)
-        await rig.start()
-        await rig.fit(_cpus("1"))
-        await rig.cgroups.leave()
-        return rig
-
-    rig = asyncio.run(body())
+async def test_on_a_host_without_cgroups_nothing_happens() -> None:
+    rig = Rig(CgroupMode.NONE)
+    await rig.start()
+    await rig.fit(_cpus("1"))
+    await rig.cgroups.leave()
 
     assert (rig.host.history, rig.host.settings, rig.ledger.history) == (["vmm is made"], [], [])
     assert rig.cgroups.saved() == {"Mode": "none", "Notes": ["this host has no cgroups mounted"]}
