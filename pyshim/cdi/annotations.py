@@ -11,8 +11,8 @@ ANNOTATION_PREFIX = "cdi.k8s.io/"
 def parse_annotations(annotations: Mapping[str, str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """(keys, devices) asked for, in the order of the keys' names; a device asked for twice counts once.
 
-    Raises InvalidName naming the key: one bad name spoils the whole, since a container would start without it. The key
-    may have any name after the prefix, as in the Go library: only its maker has to keep to the rules.
+    Raises InvalidName naming the key of the first bad name: without that device the container would not work. A key may
+    have any name after the prefix, as in the Go library.
     """
     keys = tuple(sorted(key for key in annotations if key.startswith(ANNOTATION_PREFIX)))
     devices: dict[str, None] = {}

@@ -176,7 +176,7 @@ class Cache:
 
 
 def _signature(path: str) -> _Signature:
-    """Changes when the file's content may have changed; the errno of a file that cannot be looked at."""
+    """A value that differs when the file's content may have changed; the errno if the file cannot be read."""
     try:
         found = os.stat(path)
     except OSError as error:

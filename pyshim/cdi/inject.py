@@ -100,7 +100,7 @@ def _add_devices(linux: Json, new: list[tuple[Json, str]]) -> None:
     ]
     if rules:
         resources = _child(linux, "resources")
-        # The last rule that matches decides, so an equal one further up has nothing more to say.
+        # The last rule that matches decides, so an equal one before it has no effect.
         old = resources.get("devices") or []
         resources["devices"] = _replaced(old, rules, lambda rule: json.dumps(rule, sort_keys=True))
 

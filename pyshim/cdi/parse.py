@@ -33,7 +33,7 @@ def parse_spec(document: object, where: str) -> Spec:
 
 
 class _SpecReader:
-    """After a problem it goes on with a stand-in of the right type."""
+    """Records a problem and continues with a stand-in of the right type."""
 
     def __init__(self) -> None:
         self.problems: list[str] = []

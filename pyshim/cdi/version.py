@@ -4,7 +4,7 @@ from .spec import Spec
 
 KNOWN_VERSIONS = ("0.1.0", "0.2.0", "0.3.0", "0.4.0", "0.5.0", "0.6.0", "0.7.0", "0.8.0", "1.0.0", "1.1.0")
 LEAST_VERSION = "0.3.0"
-"""The version of a spec without newer content; so a spec that declares 0.1.0 or 0.2.0 is never valid."""
+"""The version of a spec without newer content. A spec that declares 0.1.0 or 0.2.0 is therefore invalid."""
 
 
 def plain_version(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Answers about files, such as their hashes, stored below /run: every pod is a new process, which would ask again.
+"""Facts about files, such as their hashes, stored below /run for later shims, which would compute them again.
 
 An answer is stored by the file's identity: device, inode, size, times of change. A changed file has another identity.
 """
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 MAX_ANSWERS = 64
 _MAX_ANSWER_CHARS = 1024
 _SETTLED_NS = 2_000_000_000
-"""A file changed less than this ago may change again within one tick of its clock: what was read of it is not kept."""
+"""A file changed more recently may change again within one tick of its clock: answers about it are not stored."""
 
 
 def file_identity(status: os.stat_result) -> str:

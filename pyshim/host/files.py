@@ -1,8 +1,8 @@
 """Files and trees of files: listed, read in pieces, removed, replaced whole.
 
 Trees may be written by a pod while the shim works on them. Names are resolved beneath the root and links are never
-followed: the shim reads and removes nothing outside. The root of what is read is the kubelet's or the operator's choice
-and may be a link.
+followed, so the shim reads and removes files inside the tree only. The kubelet or the operator chooses the root of a
+tree to read, which may be a link.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ _BENEATH = syscalls.RESOLVE_NO_SYMLINKS | syscalls.RESOLVE_BENEATH
 def list_tree(root: str) -> tuple[TreeEntry, ...]:
     """The root first, each directory before what is in it. Raises OSError, ResourceExhausted for a tree too large.
 
-    Sockets, devices and FIFOs are left out, as is what goes away meanwhile.
+    Sockets, devices and FIFOs are left out, and so are files that vanish meanwhile.
     """
     entries: list[TreeEntry] = []
     total_bytes = 0
@@ -212,7 +212,7 @@ class _OpenDirectory(NamedTuple):
 
 
 def _empty(top: int, path: str) -> None:
-    """Nothing is in the directory `top`, unless names are added all the time."""
+    """The directory `top` is empty, unless a process adds names all the time."""
     moved: dict[str, str] = {}
     for _ in range(_MAX_PASSES):
         count = len(moved)

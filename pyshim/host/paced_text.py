@@ -11,7 +11,7 @@ BURST_BYTES = 512 * 1024
 BURST_LINES = 4096
 """Lines cost more than bytes: each may be logged and written."""
 PAUSE_S = 0.25
-"""Seconds without reading after a burst: the writer of a flood waits, the host does not."""
+"""Seconds without reading after a burst, for which a flooding writer waits."""
 _READ_BYTES = 16384
 _DRAIN_BYTES = 1 << 20
 

@@ -1,4 +1,4 @@
-"""Finds who can change files that root executes or boots: other users that can write one, or a directory above it.
+"""Finds users other than root that can change files which root executes or boots, or directories above them.
 
 Looks at owner and mode, not at access control lists. Our own user counts as root: tests and checks run unprivileged.
 """
@@ -80,7 +80,7 @@ def _writer(found: os.stat_result) -> str:
     if found.st_uid not in (0, os.geteuid()):
         return f"its owner, user {found.st_uid}"
     if stat.S_ISLNK(found.st_mode):
-        return ""  # its mode has no meaning: who can write the directory can replace it
+        return ""  # a link's mode has no meaning; its directory is checked
     if found.st_mode & stat.S_ISVTX and stat.S_ISDIR(found.st_mode):
         return ""  # such as /tmp: what root has there only root can replace
     if found.st_mode & _EVERYONE:

@@ -35,14 +35,14 @@ def mounts(table: str = _TABLE) -> Iterator[MountRow]:
 
 
 def mounted_below(path: str) -> tuple[str, ...]:
-    """MountRow points at or below `path` in this mount namespace, the one to unmount first in front.
+    """Mount points at or below `path` in this mount namespace, in the order to unmount them.
 
-    A path that is covered several times is listed as often.
+    A path with several mounts is listed as often.
     """
     root = _resolved_but_last(path)
     prefix = root if root.endswith("/") else root + "/"
     points = [each.point for each in mounts() if each.point == root or each.point.startswith(prefix)]
-    # The table is in mounting order, so whatever was mounted on top of something else comes after it.
+    # The table is in mounting order: an upper mount comes after the one below it.
     points.reverse()
     return tuple(points)
 
@@ -99,8 +99,8 @@ def _resolved_but_last(path: str) -> str:
 def unmount_beneath(root: str, path: str) -> None:
     """As `unmount_all(path)`, for a path below `root` whose directories a guest may have exchanged for links.
 
-    The walk cannot leave `root`, so nothing but a mount below it is ever detached. A path that now leads out of it is
-    success: what is still mounted below `root` goes with the mount on it. Raises OSError.
+    The walk cannot leave `root`, so only mounts below it are detached. A path that now leads out of it is success:
+    mounts left below `root` are detached with the mount on `root`. Raises OSError.
     """
     above, name = os.path.split(os.path.relpath(path, root))
     if name in ("", ".", "..") or above.startswith(".."):

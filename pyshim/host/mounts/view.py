@@ -72,9 +72,9 @@ def home_of(program: str) -> str:
 def make_view(kept: Iterable[ViewPath], mount_point: str) -> OwnedFd:
     """The namespace, which dies with this descriptor and the last program in it.
 
-    The calling thread is in it then, so it must be one that ends. `mount_point` is any directory of the host, nothing
-    of which changes. There is a /proc, in which a user sees the processes of that user. Raises OSError with the path
-    that is missing, or whose link leads out of the view.
+    The calling thread stays in it, so it must be one that ends. `mount_point` is any directory of the host, which does
+    not change. The view has a /proc in which users see their own processes only. Raises OSError with the path that is
+    missing, or whose link leads out of the view.
     """
     kept = tuple(kept)
     syscalls.unshare(syscalls.CLONE_NEWNS)

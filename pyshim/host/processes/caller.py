@@ -1,6 +1,6 @@
 """Compares a process that asks the zygote for a child with the zygote, and makes a child like it.
 
-An exec inherits all of this from its caller; a fork of another process than the caller has to fetch it.
+An exec inherits these properties from its caller; a fork of the zygote has to fetch them.
 """
 
 import os

@@ -29,14 +29,14 @@ from pyshim.model.ledger import Ledger, LedgerEntry, ResourceKind
 log = logging.getLogger(__name__)
 
 PROGRAM_ENV: Mapping[str, str] = MappingProxyType({"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"})
-"""The environment of a program that is given no other: nothing of containerd's."""
+"""The default environment of a program, without variables of containerd."""
 _NO_FDS: Mapping[int, int] = MappingProxyType({})
 KILL_WAIT_S = 10.0
-"""Seconds for a killed process to be gone: it may write its core, or have much memory to give back."""
+"""Seconds for a killed process to end: it may write a core file, or have much memory to free."""
 _READ_BYTES = 65536
 """Bytes of one read: the size of a pipe."""
 _LOGGED_LINES = 500
-"""Lines of one child's stderr that reach the log; a guest can make a VMM talk for ever."""
+"""Lines of one child's stderr that are logged: a guest can make a VMM print without end."""
 
 
 class ChildExit(msgspec.Struct, frozen=True):
@@ -260,7 +260,7 @@ class Children:
                 await child.end()
 
     async def end_all(self) -> None:
-        """Every child still alive has been killed and reaped, if the kernel lets it: the shim's last act."""
+        """Every child has been killed and reaped, unless it is in an uninterruptible wait. Called as the shim ends."""
         for child in self.alive:
             child.kill()
         for result in await asyncio.gather(*(child.end() for child in self.alive), return_exceptions=True):

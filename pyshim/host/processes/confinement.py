@@ -1,4 +1,4 @@
-"""The shim's own walls: rights it gives up for good, itself and for all it starts.
+"""Confines the shim and its children: capabilities and system calls that they give up for good.
 
 The shim is a process of root that decodes a guest's bytes. Its capabilities and system calls are those that it or a
 program it starts needs: QEMU, virtiofsd, OCI hooks with what they call (iptables, CNI plugins), log programs. So the
@@ -46,7 +46,7 @@ DENIED_CALLS = (
     *("iopl", "ioperm", "modify_ldt", "vm86", "vm86old"),
     *("syslog", "vhangup", "nfsservctl", "uselib", "_sysctl"),
 )
-"""They answer EPERM. Of the 32-bit and x32 tables too, so that no other number is a way around."""
+"""They return EPERM, also under their numbers in the 32-bit and x32 tables."""
 
 _LIBRARY = "libseccomp.so.2"
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000

@@ -16,7 +16,7 @@ class Ends:
         self._fds: set[int] = set()
 
     def watch(self, process: ProcessRef, when_ended: Callable[[], None]) -> None:
-        """`when_ended` is called when that very process ends; at the loop's next turn if it has."""
+        """`when_ended` is called when that very process ends, or at the loop's next turn if it has ended."""
         try:
             with opened(process) as pidfd:
                 fd = os.dup(pidfd)
@@ -32,7 +32,7 @@ class Ends:
         self._loop.add_reader(fd, ended)
 
     def close(self) -> None:
-        """Nothing is watched any more. Idempotent."""
+        """Watches end. Idempotent."""
         for fd in tuple(self._fds):
             self._forget(fd)
 

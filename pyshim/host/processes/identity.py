@@ -137,7 +137,7 @@ def is_script(path: str) -> bool:
 
 
 def kill_family(process: ProcessRef, deadline: float) -> None:
-    """That process and those it has started have ended: virtiofsd serves from a child of its own.
+    """That process and its descendants have ended: virtiofsd serves from a child.
 
     Each is stopped before its children are looked for, so that none is started meanwhile. Idempotent; raises
     DeadlineExceeded, OSError. Once the process is gone its children cannot be distinguished from others.
@@ -146,7 +146,7 @@ def kill_family(process: ProcessRef, deadline: float) -> None:
     for member in family:  # which grows on the way
         _stop(member, min(deadline, time.monotonic() + _STOP_WAIT_S))
         family += children(member.pid)
-    for member in family:  # all, before any is waited for: none must stay stopped when the time is over
+    for member in family:  # all, before any is waited for: none may stay stopped at the deadline
         _send_kill(member)
     for member in family:
         kill(member, deadline)
@@ -187,10 +187,9 @@ def children(pid: int) -> list[ProcessRef]:
 
 
 def family(pids: Iterable[int]) -> Iterator[int]:
-    """The processes and all their descendants, until a look at every one of them finds no other.
+    """The processes and all their descendants, until a scan finds no further one.
 
-    A process that the caller moves, before it asks for the next, has all its later children where it was moved to: so
-    no child is left out.
+    If the caller moves each process before it takes the next, later children start where their parent was moved to.
     """
     seen: set[int] = set()
     found = list(pids)
@@ -203,7 +202,7 @@ def family(pids: Iterable[int]) -> Iterator[int]:
 def family_threads(pids: Iterable[int]) -> Iterator[int]:
     """The threads of a family, those that start meanwhile included.
 
-    A thread that the caller moves, before it asks for the next, has all its later threads where it was moved to.
+    If the caller moves each thread before it takes the next, later threads start where their maker was moved to.
     """
     for pid in family(pids):
         seen: set[int] = set()
@@ -218,7 +217,7 @@ def opened(process: ProcessRef) -> Iterator[int]:
     """A pidfd of that very process. Raises ProcessLookupError when it has ended."""
     fd = os.pidfd_open(process.pid)
     try:
-        # Asked after opening: from here on the fd and the pid mean the same process, or the pid's is gone.
+        # Checked after opening: the fd is that process, and not a successor of its pid.
         if not is_alive(process):
             raise ProcessLookupError
         yield fd

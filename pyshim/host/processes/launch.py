@@ -61,11 +61,11 @@ class User(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Apart(msgspec.Struct, frozen=True, kw_only=True):
-    """Namespaces, user and rights in which a program differs from the shim; by default in none."""
+    """Namespaces, user and rights in which a program differs from the shim; by default it does not differ."""
 
     netns_path: str | None = None
     empty_netns: bool = False
-    """It is in a new network namespace, which has no link but a loopback that is down, and ends with the program."""
+    """It is in a new network namespace, whose only link is a loopback that is down; it ends with the program."""
     view: OwnedFd | None = None
     """It sees the files of this mount namespace only (`mounts/view.py`), and starts in their root."""
     capabilities: frozenset[int] | None = None
@@ -76,7 +76,7 @@ class Apart(msgspec.Struct, frozen=True, kw_only=True):
     """Of the program that is executed."""
 
     def enter(self) -> None:
-        """This thread and the programs it executes are in all of it for good. Raises SpawnFailed."""
+        """This thread and the programs it executes have these properties for good. Raises SpawnFailed."""
         set_labels(self.labels)  # by /proc, which a view may lack
         if self.netns_path is not None:
             with (
@@ -174,8 +174,8 @@ _CATCHABLE = tuple(int(number) for number in signal.valid_signals() - {signal.SI
 def set_labels(labels: ProcessLabels, *, attr: str = "/proc/thread-self/attr", sys: str = "/sys") -> None:
     """The program that this thread executes next has the labels. Source: the kernel's Documentation/admin-guide/LSM.
 
-    A host without SELinux has no use for that label, which is the runtime's. A profile is asked for by the operator, so
-    it is an error where the host has no AppArmor. Raises SpawnFailed.
+    On a host without SELinux its label, which the runtime sets, is ignored. An AppArmor profile is the operator's
+    request, so a host without AppArmor is an error. Raises SpawnFailed.
     """
     if labels.selinux and os.path.exists(f"{sys}/fs/selinux/enforce"):
         with os_errors(f"set SELinux label {labels.selinux!r}", SpawnFailed):

@@ -1,4 +1,4 @@
-"""Blocking calls that may never return: each in a thread of its own, which holds up neither other work nor the exit."""
+"""Runs blocking calls that may never return: each in its own thread, which delays neither other work nor the exit."""
 
 import asyncio
 import threading

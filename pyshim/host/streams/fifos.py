@@ -1,8 +1,8 @@
 """FIFOs between a client (containerd, ctr, the CRI plugin) and a process in the guest.
 
-Neither opening nor closing ever waits for the client. Keeping a handle of our own on the client's side is what makes
-the streams survive it: a reader that vanishes (containerd restarts) gives back-pressure instead of SIGPIPE, a stdin
-whose client went away is not at its end until CloseIO. Source: containerd's runc shim, process/io.go.
+Neither opening nor closing waits for the client. The shim keeps its own handle on the client's side, so that streams
+survive the client: a reader that vanishes (containerd restarts) causes back-pressure instead of SIGPIPE, and a stdin
+without its client does not end before CloseIO. Source: containerd's runc shim, process/io.go.
 """
 
 import asyncio
@@ -22,11 +22,11 @@ READ_BYTES = 256 * 1024
 _FIRST_PIPE_BYTES = 64 * 1024
 """The kernel's default, enough for the many pipes that carry a line or nothing."""
 _PIPE_BYTES = 1024 * 1024
-"""Wanted size of a pipe that was full once: the smaller one costs a wake-up of both sides for every 64 KiB."""
+"""The size of a pipe after it was full: the smaller one costs a wake-up of both sides for every 64 KiB."""
 
 UNREAD_S = 1.0
-"""Seconds for which a reader may take nothing of an ended stream: enough for a reader on a busy node, and short for the
-exit of a process whose output has no reader."""
+"""Seconds that an ended stream waits for a reader that takes no bytes: enough on a busy node, and a short delay for the
+exit of a process without a reader."""
 FINISH_S = 10.0
 """Seconds for a reader that is slow to take the rest of an ended stream; containerd's runc shim waits as long."""
 _FINISH_POLL_S = 0.001
@@ -142,12 +142,12 @@ class PipeOutput:
     async def finish(self) -> None:
         """The stream has ended, and its reader has taken all of it, or nothing for UNREAD_S, or took over FINISH_S.
 
-        Without output that is at once for a reader that has come, and after UNREAD_S for one that never does.
+        Without output it returns at once if a reader has opened the pipe, else after UNREAD_S.
 
         A client of containerd's Go library closes its end when it learns of the exit, also when bytes are left in the
         pipe. So the exit must not be published before the pipe is empty. Source: containerd cio/io_unix.go, `cancel`.
 
-        That client opens its end in a thread, which waits for a writer: for ever, if ours had come and gone before.
+        That client opens its end in a thread, which would wait for ever if our end were already closed.
         """
         self._writable.end()
         if self._keep_alive is not None:
@@ -168,7 +168,7 @@ class PipeOutput:
             pause_s = min(2 * pause_s, _FINISH_POLL_MAX_S)
 
     def _is_known_to_be_read(self) -> bool:
-        """A client has had the pipe open, or has it now. To be asked without a reading handle of our own."""
+        """True if a client has had the pipe open. Called after the shim's own reading handle is closed."""
         self._was_read = self._was_read or _has_reader(self._fd)
         return self._was_read
 

@@ -9,7 +9,7 @@ from pyshim.host.streams.fifos import READ_BYTES, open_fd
 
 
 class FileOutput:
-    """A file written at its end. Opened once per stream: O_APPEND makes two of them on one file as good as one."""
+    """A file written at its end. Opened once per stream: with O_APPEND, two streams may share a file."""
 
     def __init__(self, fd: OwnedFd, path: str) -> None:
         self._fd = fd

@@ -1,8 +1,8 @@
 """The host cgroups of one sandbox, from before its first process to after its last.
 
-Order: the shim joins, so that its children (virtiofsd, the VMM) are counted from their first page. The vCPU threads
-are placed while the guest is still stopped, and again after each hotplug. At the end the shim leaves, and processes
-left in the cgroups are killed with them.
+Order: the shim joins first, so that its children (virtiofsd, the VMM) are counted from their first page. The vCPU
+threads are placed while the guest is still stopped, and again after each hotplug. At the end the shim leaves, and
+processes that are left in the cgroups are killed.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ from pyshim.resources.cgroups.plan.settings import (
 log = logging.getLogger(__name__)
 
 CLAIM_S = 10.0
-"""Seconds to wait for other shims' turns of some milliseconds each."""
+"""Seconds to wait while other shims claim their cgroups, which takes milliseconds each."""
 CLAIM_PAUSE_S = 0.005
 Resources = Mapping[str, Any]
 _BY_PLACEMENT = "the placement that the node's plugin gave"
@@ -96,7 +96,7 @@ class SandboxCgroups:
         plan = self._plan
         if not plan.groups:
             return
-        # Before they are ours by the ledger: a process in a cgroup of ours is killed at its end.
+        # Before the ledger has them: the end of a cgroup in the ledger kills the processes in it.
         for path, pid in (await self._host.occupants(plan.groups)).items():
             raise FailedPrecondition(
                 f"make cgroup '{path}': process {pid} is in it: another sandbox has the same cgroupsPath"
@@ -115,9 +115,9 @@ class SandboxCgroups:
                 self._note(problem)
 
     async def _try_placement(self) -> None:
-        """The cgroup's CPUs are those of the placement; a placement that the pod's cgroup does not allow is dropped.
+        """The cgroup has the placement's CPUs. If the pod's cgroup does not allow it, it is dropped, with a note.
 
-        Its memory nodes stay as they are: the kernel kills who meets their end, while other nodes have memory left.
+        Memory nodes are not limited: when they are full the kernel would kill processes, although others have room.
         """
         if self._placed is None:
             return
@@ -137,7 +137,7 @@ class SandboxCgroups:
         return frozenset((*placement.vcpu_cpus, *placement.service_cpus))
 
     async def _claim(self) -> None:
-        """The cgroups are in our ledger and in no other: an undo kills the processes in them."""
+        """The cgroups are in this sandbox's ledger only: an undo kills the processes in them."""
         paths = [group.path for group in self._plan.groups]
         until = asyncio.get_running_loop().time() + CLAIM_S
         while True:
@@ -164,7 +164,7 @@ class SandboxCgroups:
 
     @contextlib.asynccontextmanager
     async def birth_of_vmm(self) -> AsyncIterator[None]:
-        """Children that the shim starts meanwhile are in the VMM's cgroup from their first page.
+        """Children that the shim starts in the block are in the VMM's cgroup from their first page.
 
         v2 never moves a page's charge to another cgroup.
         """
@@ -179,10 +179,10 @@ class SandboxCgroups:
                 await self._join(Member.SHIM, self.own_pid)
 
     async def allow_nodes(self) -> None:
-        """Processes of the cgroups for devices may open only what a VMM needs. They have no processes yet.
+        """Cgroups with a device list, still without processes, allow only the devices a VMM needs.
 
-        The pod's functions are bound to VFIO by now, so that its groups are known. A cgroup in which the shim gives
-        birth to the VMM follows when the shim has left it.
+        The pod's functions are bound to VFIO already, so their groups are known. The cgroup in which the shim starts
+        the VMM gets its list after the shim has left it.
         """
         await self._list_devices([role for role in self._plan.listed if role is not self._plan.members[Member.VMM]])
 
@@ -192,10 +192,10 @@ class SandboxCgroups:
             await self._apply(setting for role in roles for setting in device_settings(role, rules))
 
     async def place(self, vmm_pid: int, virtiofsd_pid: int) -> None:
-        """All processes that serve the guest are bound by `allow_nodes`; the vCPU threads are where they belong.
+        """All processes that serve the guest are bound by a device list, and the vCPU threads are in their cgroup.
 
-        The guest has not run yet, so none of its requests is served outside the device list. A remote VM has no process
-        on this host, and pid 0.
+        Called before the guest runs, so that all its requests are served under the list. A remote VM has no process on
+        this host, and pid 0.
         """
         self._pids.update({Member.VMM: vmm_pid, Member.VIRTIOFSD: virtiofsd_pid})
         if not self._plan.groups or not vmm_pid:
@@ -206,7 +206,7 @@ class SandboxCgroups:
             programs = (virtiofsd_pid,)  # the others were born in this cgroup
         moved = self._host.join_family(self._group(Role.DEVICES), filter(None, programs))
         if self._plan.mode is CgroupMode.V2:
-            await moved  # with all threads; some of them are moved on
+            await moved  # first, since it moves all threads
             await self._place_vcpus()
         else:
             await together(moved, self._place_vcpus())  # the VMM answers while the kernel moves it
@@ -256,8 +256,8 @@ class SandboxCgroups:
     async def enter_class(self, container_id: str, linux: Mapping[str, Any]) -> None:
         """The VMM and its servers join the class of cache and memory bandwidth that this container's spec names.
 
-        All containers of a VM run on the VMM's threads, so it is the class of all. Raises InvalidArgument for an
-        invalid name, FailedPrecondition where the node lacks the class or the VM is in another.
+        All containers of a VM run on the VMM's threads, so they share the class. Raises InvalidArgument for an invalid
+        name, FailedPrecondition if the node lacks the class or the VM has another.
         """
         name, left_out = rdt_class(linux)
         self._note(*(f"container '{container_id}': linux.intelRdt.{key} is not done for a VM" for key in left_out))
@@ -295,7 +295,7 @@ class SandboxCgroups:
             await self._host.join_threads(self._group(role), [tid for tid in self._threads if tid not in had])
 
     async def _pin(self, cpus: frozenset[int]) -> None:
-        """Each vCPU thread is on its own CPU or on those of `cpus`; with a placement, the other threads are, too."""
+        """Each vCPU thread runs on its own CPU, or on `cpus`. With a placement, other threads are pinned as well."""
         had = self._pinning
         if self._placed is not None:
             cpus = service_cpus(self._placed.placement, cpus)
@@ -462,7 +462,7 @@ class SandboxCgroups:
 
 
 def _repeated(setting: GroupSetting) -> str:
-    """The key of a write into a file that takes several: a rule, or a device's line."""
+    """Distinguishes the settings of a file that takes several: by the rule, or by the line's device."""
     if setting.controller == "devices":
         return setting.value
     return setting.value.partition(" ")[0] if setting.controller in ("io", "blkio") else ""

@@ -1,4 +1,4 @@
-"""The devices passed through to one sandbox, and which of its containers have them.
+"""The devices passed through to one sandbox, and their containers.
 
 Cold plugged devices are in the VM from the start. Further devices of a container are plugged when it is created and
 unplugged when it is deleted.
@@ -42,7 +42,7 @@ FindDevices = Callable[[DeviceQuestion], Awaitable[PodDevices]]
 
 
 def log_found(found: PodDevices, sandbox_id: str) -> None:
-    """The log has every device with its origin, and the placement that the kubelet chose."""
+    """Logs every device with its origin, and the CPUs and memory that the kubelet chose."""
     for device in found.devices:
         request = device.request
         name = request.name or device.nodes[0].path
@@ -59,7 +59,7 @@ def log_found(found: PodDevices, sandbox_id: str) -> None:
 
 class ContainerDevices(Protocol):
     async def attach(self, guest: GuestContainer, spec: OciSpec) -> GuestContainer:
-        """`guest` with the devices that are its own. To be undone by `detach`, also when this raises."""
+        """`guest` with its devices. Undone by `detach`, also when this raises."""
 
     def saved(self) -> tuple[Mapping[str, object], ...]:
         """The devices passed through from this host, as Kata's state spells them."""
@@ -78,14 +78,11 @@ class PassedDevices:
         self._known = plan.devices
         self._paths = {placed.device.id: placed.pci_path for placed in plan.vm.pci.placed}
         self._hot = PluggedDevices(vm_devices, tasks, forget=self._forget)
-        # The names of a container's devices in the guest depend on all devices that are in the VM by then.
+        # A device's name in the guest depends on all devices in the VM.
         self._lock = asyncio.Lock()
 
     async def attach(self, guest: GuestContainer, spec: OciSpec) -> GuestContainer:
-        """`guest` with the devices that are its own, hot plugged where they are not there yet.
-
-        To be undone by `detach`, also when this raises.
-        """
+        """`guest` with its devices, hot plugged if need be. Undone by `detach`, also when this raises."""
         if membership(spec.annotations, ContainerId(guest.container_id)).kind is ContainerKind.POD_SANDBOX:
             return guest  # the pause container uses no device
         question = container_question(spec, self._config, self._known)
@@ -120,7 +117,7 @@ class PassedDevices:
         return with_passed(guest, own, names, env, mode)
 
     async def _plug(self, container_id: str, devices: tuple[VfioDevice, ...]) -> None:
-        """Each of `devices` is in the VM; the container counts for each that was not there from the start."""
+        """Each of `devices` is in the VM. Of those not cold plugged, the container is a user."""
         for device in devices:
             if device.id in self._paths:
                 if device.id in self._hot:
@@ -131,7 +128,7 @@ class PassedDevices:
                     f"pass {device.host_address} through: it is not among the devices the vm was made with, and"
                     f" hot_plug_vfio in '{self._config.source}' is \"no-port\""
                 )
-            # To the end: the undo of a Create that is cancelled meanwhile must know whether the device is plugged.
+            # To the end: the undo of a cancelled Create must see whether the device is plugged.
             await to_the_end(self._plug_one(container_id, device))
 
     async def _plug_one(self, container_id: str, device: VfioDevice) -> None:
@@ -140,7 +137,7 @@ class PassedDevices:
         self._hot.add(device.id, container_id)
 
     def saved(self) -> tuple[Mapping[str, object], ...]:
-        """Every node whose functions are all in the VM, in the words of Kata's state."""
+        """Every node whose functions are all in the VM, as Kata's state spells it."""
         there = [device for device in self._found if self._is_in_vm(device)]
         return tuple(
             kata_vfio_device(passed, cold=not any(each.address in self._hot for each in passed.node.functions))
@@ -159,7 +156,7 @@ class PassedDevices:
 
 
 class RemoteVmDevices:
-    """The devices of a remote VM, which was chosen because it has them. Each container gets its own by name."""
+    """The devices of a remote VM, which was chosen by them. Each container gets its devices by name."""
 
     def __init__(self, *, plan: SandboxPlan, find: FindDevices) -> None:
         self._sandbox_id = plan.sandbox_id
@@ -182,7 +179,7 @@ class RemoteVmDevices:
         return ()
 
     async def detach(self, container_id: str) -> None:
-        """Nothing: devices stay with the VM."""
+        """No effect: devices stay with the VM."""
 
 
 def container_devices(

@@ -24,7 +24,7 @@ class PluggedDevices:
         self._forget = forget
         self._users: dict[str, set[str]] = {}
         """By device; empty while the guest has not released the device."""
-        # One per device: a guest that does not release one delays only the users of that one.
+        # One per device: a guest that does not release a device delays only its users.
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def __contains__(self, device_id: str) -> bool:
@@ -50,9 +50,9 @@ class PluggedDevices:
             yield
 
     async def detach(self, user: str) -> None:
-        """`user` has no device any more; each leaves the VM with its last user.
+        """`user` has lost its devices, and each has left the VM with its last user.
 
-        Waits `UNPLUG_WAIT_S` at most, however many devices there are: a slow guest releases them in the background.
+        Waits `UNPLUG_WAIT_S` at most for all devices; a slow guest releases them in the background.
         """
         of_user = [device_id for device_id, users in self._users.items() if user in users]
         tasks = [self._tasks.supervise(f"unplug/{user}/{each}", self._detach(each, user)) for each in of_user]

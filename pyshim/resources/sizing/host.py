@@ -16,7 +16,7 @@ def probe_capacity(
     proc_root: str = "/proc",
     sys_root: str = "/sys",
 ) -> CapacityFacts:
-    """The facts as they are now. A file that cannot be read means "no limit known", never an error."""
+    """The present facts. A file that cannot be read counts as "no limit known"."""
     meminfo = _meminfo(f"{proc_root}/meminfo")
     available_kib = meminfo.get("MemAvailable")
     page_kib = meminfo.get("Hugepagesize", 0)
@@ -40,7 +40,7 @@ def _meminfo(path: str) -> dict[str, int]:
 
 
 def _hugepages(page_kib: int, root: str) -> RamBacking:
-    """Pages of the default size that a new VM may take: free ones not promised to others, and those yet to be made.
+    """Pages of the default size for a new VM: free ones without a reservation, and those the kernel may still make.
 
     Source: the kernel's admin-guide/mm/hugetlbpage.rst.
     """

@@ -1,9 +1,9 @@
 """The size of one sandbox's VM while its containers come, go and are updated.
 
-One lock serialises every change. What a caller waits for is growth: a container is not created, and a limit not raised,
-before the guest has what they need. Shrinking follows by itself, in a task of the sandbox, and may fall short: then it
-only warns. Where the VM keeps its size (`is_resizable`) the containers' demands are still known, so that an update
-beyond what the VM has is refused rather than written into a cgroup that could never get it.
+One lock serialises every change. Callers wait for growth: the guest has the resources before a container is created or
+a limit raised. Shrinking follows in a task of the sandbox; if the guest returns too little, that is logged. For a VM of
+fixed size (not `is_resizable`) the containers' demands are recorded as well, so that an update beyond its size is
+refused.
 """
 
 import asyncio
@@ -40,14 +40,14 @@ from pyshim.resources.sizing.plan.workload import container_workload
 log = logging.getLogger(__name__)
 
 _NO_BLOCKS = 1
-"""Stands for the memory block of a guest that has none; its memory then stays as it is."""
+"""The block size recorded for a guest without memory hotplug; its memory is not resized."""
 Resources = Mapping[str, Any]
 
 
 class Resizer:
     """`record` is the newest sizing decision; `on_change` is called after it has changed.
 
-    `fit` is given the containers' resources and the record whenever either has changed: the host's cgroups follow.
+    `fit` makes the host's cgroups follow; it is called when the containers' resources or the record have changed.
     """
 
     def __init__(
@@ -86,9 +86,9 @@ class Resizer:
                 await self._make_room()
 
     async def grow_from(self, base: VmConfig, agent: Agent) -> None:
-        """A VM that runs with the size of `base` has the planned one; of memory a little more, as it comes in blocks.
+        """A VM that runs with the size of `base` has the planned one; memory is rounded up to whole blocks.
 
-        Raises ShimError when the VM cannot: the sizes are then those of one that boots with the planned size.
+        Raises ShimError when the VM cannot grow. The recorded size is then that of a VM booted with the planned size.
         """
         planned = self.vcpus, self.memory_mib
         self.vcpus, self.memory_mib = base.cpu.boot_vcpus, base.memory.boot_mib
@@ -128,11 +128,11 @@ class Resizer:
     async def update(
         self, container_id: ContainerId, update: Resources, apply: Callable[[Resources], Awaitable[None]]
     ) -> None:
-        """`apply` was given the container's resources after `update`, once the VM had what they ask for.
+        """The VM has the resources that the container asks for after `update`, and `apply` was called with them.
 
-        Raises FailedPrecondition beyond what a VM of static size has, before anything has changed: the kubelet repeats
-        such an update every second. Raises what growing or `apply` raise; then the container asks for what it asked
-        before.
+        Raises FailedPrecondition beyond the size of a VM of fixed size, before anything has changed: the kubelet
+        repeats such an update every second. Raises what growing or `apply` raise; the container's request is then the
+        former one.
         """
         action = f"update container '{container_id}'"
         async with self._lock:
@@ -153,10 +153,10 @@ class Resizer:
         self._shrink_soon()
 
     async def update_pod(self, update: Resources) -> None:
-        """While containers run, the VM has what the pod as a whole asks for after `update`, however little they do.
+        """While containers run, the VM has at least the resources that the pod asks for after `update`.
 
-        Raises FailedPrecondition beyond what a VM of static size has, and what growing raises; then the pod asks for
-        what it asked before.
+        Raises FailedPrecondition beyond the size of a VM of fixed size, and what growing raises; the pod's request is
+        then the former one.
         """
         action = f"update sandbox '{self._plan.sandbox_id}'"
         async with self._lock:
@@ -180,7 +180,7 @@ class Resizer:
         return [self._demand(container_id, resources) for container_id, resources in self._asked.items()]
 
     def _demand(self, container_id: str, resources: Resources) -> Demand:
-        """For a placed VM the CPU sets of containers decide where it runs, not its size."""
+        """The CPU sets of a placed VM's containers decide where it runs, not its size."""
         found = demand(container_id, resources)
         return found if self._plan.placement is None else replace(found, cpus=frozenset())
 
@@ -208,7 +208,7 @@ class Resizer:
     # ---- growing and shrinking, under the lock
 
     async def _grow(self) -> None:
-        """The VM has at least what its containers ask for, as far as its limits go, and the guest uses it."""
+        """The VM has at least what its containers ask for, up to its limits, and the guest uses it."""
         plan = await self._decide()
         had = self.vcpus, self.memory_mib
         if plan.vcpus > self.vcpus or any(step_mib > self.memory_mib for step_mib in plan.memory_steps_mib):
@@ -228,7 +228,7 @@ class Resizer:
         self._keep(plan.record)
 
     async def _grow_memory(self, step_mib: int) -> None:
-        """One step. The guest uses its memory before the next step: it may need it to describe the next."""
+        """One step. The guest uses the new memory before the next step, whose description needs memory."""
         before_mib = self.memory_mib
         self.memory_mib = await self._hypervisor.resize_memory(step_mib)
         if self.memory_mib != before_mib and not self._plan.vm.memory.virtio_mem:
@@ -239,7 +239,7 @@ class Resizer:
         self._tasks.supervise(f"shrink/{self._plan.sandbox_id}", self._shrink())
 
     async def _shrink(self) -> None:
-        """In steps, as the guest returns memory: between them a container that needs more gets the lock."""
+        """Shrinks in steps, as the guest returns memory; between steps a growing container gets the lock."""
         more = True
         while more:
             async with self._lock:
@@ -250,7 +250,7 @@ class Resizer:
                     log.debug("fit cgroups", extra={"sandbox": self._plan.sandbox_id, "error": str(exc)})
 
     async def _shrink_vm(self) -> bool:
-        """The guest has returned a part of its memory and still has to return more."""
+        """True if the guest has returned a part of its memory and still has to return more."""
         had_mib = self.memory_mib
         try:
             plan = await self._decide()
@@ -276,7 +276,7 @@ class Resizer:
         return False
 
     async def _take_stock(self) -> None:
-        """After a change that failed half-way, the sizes are the VM's; added memory was removed if possible."""
+        """After a change that failed half-way, the recorded sizes are the VM's. Added memory is removed if possible."""
         try:
             self.vcpus = len(await self._hypervisor.vcpu_thread_ids())
             self.memory_mib = await self._hypervisor.resize_memory(self.memory_mib)

@@ -31,13 +31,13 @@ class GuestSwap:
         self._asked: dict[str, Resources] = {}
         self._disks = 0
         self.bytes = 0
-        """Swap space the guest has."""
+        """The guest's swap space."""
 
     async def join(self, container_id: str, resources: Resources) -> None:
-        """The guest has the swap space that its containers ask for, this one among them.
+        """The guest has the swap space that its containers ask for, including this one.
 
-        Without `enable_guest_swap` it has none, which is logged for a container that asks. Raises what plugging the
-        disk or the agent's call raises; the container counts for nothing then.
+        Without `enable_guest_swap` a request is logged and ignored. Raises what plugging the disk or the agent's call
+        raises; the container is then not counted.
         """
         plan = self._services.plan
         hypervisor = plan.config.hypervisor
@@ -52,7 +52,7 @@ class GuestSwap:
             self._asked[container_id] = resources
 
     async def leave(self, container_id: str) -> None:
-        """The container asks for nothing any more. Idempotent. The guest keeps the disk: its pages may be on it."""
+        """The container is not counted any more. The guest keeps the disk, which may have pages on it. Idempotent."""
         self._asked.pop(container_id, None)
 
     async def _add(self, wanted_bytes: int) -> None:

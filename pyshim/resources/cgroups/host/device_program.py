@@ -51,7 +51,7 @@ def program(rules: Iterable[str]) -> bytes:
 
 
 def _allowed(rule: str) -> tuple[Instruction, ...]:
-    """Returns 1 for a request of the rule; the next rule follows for others."""
+    """Instructions that allow a request of the rule and continue with the next rule for others."""
     kind, device, access = rule.split()
     major, _, minor = device.partition(":")
     forbidden = _ALL_ACCESS & ~sum(_ACCESS[letter] for letter in access)
@@ -87,7 +87,7 @@ class DeviceList:
         self._lock = threading.Lock()
 
     def allow(self, *rules: str) -> None:
-        """These too, and without any rule before, nothing else. Raises OSError."""
+        """These devices are allowed in addition. The first call denies all others. Raises OSError."""
         with self._lock:
             wanted = {**self._rules, **dict.fromkeys(rules)}
             if self._program_fd < 0 or wanted != self._rules:
@@ -111,7 +111,7 @@ class DeviceList:
         self._program_fd = new_fd
 
     def close(self) -> None:
-        """It can be changed no more, and stays in force. Idempotent."""
+        """The list stays in force and cannot be changed any more. Idempotent."""
         if self._program_fd >= 0:
             os.close(self._program_fd)
             self._program_fd = -1

@@ -12,7 +12,7 @@ from pyshim.host.processes.identity import parent
 from pyshim.model.errors import FailedPrecondition
 
 UNLIMITED_FROM = 1 << 62
-"""v1 has no word for "no limit": it shows the largest page count, in bytes."""
+"""v1 shows "no limit" as the largest page count, in bytes."""
 _FULL = (errno.EAGAIN, errno.ENOMEM, errno.ENOSPC)
 """The first is cgroup.max.descendants, the others are limits of the kernel."""
 
@@ -25,10 +25,7 @@ class Hierarchy(msgspec.Struct, frozen=True):
 
 
 def mounted(proc_root: str = "/proc") -> tuple[Hierarchy, ...]:
-    """Every cgroup hierarchy this process sees, each once; named ones without controllers (systemd's) left out.
-
-    Of a v1 mount's options only the controllers are of interest.
-    """
+    """Every cgroup hierarchy this process sees, once, without named ones that have no controllers (systemd's)."""
     known = _known_controllers(proc_root)
     found: dict[tuple[str, ...], Hierarchy] = {}
     for each in mounts(f"{proc_root}/self/mountinfo"):
@@ -44,7 +41,7 @@ def _known_controllers(proc_root: str) -> frozenset[str]:
 
 
 def place_of(pid: int | str, controllers: tuple[str, ...], proc_root: str = "/proc") -> str:
-    """The cgroup of a process from the root of the hierarchy; empty when it is gone or outside of what we see."""
+    """The cgroup of a process from the root of the hierarchy; empty if it has ended or its cgroup is not visible."""
     return places_of(pid, proc_root).get(frozenset(controllers), "")
 
 
@@ -113,7 +110,7 @@ def make_directory(path: str) -> None:
 
 
 def move(directory: str, file: str, number: int) -> None:
-    """The process (`cgroup.procs`) or thread is in the cgroup. Raises FailedPrecondition; one that is gone is fine."""
+    """The process (`cgroup.procs`) or thread is in the cgroup, unless it has ended. Raises FailedPrecondition."""
     try:
         write(f"{directory}/{file}", str(number))
     except ProcessLookupError:

@@ -18,9 +18,8 @@ _LONGEST_PAUSE_S = 0.1
 def remove_cgroup(path: str, deadline: float) -> None:
     """The cgroup and those below it are gone; their processes were killed, this one and init were moved out.
 
-    Only ever called on a cgroup of our own making, so its processes are ours; were init among them all the same, its
-    end would be the node's. Idempotent. Raises DeadlineExceeded
-    when a process in it does not die (uninterruptible I/O), OSError.
+    Called for cgroups that the shim made, so their processes are the sandbox's. init is moved in any case, since its
+    end is the node's. Idempotent. Raises DeadlineExceeded when a process does not die (uninterruptible I/O), OSError.
     """
     pause_s = _FIRST_PAUSE_S
     while not _removed(path):
@@ -65,7 +64,7 @@ def _empty(path: str) -> None:
 
 def _send_kill(process: processes.ProcessRef, directory: str) -> None:
     with contextlib.suppress(ProcessLookupError), processes.opened(process) as fd:
-        # Still a member once the fd is held: then the fd is that member, not a successor of its pid.
+        # Checked after opening: a member now is the process of the fd, not a successor of its pid.
         if process.pid in members(directory):
             signal.pidfd_send_signal(fd, signal.SIGKILL)
 

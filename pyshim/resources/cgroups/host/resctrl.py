@@ -1,4 +1,4 @@
-"""Puts programs into resctrl groups, which belong to the node's administrator: nothing here makes or removes one.
+"""Puts programs into resctrl groups. The node's administrator makes and removes the groups.
 
 Source: the kernel's arch/x86/resctrl.rst: a write of a number to `tasks` moves one thread, and a new thread or process
 begins in the group of the one that made it.

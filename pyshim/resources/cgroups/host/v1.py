@@ -1,4 +1,4 @@
-"""cgroup v1: a directory in each hierarchy, threads placed one by one. Also what a hybrid host's controllers are in."""
+"""cgroup v1: a directory in each hierarchy, threads placed one by one. Hybrid hosts have their controllers here."""
 
 import contextlib
 import os
@@ -67,7 +67,7 @@ class CgroupsV1:
                 kernel.move(back if os.path.isdir(back) else each.mount_point, "cgroup.procs", pid)
 
     def apply_all(self, group: Group, settings: Iterable[GroupSetting]) -> dict[GroupSetting, str]:
-        """The settings that the kernel refused, each with the reason."""
+        """Writes the settings; returns those that the kernel refused, each with the reason."""
         return {setting: problem for setting in settings if (problem := self.apply(group, setting))}
 
     def apply(self, group: Group, setting: GroupSetting) -> str:

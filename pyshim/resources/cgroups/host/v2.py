@@ -40,7 +40,7 @@ class CgroupsV2:
         return tuple(note for controller, note in notes.items() if controller not in has)
 
     def _make_threaded(self, group: Group) -> tuple[str, ...]:
-        """As far as the hierarchy permits; where it does not, vCPU threads stay with their process."""
+        """The group is threaded if the hierarchy permits it; else vCPU threads stay with their process."""
         directory = self._root + group.path
         kernel.make_directory(directory)
         try:
@@ -90,7 +90,10 @@ class CgroupsV2:
                     continue  # it has controllers for cgroups below it, or is gone: the next one above
 
     def apply_all(self, group: Group, settings: Iterable[GroupSetting]) -> dict[GroupSetting, str]:
-        """The settings that the kernel refused, each with the reason. v1's device rules become one program."""
+        """Writes the settings; returns those that the kernel refused, each with the reason.
+
+        The device rules, in v1's words, become one program.
+        """
         settings = tuple(settings)
         rules = tuple(each for each in settings if each.controller == "devices")
         failed = dict.fromkeys(rules, self._list_devices(group, rules)) if rules else {}
@@ -112,7 +115,7 @@ class CgroupsV2:
         return ""
 
     def _list_devices(self, group: Group, rules: tuple[GroupSetting, ...]) -> str:
-        """A list denies what it does not allow: the rule of `devices.deny`, `a`, is its beginning."""
+        """The group may open the allowed devices only. The rule `a` of `devices.deny` needs no instruction."""
         directory = self._root + group.path
         devices = self._devices.setdefault(directory, DeviceList(directory))
         try:
@@ -138,8 +141,10 @@ class CgroupsV2:
 
 
 def _is_occupied(directory: str) -> bool:
-    """It has processes of its own. The kernel would still take cpu and cpuset there, by making all below it threaded:
-    then no process could be moved in. The root alone may have both, and has no type."""
+    """True for a cgroup with processes of its own, except the root, which has no type.
+
+    The kernel would enable cpu and cpuset there and make all cgroups below threaded, which then take no process.
+    """
     return os.path.exists(f"{directory}/cgroup.type") and bool(kernel.members(directory))
 
 

@@ -73,9 +73,9 @@ def block_io(resources: Mapping[str, object]) -> BlockIo:
 def block_io_settings(
     plan: CgroupPlan, containers: Iterable[Mapping[str, object]], limited: Iterable[Device]
 ) -> tuple[GroupSetting, ...]:
-    """The settings, which also take back limits of the devices `limited` that the containers do not have any more.
+    """The settings. Limits of the devices `limited` that the containers no longer have are removed.
 
-    A container without a limit may use all of a device, and so may then the sandbox.
+    If one container has no limit for a device, the sandbox has none.
     """
     asked = tuple(block_io(resources) for resources in containers)
     limits = tuple(_sums(rates) for rates in zip(*(each.rates for each in asked), strict=True))
@@ -99,7 +99,7 @@ def _sums(rates: Iterable[Mapping[Device, int]]) -> Mapping[Device, int]:
 
 
 def _limits(mode: CgroupMode, role: Role, device: Device, rates: Iterable[int]) -> Iterable[GroupSetting]:
-    """0 is v1's word for no limit. A limit that cannot be set fails the container: its class demands it."""
+    """In v1, 0 means no limit. A limit that cannot be set fails the container, whose class demands it."""
     name = f"{device[0]}:{device[1]}"
     if mode is CgroupMode.V2:
         words = " ".join(f"{key}={rate or 'max'}" for key, rate in zip(_V2_KEYS, rates, strict=True))

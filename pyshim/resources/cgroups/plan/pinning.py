@@ -44,7 +44,7 @@ def pinning(
 
 
 def service_cpus(placement: Placement, cpus: frozenset[int]) -> frozenset[int]:
-    """Those of `cpus` that are not vCPUs' alone: for everything of the sandbox but vCPUs with a CPU each."""
+    """Those of `cpus` that are not exclusive to vCPUs: for all other threads of the sandbox."""
     shared = cpus - frozenset(placement.vcpu_cpus) if placement.exclusive else cpus
     return shared or cpus
 

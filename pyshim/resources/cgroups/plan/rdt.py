@@ -16,7 +16,7 @@ _ROOT_CLASSES = (ROOT_CLASS, "system/default")
 
 
 def rdt_class(linux: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
-    """The class of a spec's `linux`, empty for none, and what else it wants of the group, which is not done for a VM.
+    """The class in a spec's `linux`, empty for none, and the names of its other members, which a VM ignores.
 
     Raises InvalidArgument for an invalid name.
     """

@@ -26,7 +26,7 @@ HOST_SIDE_CPUS = Fraction(1)
 _MAX_SHARES = 262_144
 _LEAST_QUOTA_US = 1000
 
-# Kata's list: what a VMM may open while it runs.
+# The devices a running VMM may open: Kata's list.
 _DEVICE_RULES = (
     ("c *:* m", "mknod"),
     ("b *:* m", "mknod"),
@@ -91,7 +91,7 @@ def _cpu(mode: CgroupMode, role: Role, cpus: Fraction, source: str) -> Iterable[
 
 
 def _memory(mode: CgroupMode, role: Role, ram_mib: int) -> Iterable[GroupSetting]:
-    """From `high` on the kernel reclaims; `max` is where it kills. Between them is room for the host side to double."""
+    """Above `high` the kernel reclaims memory, above `max` it kills. The host side may double in between."""
     high, most = (ram_mib + HOST_SIDE_MIB) * MIB, (ram_mib + 2 * HOST_SIDE_MIB) * MIB
     ram = f"{ram_mib} MiB of guest RAM + " if ram_mib else ""
     names = (
@@ -125,7 +125,7 @@ def _weight(shares: int) -> int:
 def cpuset_union(resources: Iterable[Mapping[str, Any]], member: str) -> frozenset[int]:
     """The CPUs (`cpus`) or memory nodes (`mems`) of all containers together; empty for no restriction.
 
-    A container without a set may use all of them, and so may then the sandbox. Raises InvalidArgument.
+    If one container has no set, the sandbox is not restricted. Raises InvalidArgument.
     """
     union: set[int] = set()
     for each in resources:
@@ -138,7 +138,7 @@ def cpuset_union(resources: Iterable[Mapping[str, Any]], member: str) -> frozens
 
 
 def refuse_realtime(resources: Iterable[Mapping[str, Any]]) -> None:
-    """Raises InvalidArgument for a slice of real time: the threads of vCPUs have none on the host."""
+    """Raises InvalidArgument for a real-time slice, which vCPU threads on the host do not have."""
     for each in resources:
         if (each.get("cpu") or {}).get("realtimeRuntime"):
             raise InvalidArgument(
@@ -147,7 +147,7 @@ def refuse_realtime(resources: Iterable[Mapping[str, Any]]) -> None:
 
 
 def checked_cpuset(wanted: frozenset[int], allowed: frozenset[int], what: str, cgroup: str) -> None:
-    """Raises InvalidArgument when `wanted` names what the cgroup above the sandbox does not have."""
+    """Raises InvalidArgument if the cgroup above the sandbox lacks any of `wanted`."""
     if extra := wanted - allowed:
         raise InvalidArgument(
             f"set cpuset of '{cgroup}': {what} {cpuset_text(extra)} of '{cpuset_text(wanted)}' are not there: "
@@ -158,9 +158,9 @@ def checked_cpuset(wanted: frozenset[int], allowed: frozenset[int], what: str, c
 def cpuset_settings(
     plan: CgroupPlan, cpus: frozenset[int], mems: frozenset[int], *, source: str = ""
 ) -> tuple[GroupSetting, ...]:
-    """The sandbox cgroup's sets; what is not restricted is as the cgroup above has it (empty value).
+    """The sandbox cgroup's sets; an empty value stands for the set of the cgroup above.
 
-    They are the containers' unless they are of another `source`.
+    `source` names the origin of sets that are not the containers'.
     """
     if not plan.groups:
         return ()

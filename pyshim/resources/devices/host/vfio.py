@@ -10,7 +10,7 @@ from pyshim.model.errors import FailedPrecondition, InvalidArgument, NotFound
 
 DRIVER = "vfio-pci"
 _BRIDGES = ("0x0600", "0x0604")
-"""Classes of what stays the host's though it is in a group: host bridges and PCI bridges."""
+"""Classes of host bridges and PCI bridges, which stay with the host although they are in a group."""
 _NETWORK = "0x02"
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
@@ -25,10 +25,10 @@ def write_file(path: str, text: str) -> None:
 
 
 def vfio_node(path: str, *, sys: str = "/sys") -> VfioNode:
-    """The functions behind `path`, all of them ready to be given away.
+    """The functions behind `path`, all of them bound to VFIO.
 
-    Raises NotFound for a missing group or function, FailedPrecondition naming each function of the group that
-    another driver than VFIO's has: the group is given whole or not at all.
+    Raises NotFound for a missing group or function, FailedPrecondition naming each function with another driver: a
+    group is passed through as a whole.
     """
     name = path.rpartition("/")[2]
     if path == f"{IOMMUFD_DIR}{name}" and re.fullmatch(r"vfio[0-9]{1,9}", name):
@@ -111,7 +111,7 @@ def check_beside(address: str, *, sys: str = "/sys") -> None:
 
 
 def check_network_function(address: str, *, sys: str = "/sys") -> None:
-    """Raises FailedPrecondition unless it is a network card: another's driver may have the host's disks on it."""
+    """Raises FailedPrecondition unless it is a network card: other functions may carry the host's disks."""
     class_code = _facts(address, sys).class_code
     if not class_code.startswith(_NETWORK):
         raise FailedPrecondition(f"take PCI function {address}: it is not a network card (class {class_code})")
@@ -163,8 +163,8 @@ def bind(address: str, *, sys: str = "/sys", write: Write = write_file) -> str:
 def rebind(address: str, driver: str, override: str = "", *, sys: str = "/sys", write: Write = write_file) -> None:
     """The function has `driver` and `override` again, or none for an empty name, as before `bind`. Idempotent.
 
-    A function that another driver than VFIO's has by now is left alone, and so is one that has left the machine. Raises
-    FailedPrecondition when the function ends up without its driver.
+    A function that has another driver by now, or has left the machine, is left alone. Raises FailedPrecondition when
+    the function ends up without its driver.
     """
     folder = f"{sys}/bus/pci/devices/{address}"
     if not os.path.isdir(folder) or driver == DRIVER:
@@ -173,7 +173,7 @@ def rebind(address: str, driver: str, override: str = "", *, sys: str = "/sys", 
     with os_errors(doing):
         if override_of(address, sys=sys) == DRIVER:
             write(f"{folder}/driver_override", override or "\n")  # an empty line takes it away
-        # Only now: who is binding it still may have found VFIO's driver until here, and does not any more.
+        # After the override is gone, no other process can bind the function to VFIO any more.
         now = driver_of(address, sys=sys)
         if now == DRIVER:
             write(f"{folder}/driver/unbind", address)

@@ -1,9 +1,9 @@
 """Devices passed through: questions about them, their places, and the message to the guest's agent. Pure.
 
-A container owns a device when its spec has the device's VFIO node, or when the device was asked for in its name. In
-guest-kernel mode it gets no VFIO node but an inner annotation `cdi.k8s.io/vfio<N> = <kind>=<index>`, which the guest's
-own CDI specs give a meaning; the index counts the devices of the kind over the whole VM, in guest PCI order, since that
-is how a driver in the guest counts them.
+A container owns a device when its spec has the device's VFIO node, or when the device was requested under its name. In
+guest-kernel mode it gets, instead of the node, an inner annotation `cdi.k8s.io/vfio<N> = <kind>=<index>`, which the
+guest's CDI specs resolve. The index counts the devices of the kind in the whole VM, in guest PCI order, as drivers in
+the guest do.
 """
 
 import re
@@ -80,12 +80,12 @@ def remote_question(spec: OciSpec) -> DeviceQuestion:
 
 
 def _is_everywhere(device: OciDevice) -> bool:
-    """A device that every kernel has under the same number: memory, terminals, and what is not given out as needed."""
+    """True for a device with the same number on every kernel: memory, terminals, and fixed numbers of `misc`."""
     return device.type in ("c", "u") and (device.major in (1, 5) or (device.major == 10 and device.minor < 240))
 
 
 def container_question(spec: OciSpec, config: Config, known: PodDevices) -> DeviceQuestion:
-    """The questions still open about a container's devices. Raises FailedPrecondition when it may have none."""
+    """The question about devices not found yet. Raises FailedPrecondition if the configuration allows no devices."""
     nodes = _vfio_nodes(spec)
     if not is_enabled(config):
         if nodes:
@@ -176,7 +176,7 @@ def passed_nodes(found: Iterable[FoundDevice], pci_paths: Mapping[str, str]) -> 
 
 
 def guest_kind(function: HostFunction, host_kind: str, table: Sequence[str]) -> str:
-    """The kind the guest's specs have the function under; empty when nothing says.
+    """The function's kind in the guest's specs; empty if unknown.
 
     The host's own kind counts first, under the name the table gives it (`HOST-KIND=KIND`); then the first row for the
     function's vendor and the head of its class (`10de:03=KIND`).
@@ -233,7 +233,7 @@ def _counted(node: VfioNode) -> tuple[HostFunction, ...]:
 
 
 def _order(pci_path: str) -> tuple[tuple[int, int], ...]:
-    """A guest enumerates by slot and function at each level."""
+    """The key of guest PCI order: slot and function at each level."""
     parts = (part.partition(".") for part in pci_path.split("/"))
     return tuple((int(slot, 16), int(function or "0")) for slot, _, function in parts)
 
@@ -280,7 +280,7 @@ def with_passed(
 
 
 def _with_env(env: Sequence[str], more: Sequence[str]) -> list[str]:
-    """Variables that the spec sets already stay: they were written for this container."""
+    """`env` and, of `more`, the variables that the container's own spec does not set."""
     have = {text.partition("=")[0] for text in env}
     new = {text.partition("=")[0]: text for text in more}
     return [*env, *(text for name, text in new.items() if name not in have)]

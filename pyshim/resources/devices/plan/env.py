@@ -1,6 +1,6 @@
 """Variables that a device's spec sets on the host, in a guest where the device has other names. Pure.
 
-Only what the spec of a device sets is looked at: what the container's own spec says was written for the container.
+Variables of the container's own spec are not changed: they were written for the container.
 """
 
 import re
@@ -22,9 +22,9 @@ def guest_env(
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """(variables as the guest's container gets them, names of those left out).
 
-    `own` are the container's devices, `names` the inner names of each node by its path. Indices become the guest's;
-    ids of hardware and `PCIDEVICE_*` stay; what names a VFIO node or a PCI address of the host is left out: the guest
-    has others, which only its agent can see.
+    `own` are the container's devices, `names` the inner names of each node by its path. Indices become the guest's; ids
+    of hardware and `PCIDEVICE_*` stay. Variables with a VFIO node or a PCI address of the host are left out: only the
+    agent can see the guest's.
     """
     kept, left_out = [], []
     for text in env:
@@ -48,6 +48,6 @@ def _indices(value: str, kind: str, own: Sequence[Passed], names: Mapping[str, t
     if not any(_INDEX.fullmatch(part.strip()) for part in parts):
         return value
     mine = [name for passed in own for name in names.get(passed.node.path, ())]
-    # Which of its devices the host's index meant need not be known: the container has all of them.
+    # The container has all of these devices, so the index that the host meant does not matter.
     found = [name.partition("=")[2] for name in mine if name.partition("=")[0] == kind]
     return ",".join(found)

@@ -34,7 +34,7 @@ class Product(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     attributes: dict[str, str | int | bool] = {}
     """Further ones, for selectors of claims."""
     count: int = 0
-    """How many the cloud gives at once; a product of a quota has none of its own."""
+    """How many the cloud gives at once; 0 for a product with a quota."""
     quota: str = ""
     units: int = 0
     """Of the quota that one device takes."""
@@ -47,11 +47,11 @@ class InstanceType(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     device: str
     devices: int
     price: str = ""
-    """In any one currency; a type without one is tried after those with."""
+    """A number, in the same currency for all types. Types without a price are tried last."""
 
 
 class Quota(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What several products share, as a cloud's limit of a family does, or a device that can be divided."""
+    """A supply that several products share, such as a cloud's limit for a family, or a device that can be divided."""
 
     units: int
 

@@ -1,4 +1,4 @@
-"""Devices of a pod whose VM is remote: not devices of this host, but what the instance must have. Pure.
+"""Devices of a pod whose VM is remote: requirements on the instance instead of devices of this host. Pure.
 
 What device plugins, DRA claims and annotations gave the pod becomes the number of GPUs and the list of claims that the
 instance is chosen by, and for each container names of the remote guest's own CDI specs: its share instead of all.
@@ -101,11 +101,11 @@ def with_names(guest: GuestContainer, inner: Sequence[str]) -> GuestContainer:
 
 
 def without_gpu_count(guest: GuestContainer, known: PodDevices) -> GuestContainer:
-    """`guest` without the annotation `default_gpus`, where that would give it GPUs that are not its own.
+    """`guest` without the annotation `default_gpus`, if that would give it GPUs of other containers.
 
     The cloud adaptor's proxy adds `cdi.k8s.io/peer-pods: nvidia.com/gpu=all` to every container that has the annotation
-    with any value, "0" included. The annotation stays only where it alone says how many GPUs the pod has: then nothing
-    says which container has which.
+    with any value, "0" included. The annotation stays if it is the only source of the pod's number of GPUs: the
+    container of each GPU is then unknown.
     """
     annotations = dict(guest.spec.get("annotations") or {})
     count = annotations.pop(GPUS_KEY, None)

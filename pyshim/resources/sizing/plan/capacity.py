@@ -54,7 +54,7 @@ def check_vcpus(config: Config, host: HostFacts) -> None:
 
 def _check_memory(memory: Dimension, config: Config, facts: CapacityFacts) -> None:
     hypervisor = config.hypervisor
-    # The host's memory as a limit would make any size fit: what is compared is what was wanted.
+    # Compare the size before the limit by the host's memory: any size limited by that would fit.
     ceiling_mib = hypervisor.default_maxmemory_mib or memory.rounded
     wanted_mib = memory.granted if memory.granted >= memory.rounded else min(memory.rounded, ceiling_mib)
     vm = f"size vm: its {wanted_mib} MiB of RAM ({memory.base_source} {decimal(memory.base)} MiB"
@@ -76,7 +76,7 @@ def _check_memory(memory: Dimension, config: Config, facts: CapacityFacts) -> No
 
 
 def _steady_bound(free_mib: int, wanted_mib: int) -> int:
-    """A figure above `free_mib` that seldom changes: the kubelet repeats the call and merges events of one text."""
+    """A figure above `free_mib` that seldom changes: the kubelet repeats the call, and merges events of equal text."""
     return min(1 << free_mib.bit_length(), wanted_mib)
 
 
@@ -117,7 +117,7 @@ def _cgroup_memory(ram_mib: int, beside_mib: int, config: Config, facts: Capacit
 
 
 def _cgroup_cpu(vcpus: int, facts: CapacityFacts) -> tuple[str, ...]:
-    """A difference below one CPU is rounding and base; from one on, a vCPU is there that can never run."""
+    """A warning if at least one vCPU can never run. Differences below one CPU come from rounding and the base."""
     quota = facts.cgroup.cpu_quota
     if quota is None or vcpus - quota < 1:
         return ()

@@ -27,14 +27,14 @@ from pyshim.model.vm import GuestNode
 from pyshim.resources.sizing.plan.static import is_resizable, memory_unit_mib
 
 _LOCAL, _NEAREST, _FARTHEST = 10, 11, 254
-"""ACPI's distances: of a node to itself, and to another one. 255 would be out of reach."""
+"""ACPI's distances: of a node to itself, and the limits to another one. 255 means unreachable."""
 
 
 class VmNeeds(msgspec.Struct, frozen=True, kw_only=True):
     vcpus: int
     memory_mib: int
     near: frozenset[int]
-    """The host's nodes that have what the pod was given already: memory, or else devices."""
+    """The host's nodes with the memory, or else the devices, that were allocated to the pod."""
 
 
 class NumaPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,9 +52,9 @@ class _Home(msgspec.Struct, frozen=True, kw_only=True):
     cpus: tuple[int, ...]
     memory_nodes: tuple[int, ...]
     vcpus: tuple[int, ...] = ()
-    """Those that are here for sure; none where they are dealt out."""
+    """The vCPUs placed here; empty if `_dealt` distributes them."""
     share: int
-    """For dealing vCPUs out: the number of CPUs that are the VM's."""
+    """The number of the VM's CPUs here, by which `_dealt` distributes vCPUs."""
 
 
 def numa_plan(config: Config, machine: Machine, needs: VmNeeds, placement: Placement | None) -> NumaPlan:
@@ -156,7 +156,7 @@ def _homes_of_placement(machine: Machine, placement: Placement) -> list[_Home]:
         here = {vcpu: cpu for vcpu, cpu in enumerate(placement.vcpu_cpus) if node_of.get(cpu) == number}
         homes.append(
             _Home(
-                # Which CPUs are shared changes; the node they are of does not.
+                # The set of shared CPUs changes, their node does not.
                 cpus=tuple(here.values()) if placement.exclusive else _cpus(machine, frozenset({number})),
                 memory_nodes=(nearest,),
                 vcpus=tuple(here) if placement.exclusive else (),
@@ -185,7 +185,7 @@ def _suffice(machine: Machine, homes: Iterable[_Home], needs: VmNeeds) -> bool:
 
 
 def _guest_nodes(config: Config, machine: Machine, homes: Sequence[_Home], needs: VmNeeds) -> tuple[GuestNode, ...]:
-    """Memory goes by vCPUs, in whole pages of what backs it."""
+    """The guest's nodes; memory is divided by vCPUs, in whole pages."""
     vcpus = _dealt(homes, needs.vcpus)
     unit_mib = memory_unit_mib(config.hypervisor)
     units = needs.memory_mib // unit_mib
@@ -203,7 +203,7 @@ def _guest_nodes(config: Config, machine: Machine, homes: Sequence[_Home], needs
 
 
 def _dealt(homes: Sequence[_Home], vcpus: int) -> list[tuple[int, ...]]:
-    """The vCPUs of each: where they are placed, or in their order, one each and the rest by shares."""
+    """The vCPUs of each home: the placed ones; else one each, in order, and the rest by shares."""
     if sum(len(home.vcpus) for home in homes) == vcpus:
         return [home.vcpus for home in homes]
     counts = [1] * len(homes)
@@ -213,7 +213,7 @@ def _dealt(homes: Sequence[_Home], vcpus: int) -> list[tuple[int, ...]]:
 
 
 def _distance(machine: Machine, home: _Home, to: _Home) -> int:
-    """Between what is nearest of both. Two that are on the same node of the host are near, and not the same."""
+    """The distance between the nearest memory nodes of both, at least _NEAREST: they are two nodes of the guest."""
     nearest = min(_host_distance(machine, one, other) for one in home.memory_nodes for other in to.memory_nodes)
     return min(max(nearest, _NEAREST), _FARTHEST)
 

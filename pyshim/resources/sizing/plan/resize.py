@@ -35,7 +35,7 @@ Source: Kata's limit for one ACPI memory hotplug."""
 
 
 class Demand(msgspec.Struct, frozen=True, kw_only=True):
-    """One container's request; zero stands for a limit it does not have."""
+    """One container's request; zero for a missing limit."""
 
     name: str
     vcpus: Fraction
@@ -45,7 +45,7 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VmSize(msgspec.Struct, frozen=True, kw_only=True):
-    """A running VM's size and what it can become."""
+    """A running VM's size and its limits."""
 
     boot_vcpus: int
     vcpus: int
@@ -65,7 +65,7 @@ class ResizePlan(msgspec.Struct, frozen=True, kw_only=True):
     """`granted` is what the VM will have; `warnings` what could not be done."""
     vcpus: int
     memory_steps_mib: tuple[int, ...]
-    """Sizes of the whole VM, in the order to go through; empty when it stays as it is."""
+    """Sizes of the whole VM, in this order; empty if its memory stays as it is."""
 
 
 def demand(name: str, resources: Mapping[str, Any]) -> Demand:
@@ -99,7 +99,7 @@ def merged(resources: Mapping[str, Any], update: Mapping[str, Any]) -> dict[str,
 
 
 def total_vcpus(demands: Iterable[Demand]) -> tuple[Fraction, str]:
-    """CPUs of all containers together, and what they were taken from."""
+    """CPUs of all containers together, and the source of that number."""
     everyone = tuple(demands)
     by_quota = sum((each.vcpus for each in everyone), Fraction(0))
     if by_quota:
@@ -115,9 +115,9 @@ def total_memory_bytes(demands: Iterable[Demand]) -> int:
 def resize_plan(
     vm: VmSize, demands: Sequence[Demand], config: Config, host: HostFacts, pod: Workload = NO_LIMITS
 ) -> ResizePlan:
-    """The VM's size for `demands`: never below its boot size, never over its limits, which warn instead.
+    """The VM's size for `demands`: at least its boot size, at most its limits. A warning says what they cut off.
 
-    `pod` is what the pod as a whole asks for; its containers' sum counts where that is more.
+    `pod` is the request of the pod as a whole; the larger of it and the containers' sum counts.
     """
     record = _target(vm, demands, (stated(config), pod), config, host)
     memory_mib, more = record.memory_mib.granted, list[str]()
@@ -146,10 +146,9 @@ def growth_steps(vm: VmSize, target_mib: int) -> tuple[int, ...]:
 
 
 def check_static_update(action: str, vm: VmSize, before: Sequence[Demand], after: Sequence[Demand]) -> None:
-    """An update of a VM that is not resized: allowed up to what the VM has, and downwards always.
+    """Raises FailedPrecondition with the numbers when an update exceeds a VM of fixed size. Decreases are allowed.
 
-    CPU sets say where such a VM runs: the kubelet's static CPU manager gives one all CPUs that are no other pod's own.
-    Raises FailedPrecondition with the numbers when the containers would together ask for more than there is.
+    CPU sets do not count: the kubelet's static CPU manager gives containers all CPUs that are not exclusive.
     """
     had, want = (sum((each.vcpus for each in demands), Fraction(0)) for demands in (before, after))
     if want > vm.vcpus and want > had:
@@ -172,7 +171,7 @@ def _target(
     asked_vcpus, vcpus_source = total_vcpus(demands)
     asked_bytes = total_memory_bytes(demands)
     memory_source = "limits of the containers" if asked_bytes else NO_MEMORY_LIMIT
-    for pod in pods if demands else ():  # a pod whose containers have ended needs nothing
+    for pod in pods if demands else ():  # without containers the pod needs no resources
         if pod.vcpus > asked_vcpus:
             asked_vcpus, vcpus_source = pod.vcpus, pod.vcpus_source
         if pod.total_bytes > asked_bytes:

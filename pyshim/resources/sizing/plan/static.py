@@ -22,8 +22,8 @@ LEAST_VCPUS = 1
 LEAST_MEMORY_MIB = 256
 """The smallest VM Kata's Go runtime allows; a `default_memory` below it says that this guest boots with less."""
 LEAST_OVERHEAD_MEMORY_MIB = 128
-"""The smallest VM, MiB, where `overhead_memory` is the base: our guest runs a container in it, under emulation; less
-was not tried."""
+"""The smallest VM, MiB, where `overhead_memory` is the base. Our guest runs a container in it, under emulation; smaller
+sizes were not tried."""
 HUGEPAGE_MIB = 2
 """x86-64's ordinary huge page; the capacity check refuses a VM that does not fit a larger default page."""
 _UNKNOWN = 1 << 40
@@ -109,9 +109,9 @@ def template_size(config: Config, host: HostFacts) -> SizingRecord:
 
 
 def is_resizable(config: Config) -> bool:
-    """The VM boots at the defaults and follows its containers; else it gets its size once, before it boots.
+    """True if the VM boots at the defaults and follows its containers; else it gets its size before it boots.
 
-    So it is for confidential guests, which cannot hotplug, and for microvm, which has no hotplug of CPUs and memory.
+    Confidential guests and microvm keep their size: they have no hotplug of CPUs and memory.
     """
     hypervisor = config.hypervisor
     can_grow = not hypervisor.confidential_guest and hypervisor.machine_type != "microvm"
@@ -142,13 +142,13 @@ def maximum_memory_mib(hypervisor: HypervisorConfig, host: HostFacts) -> int:
 
 
 def vcpus_limit(hypervisor: HypervisorConfig, host: HostFacts) -> tuple[int, str]:
-    """The most vCPUs a VM gets, and what says so."""
+    """The most vCPUs a VM gets, and the source of that limit."""
     most = maximum_vcpus(hypervisor, host)
     return most, "default_maxvcpus" if most == hypervisor.default_maxvcpus else "the host's CPUs"
 
 
 def memory_limit(hypervisor: HypervisorConfig, host: HostFacts) -> tuple[int, str]:
-    """The most MiB a VM gets, and what says so."""
+    """The most MiB a VM gets, and the source of that limit."""
     most = maximum_memory_mib(hypervisor, host)
     return most, "default_maxmemory" if most == hypervisor.default_maxmemory_mib else "the host's memory"
 

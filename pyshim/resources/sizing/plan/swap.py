@@ -33,7 +33,7 @@ Resources = Mapping[str, Any]
 
 
 def with_swap(resources: Resources, annotations: Mapping[str, str]) -> Resources:
-    """`resources` as the container's annotations change them. Raises InvalidArgument naming the annotation."""
+    """`resources` with the container's annotations for swap. Raises InvalidArgument naming the annotation."""
     asked = {
         member: _whole(annotations[name], name, most) for name, member, most in _ANNOTATIONS if name in annotations
     }

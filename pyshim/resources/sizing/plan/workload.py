@@ -58,8 +58,8 @@ class CpuRequest(msgspec.Struct, frozen=True, kw_only=True):
     def by_shares(self) -> Fraction:
         """CPUs behind the shares, only where the quota is switched off (-1): containers with CPUs of their own.
 
-        Kubelet gives floor(milliCPU * 1024 / 1000) shares; the one milliCPU figure that gives these is taken back.
-        Kata rounds up to whole CPUs here already; the two agree wherever the CPUs are whole, as exclusive ones are.
+        The kubelet writes floor(milliCPU * 1024 / 1000) shares, from which the milliCPU are computed here. Kata rounds
+        up to whole CPUs at this point; for whole CPUs, such as exclusive ones, both results agree.
         """
         if self.quota_us >= 0 or self.shares <= MIN_SHARES:
             return Fraction(0)
