@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import msgspec
 
 from pyshim.host.processes.ends import Ends
-from pyshim.host.processes.identity import ProcessRef, start_ticks
+from pyshim.host.processes.identity import ProcessRef, is_alive, start_ticks
 from pyshim.model.errors import InvalidArgument, ShimError
 from pyshim.model.placement import METHOD, SERVICE, Need, Placed
 from pyshim.node.nri.pods import Pods
@@ -96,7 +96,7 @@ def placed_sandboxes(store: StateStore, sandbox_ids: Iterable[str]) -> Iterator[
             log.warning("state not read", extra={"sandbox": sandbox_id, "error": str(error)})
             continue
         shim = ProcessRef(state.shim.pid, state.shim.start_ticks)
-        if placed is not None and start_ticks(shim.pid) == shim.start_ticks:
+        if placed is not None and is_alive(shim):
             yield shim, placed
 
 

@@ -209,8 +209,10 @@ class TemplateStore:
         if age_days > MOST_DAYS:
             raise TemplateDamaged(f"use template {key!r}: it is {age_days:.0f} days old")
         for path, identity in template.files:
-            if _identity_now(path) != identity:
-                raise TemplateDamaged(f"use template {key!r}: it was made with another {path!r}")
+            with suppress(FailedPrecondition):
+                if _identity(path) == identity:
+                    continue
+            raise TemplateDamaged(f"use template {key!r}: it was made with another {path!r}")
         sizes = (template.memory_mib * MIB, template.state_bytes)
         if (found[_MEMORY].st_size, found[_STATE].st_size) != sizes or template.key != key:
             raise TemplateDamaged(f"use template {key!r}: its files have other sizes than when it was made")
@@ -260,14 +262,6 @@ def machine_facts(vm: VmConfig) -> MachineFacts:
     paths = (*(path for path in named if path), *(disk.path for disk in vm.extensions))
     files = tuple((path, _identity(path)) for path in paths)
     return MachineFacts(files=files, cpu=_cpu(), host_kernel=os.uname().release)
-
-
-def _identity_now(path: str) -> str:
-    """Empty if the file cannot be examined."""
-    try:
-        return file_identity(os.stat(path))
-    except OSError:
-        return ""
 
 
 def _identity(path: str) -> str:
