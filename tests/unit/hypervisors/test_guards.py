@@ -18,7 +18,7 @@ from hypervisors.qemu.guards.sev import Encryption, encryption_of
 from hypervisors.qemu.hotplug import capabilities_of
 from hypervisors.qemu.qmp import QmpCommandFailed, QmpError
 from pyshim.host.processes.children import Children
-from pyshim.model.confidential import Guard, SevGuard, SnpGuard, TdxGuard, VsockQuotes
+from pyshim.model.confidential import Guard, SevGuard, SnpGuard, TdxGuard, UnixQuotes, VsockQuotes
 from pyshim.model.errors import FailedPrecondition, InvalidArgument, ShimError
 from pyshim.model.host_facts import Accelerator
 from pyshim.model.vm import ImageDriver, MemoryBacking, VmConfig, VsockChannel
@@ -46,6 +46,12 @@ def confidential(guard: Guard | None, **changes: Any) -> VmConfig:
 
 def argv(config: VmConfig) -> tuple[str, ...]:
     return qemu_argv(config, fd_table(config, guest_cid=42, image_bytes=1 << 20, encryption=Encryption(51, 1)))
+
+
+def test_quotes_can_come_by_a_unix_socket() -> None:
+    words = argv(confidential(replace(TDX, quotes=UnixQuotes(path="/run/tdx-qgs/qgs.socket"))))
+    document = json.loads(next(word for word in words if "tdx-guest" in word))
+    assert document["quote-generation-socket"] == {"type": "unix", "path": "/run/tdx-qgs/qgs.socket"}
 
 
 def test_the_digest_of_the_owners_document_is_in_the_object() -> None:

@@ -64,6 +64,26 @@ def test_state_is_printed_as_it_is_on_request(tmp_path: Path, capsys: pytest.Cap
     assert json.loads(capsys.readouterr().out) == RECORD
 
 
+@pytest.mark.parametrize(("text", "error"), [("{", "Expecting property name"), ("[]", "not a JSON object\n")])
+def test_a_damaged_state_is_named_by_its_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, error: str
+) -> None:
+    record_in(tmp_path, text)
+
+    assert operator_main(["state", "pod1", "--state-dir", str(tmp_path)]) == 1
+
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith(f"pyshim: parse state '{tmp_path}/pod1/persist.json': {error}")
+    assert shown.err.count("\n") == 1
+
+
+def test_a_group_without_a_verb_shows_its_verbs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert operator_main(["launcher"]) == 2
+
+    assert capsys.readouterr().err.startswith("Usage: pyshim launcher")
+
+
 def test_help_names_every_subcommand_without_loading_any() -> None:
     program = """if True:
         import sys

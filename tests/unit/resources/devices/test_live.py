@@ -238,3 +238,20 @@ async def test_a_device_taken_away_during_create_is_named_and_nothing_stays(stac
         await stack.create("a1", ["sleep"], annotations=member("a"), linux=vfio(5))
 
     assert stack.hypervisors[0].plugged == {}
+
+
+async def test_a_device_that_two_containers_name_leaves_with_the_last_of_them(stack: Stack) -> None:
+    prepare(stack, cold_plug_vfio="no-port", hot_plug_vfio="root-port", pcie_root_port=2)
+    await stack.run("c1", ["sleep"], annotations=SANDBOX)
+    vm = stack.hypervisors[0]
+    containers = [
+        await stack.run(name, ["exit", "0"], annotations=member(name), linux=vfio(5)) for name in ("a1", "b1")
+    ]
+    left = []
+
+    for container in containers:
+        await stack.pod.wait(container, None)
+        await stack.pod.delete(container, None)
+        left.append(list(vm.plugged))
+
+    assert left == [["0000:05:00.0"], []]
