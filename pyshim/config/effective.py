@@ -15,8 +15,8 @@ from msgspec.structs import replace
 from pyshim.config.catalogue import nearest, spellings
 from pyshim.config.keys import Alias, Key, Table, Verdict, document_table
 from pyshim.config.keys_runtime import REMOVED, REMOVED_TABLES
+from pyshim.config.remote import FIXED_VALUES, keys_of
 from pyshim.config.remote import NAME as REMOTE
-from pyshim.config.remote import held_values, keys_of
 from pyshim.config.sources import Place, Source
 from pyshim.config.values import PATH, toml_value
 
@@ -288,11 +288,10 @@ def contradictions(settings: Mapping[tuple[Table, str], Setting], hypervisor: st
         return Finding(Level.ERROR, dotted, text, place=setting.place)
 
     if hypervisor == REMOTE:
-        for (table, name), value, why in held_values():
-            if get(table, name).value != value:
-                yield finding(
-                    get(table, name), f"{toml_value(get(table, name).value)}: {why}: only {toml_value(value)}"
-                )
+        for (table, name), (value, why) in FIXED_VALUES.items():
+            setting = get(table, name)
+            if setting.value != value:
+                yield finding(setting, f"{toml_value(setting.value)}: {why}: only {toml_value(value)}")
     features = get(Table.RUNTIME, "experimental")
     for name in features.value:
         if name != FORCE_GUEST_PULL:

@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from pyshim.config.annotations import HYPERVISOR_NAME, with_annotations
-from pyshim.config.effective import Effective, Finding, Level, Setting, examine
+from pyshim.config.effective import Effective, Level, Setting, examine
 from pyshim.config.examined import MAX_KEPT, Examined
 from pyshim.config.hashes import verify_assets
 from pyshim.config.keys import Table, Verdict
@@ -81,10 +81,11 @@ def build_config(source: Source) -> Config:
 
 def raise_first_error(effective: Effective) -> None:
     """Raises InvalidArgument when something in the file is wrong in itself."""
-    for finding in effective.errors():
-        more = len(effective.errors()) - 1
+    if errors := effective.errors():
+        first, more = errors[0], len(errors) - 1
+        where = f"'{first.place.file}' line {first.place.line}" if first.place else f"'{effective.source.path}'"
         hint = f" (and {more} more: `pyshim config check`)" if more else ""
-        raise InvalidArgument(f"read {finding.subject} in {_where(effective, finding)}: {finding.text}{hint}")
+        raise InvalidArgument(f"read {first.subject} in {where}: {first.text}{hint}")
 
 
 @lru_cache(MAX_KEPT)
@@ -142,7 +143,3 @@ def warnings(effective: Effective) -> tuple[str, ...]:
         elif finding.verdict is Verdict.NO_EFFECT and finding.decisive:
             found.append(f"{finding.subject} has no effect: {finding.text}")
     return tuple(found)
-
-
-def _where(effective: Effective, finding: Finding) -> str:
-    return f"'{finding.place.file}' line {finding.place.line}" if finding.place else f"'{effective.source.path}'"

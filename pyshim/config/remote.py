@@ -4,7 +4,7 @@ A service outside this node makes the VM. From the hypervisor's table the servic
 name, and GPUs. All that describes a VMM, a guest's kernel or a directory of this host decides nothing.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -18,13 +18,13 @@ from pyshim.config.values import TEXT, memory
 NAME = "remote"
 _ONLY_REMOTE = frozenset((key.table, key.name) for key in REMOTE)
 _SERVICE_DECIDES = "the service that makes remote VMs decides"
-_HELD: Mapping[tuple[Table, str], tuple[Any, str]] = {
+FIXED_VALUES: Mapping[tuple[Table, str], tuple[Any, str]] = {
     (Table.HYPERVISOR, "shared_fs"): ("none", "a remote VM shares no files with this host"),
     (Table.RUNTIME, "internetworking_model"): ("none", "the service connects the pod's network"),
     (Table.RUNTIME, "static_sandbox_resource_mgmt"): (True, "a remote VM keeps its size"),
     (Table.RUNTIME, "emptydir_mode"): ("shared-fs", "a remote VM has no disks of this host"),
 }
-"""The one value a key can have, which is also its default, and why."""
+"""The only value that a key may have with remote VMs, which is also its default, and the reason."""
 _DEFAULTS: Mapping[tuple[Table, str], Any] = {(Table.RUNTIME, "experimental_force_guest_pull"): True}
 """An image unpacked on this host is of no use there; a snapshotter of Kata's may still say how each is pulled."""
 _NAMES = frozenset({"machine_type", "image"})
@@ -52,16 +52,10 @@ def keys_of(hypervisor: str) -> tuple[Key, ...]:
     )
 
 
-def held_values() -> Iterator[tuple[tuple[Table, str], Any, str]]:
-    """Key, its one value with remote VMs, and why."""
-    for key, (value, why) in _HELD.items():
-        yield key, value, why
-
-
 def _for_remote(key: Key) -> Key:
     at = (key.table, key.name)
-    if at in _HELD:
-        return replace(key, default=_HELD[at][0])
+    if at in FIXED_VALUES:
+        return replace(key, default=FIXED_VALUES[at][0])
     if at in _DEFAULTS:
         return replace(key, default=_DEFAULTS[at])
     if at == (Table.HYPERVISOR, "default_memory"):

@@ -46,16 +46,16 @@ class UnusableNumber(msgspec.Struct, frozen=True):
     text: str
 
 
-class Kind(msgspec.Struct, frozen=True, kw_only=True):
+class Kind(msgspec.Struct, frozen=True):
     type_name: str
-    allowed: str
-    """Range or choices, for people; empty when the type says it all."""
-    unit: str
-    suffix: str
-    """The unit at the end of a field's name, which the key's name does not have."""
     from_toml: Callable[[Any], Any]
     from_text: Callable[[str], Any]
     """The TOML-like value an annotation's text stands for; `from_toml` then checks it."""
+    allowed: str = ""
+    """Range or choices, for people; empty when the type says it all."""
+    unit: str = ""
+    suffix: str = ""
+    """The unit at the end of a field's name, which the key's name does not have."""
 
     def convert(self, value: Any) -> Any:
         if isinstance(value, UnusableNumber):
@@ -70,20 +70,6 @@ def exact_number(text: str) -> Fraction | UnusableNumber:
     """A TOML float as the fraction its decimal text is, never a binary float."""
     plain = text.replace("_", "")
     return Fraction(plain) if _DECIMAL.fullmatch(plain) else UnusableNumber(text)
-
-
-def _kind(
-    type_name: str,
-    from_toml: Callable[[Any], Any],
-    from_text: Callable[[str], Any],
-    *,
-    allowed: str = "",
-    unit: str = "",
-    suffix: str = "",
-) -> Kind:
-    return Kind(
-        type_name=type_name, allowed=allowed, unit=unit, suffix=suffix, from_toml=from_toml, from_text=from_text
-    )
 
 
 def _text(value: Any) -> str:
@@ -114,15 +100,9 @@ def _boolean_text(text: str) -> bool:
 
 
 def _words(value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list):
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         raise ValueError("expected a list of strings")
-    return tuple(_item(item) for item in value)
-
-
-def _item(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError("expected a list of strings")
-    return _text(value)
+    return tuple(map(_text, value))
 
 
 def _words_text(text: str) -> list[Any]:
@@ -143,7 +123,7 @@ def _modules_text(text: str) -> list[Any]:
 def _patterns(value: Any) -> tuple[str, ...]:
     for pattern in _words(value):
         if pattern.isidentifier():
-            continue  # as most are, and to compile them all would take as long as to read the file
+            continue  # Most patterns are names. To compile them all would take as long as to read the file.
         try:
             re.compile(pattern)
         except (re.error, RecursionError, OverflowError) as exc:
@@ -210,7 +190,7 @@ def _sector_size(value: Any) -> int:
 
 
 def whole(minimum: int, maximum: int, unit: str = "", suffix: str = "") -> Kind:
-    return _kind(
+    return Kind(
         "whole number", _whole(minimum, maximum), _number, allowed=f"{minimum} to {maximum}", unit=unit, suffix=suffix
     )
 
@@ -218,7 +198,7 @@ def whole(minimum: int, maximum: int, unit: str = "", suffix: str = "") -> Kind:
 def memory(minimum: int) -> Kind:
     """MiB; an annotation may name a unit."""
     allowed = f"{minimum} to {MAX_MIB}"
-    return _kind("whole number", _whole(minimum, MAX_MIB), _size_text, allowed=allowed, unit="MiB", suffix="_mib")
+    return Kind("whole number", _whole(minimum, MAX_MIB), _size_text, allowed=allowed, unit="MiB", suffix="_mib")
 
 
 def choice(*values: str) -> Kind:
@@ -229,7 +209,7 @@ def choice(*values: str) -> Kind:
             raise ValueError(f"{value[:100]!r} is not one of {listed}")
         return str(value)
 
-    return _kind("string", convert, str, allowed=listed)
+    return Kind("string", convert, str, allowed=listed)
 
 
 def tables(*required: str) -> Kind:
@@ -244,7 +224,7 @@ def tables(*required: str) -> Kind:
                 raise ValueError(f"a table of the list lacks the string {missing[0]!r}")
         return tuple(value)
 
-    return _kind("list of tables", convert, _words_text, allowed=f"each with {', '.join(required)}")
+    return Kind("list of tables", convert, _words_text, allowed=f"each with {', '.join(required)}")
 
 
 def _extensions(value: Any) -> tuple[dict[str, str], ...]:
@@ -284,26 +264,24 @@ def _no_text(text: str) -> Any:
     raise ValueError("cannot be given as text")
 
 
-TEXT = _kind("string", _text, str)
-HTTP_URL = _kind("URL", _http_url, str, allowed="http://HOST:PORT or https://HOST:PORT, with a path or without")
-BASE64_TEXT = _kind("string", _text, _text_of_base64, allowed="base64 of it in an annotation")
-PATH = _kind("path", _text, str)
-BOOL = _kind("boolean", _boolean, _boolean_text)
-WORDS = _kind("list of strings", _words, _words_text)
-MODULES = _kind("list of strings", _words, _modules_text, allowed='"module parameter=value ..."')
-PATTERNS = _kind("list of regular expressions", _patterns, _words_text)
-GLOBS = _kind("list of path patterns", _words, _words_text)
-VCPUS = _kind("number", _vcpus, _number, allowed=f"0 to {_MAX_VCPUS}, fractions are exact", unit="vCPU")
-SECONDS = _kind("number", _seconds, _number, allowed="0.001 to 86400", unit="s", suffix="_s")
-MILLISECONDS = _kind(
+TEXT = Kind("string", _text, str)
+HTTP_URL = Kind("URL", _http_url, str, allowed="http://HOST:PORT or https://HOST:PORT, with a path or without")
+BASE64_TEXT = Kind("string", _text, _text_of_base64, allowed="base64 of it in an annotation")
+PATH = Kind("path", _text, str)
+BOOL = Kind("boolean", _boolean, _boolean_text)
+WORDS = Kind("list of strings", _words, _words_text)
+MODULES = Kind("list of strings", _words, _modules_text, allowed='"module parameter=value ..."')
+PATTERNS = Kind("list of regular expressions", _patterns, _words_text)
+GLOBS = Kind("list of path patterns", _words, _words_text)
+VCPUS = Kind("number", _vcpus, _number, allowed=f"0 to {_MAX_VCPUS}, fractions are exact", unit="vCPU")
+SECONDS = Kind("number", _seconds, _number, allowed="0.001 to 86400", unit="s", suffix="_s")
+MILLISECONDS = Kind(
     "whole number", lambda value: _whole(1, 86_400_000)(value) / 1000, _number, allowed="1 to 86400000", unit="ms"
 )
 """Converted to seconds, like SECONDS."""
-SECTOR_SIZE = _kind(
-    "whole number", _sector_size, _number, allowed="0, or a power of two from 512 to 65536", unit="byte"
-)
-EXTENSIONS = _kind("list of tables", _extensions, _no_text, allowed="each with name, path and optional verity_params")
-TABLE = _kind("table", _table, _no_text)
+SECTOR_SIZE = Kind("whole number", _sector_size, _number, allowed="0, or a power of two from 512 to 65536", unit="byte")
+EXTENSIONS = Kind("list of tables", _extensions, _no_text, allowed="each with name, path and optional verity_params")
+TABLE = Kind("table", _table, _no_text)
 
 
 def toml_value(value: Any) -> str:
