@@ -17,13 +17,16 @@ from pyshim.ttrpc.client import Client, connected_unix_socket
 
 log = logging.getLogger(__name__)
 
-FIRST_PAUSE_S = 0.01
-LAST_PAUSE_S = 0.5
-"""Seconds between two attempts, doubled from the first to the last: a guest boots in some hundred ms, or in minutes."""
+_LEAST_PAUSE_S, _MOST_PAUSE_S = 0.01, 0.5
 _HANDSHAKE_BYTES = 64
 """Longest answer to CONNECT: `OK` and a port number fit."""
 HANDSHAKE_S = 10.0
 """Seconds for one CONNECT, as in Kata: a back end may take one before the guest listens, and never answer it."""
+
+
+def pause_s(waited_s: float) -> float:
+    """Seconds until the next attempt, a tenth of the time waited: a guest boots in some hundred ms or in minutes."""
+    return min(max(waited_s / 10, _LEAST_PAUSE_S), _MOST_PAUSE_S)
 
 
 class Connector:
@@ -39,8 +42,9 @@ class Connector:
         Raises DeadlineExceeded naming the address and the last failure; Unavailable when the peer is not an agent.
         """
         last = "nothing answered"
-        deadline = asyncio.get_running_loop().time() + timeout_s
-        pause_s = FIRST_PAUSE_S
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        deadline = began_s + timeout_s
         try:
             async with asyncio.timeout_at(deadline):
                 while True:
@@ -48,8 +52,7 @@ class Connector:
                         return await self._attempt(address, deadline)
                     except (OSError, AgentGone) as exc:
                         last = str(exc)
-                    await asyncio.sleep(pause_s)
-                    pause_s = min(pause_s * 2, LAST_PAUSE_S)
+                    await asyncio.sleep(pause_s(loop.time() - began_s))
         except (TimeoutError, DeadlineExceeded) as exc:
             raise DeadlineExceeded(f"connect agent at '{address}': no answer within {timeout_s:g} s ({last})") from exc
 

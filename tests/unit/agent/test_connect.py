@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pyshim.agent.client import AgentClient
-from pyshim.agent.connect import HANDSHAKE_S, Connector, open_stream
+from pyshim.agent.connect import HANDSHAKE_S, Connector, open_stream, pause_s
 from pyshim.model.agent_address import AgentAddress, HvsockAddress, SerialAddress, UnixAddress, VsockAddress
 from pyshim.model.errors import DeadlineExceeded, Unavailable
 from tests.fakes.agent import FakeAgent
@@ -34,6 +34,11 @@ CONNECTOR = Connector(partial(AgentClient, request_timeout_s=PATIENCE_S))
 )
 def test_an_address_has_its_text(text: str, address: AgentAddress) -> None:
     assert str(address) == text
+
+
+@pytest.mark.parametrize(("waited_s", "expected"), [(0.0, 0.01), (0.65, 0.065), (3.0, 0.3), (60.0, 0.5)])
+def test_a_booting_guest_is_asked_again_in_step_with_the_time_it_has_taken(waited_s: float, expected: float) -> None:
+    assert pause_s(waited_s) == pytest.approx(expected)
 
 
 async def test_the_connector_waits_for_a_listener_that_comes_late(tmp_path: Path) -> None:
