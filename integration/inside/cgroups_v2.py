@@ -226,7 +226,7 @@ async def all_in_one() -> object:
         found["notes"] = cgroups.saved()["Notes"]
         found |= await device_lists(cgroups, vmm)
     found["left"] = left_over()
-    found["ledger"] = len(cgroups._ledger.entries)
+    found["ledger"] = len(cgroups._records.ledger.entries)
     found["shim after"] = where(os.getpid())
     return found
 
