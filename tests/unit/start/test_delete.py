@@ -214,6 +214,28 @@ def test_a_damaged_state_is_cleaned_by_the_names_of_its_directories(node: Node, 
         subprocess.run(["rm", "-rf", vm_dir, shared], check=True)
 
 
+def test_without_a_state_the_sandboxs_cgroups_are_found(node: Node) -> None:
+    """Nobody finds them later: what tells of the sandbox is removed with the rest."""
+    root = Path(conventions.CGROUP_ROOT)
+    hierarchy = root if (root / "cgroup.procs").exists() else root / "pids"
+    cgroup = hierarchy / f"{SANDBOX}-pod" / SANDBOX
+    try:
+        cgroup.mkdir(parents=True)
+    except OSError as error:
+        pytest.skip(f"no cgroup can be made: {error}")
+    node.save()
+    node.state_file().write_text("{")
+    try:
+        node.delete()
+
+        assert not cgroup.exists()
+        assert node.errors == []
+    finally:
+        if cgroup.exists():
+            cgroup.rmdir()
+        cgroup.parent.rmdir()
+
+
 def test_without_a_state_programs_of_the_sandboxs_own_users_are_found(node: Node) -> None:
     """The group of the VM's directory says which users these are."""
     user, vm_dir = 1879048192 + os.getpid() % 1000 * 2, Path(conventions.VM_ROOT, SANDBOX)
