@@ -46,8 +46,6 @@ _WAKEUPS_S = 5.0
 _RUNS = 3
 _STDOUT_MIB = 128
 _OURS = ("forked", "executed")
-_RUST_KEYS = 'name = "virt_container"\nhypervisor_name = "remote"\nagent_name = "kata"\n'
-"""What Kata's Rust shim needs in the section `runtime`; the others do without."""
 _NETNS = "bench"
 """A network namespace for all pods: a remote VM is refused in the host's."""
 
@@ -337,7 +335,6 @@ def _stub(ground: Ground) -> Iterator[Path]:
     directory.mkdir()
     sock = directory / SOCKET
     config = shim_config.variant(directory, shim_config.SHIPPED_REMOTE, remote_hypervisor_socket=sock)
-    config.write_text(config.read_text().replace("[runtime]\n", f"[runtime]\n{_RUST_KEYS}"))
     argv = [sys.executable, "-m", "bench.remote_stub", str(directory)]
     subprocess.run(["ip", "netns", "add", _NETNS], check=True)
     process = subprocess.Popen(argv, cwd=PROJECT, stdin=subprocess.DEVNULL)
