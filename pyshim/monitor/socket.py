@@ -5,6 +5,7 @@ library would be loaded into every shim (see the room's `__init__`), for a head,
 """
 
 import asyncio
+import contextlib
 import logging
 import os
 from collections.abc import Awaitable, Callable
@@ -20,6 +21,8 @@ REQUEST_TIMEOUT_S = 10.0
 """Seconds for a client to send its request, and as many to take the reply."""
 MAX_CLIENTS = 16
 """Connections at a time: kata-monitor, `pyshim monitor`, a CSI driver and some operators."""
+_REFUSAL_S = 0.2
+"""Seconds for the request of one client too many."""
 _MAX_HEAD_BYTES = 64 * 1024
 
 
@@ -88,6 +91,9 @@ class MonitorSocket:
 
     async def _reply(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> HttpReply:
         if self._clients > MAX_CLIENTS:
+            with contextlib.suppress(OSError, TimeoutError):  # a client that still writes would not see the answer
+                async with asyncio.timeout(_REFUSAL_S):
+                    await reader.read(_MAX_HEAD_BYTES)
             return HttpReply(HTTPStatus.SERVICE_UNAVAILABLE, b"too many clients")
         try:
             async with asyncio.timeout(REQUEST_TIMEOUT_S):
