@@ -1,13 +1,14 @@
 """Our shim and others beside each other, on the stand-in of `remote_stub.py`, driven by the same calls.
 
-All read the same configuration file and get the same specs. A round takes each measurement of one shim and at once of
-the others; the order alternates. Each round is saved when it ends.
+All read the same configuration, Kata's Rust shim by other names of its keys, and get the same specs. A round takes each
+measurement of one shim and at once of the others; the order alternates. Each round is saved when it ends.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import select
 import shutil
@@ -46,6 +47,14 @@ _WAKEUPS_S = 5.0
 _RUNS = 3
 _STDOUT_MIB = 128
 _OURS = ("forked", "executed")
+_RUST_KEYS = """\
+name = "virt_container"
+hypervisor_name = "remote"
+agent_name = "kata"
+sandbox_cgroup_only = true
+experimental = ["force_guest_pull"]
+"""
+"""What Kata's Rust shim needs in the section `runtime` for a remote VM; the Go one refuses the last key."""
 _NETNS = "bench"
 """A network namespace for all pods: a remote VM is refused in the host's."""
 
@@ -107,6 +116,7 @@ def measure(
         Contestant(title=_OURS[1], runtime=PYKATA),
         *(Contestant(title=title, runtime=runtime) for title, runtime in peers.items()),
     )
+    is_rust = {each.title: "(Rust)" in _version(ground.binaries / each.runtime.binary) for each in contestants}
     found: dict[str, Samples] = {each.title: defaultdict(list) for each in contestants}
     with _syslog(), _stub(ground) as config:
         ground = replace(ground, config=config)
@@ -115,7 +125,8 @@ def measure(
             taken: dict[str, Samples] = {}
             for each in contestants if number % 2 else reversed(contestants):
                 with ground.zygote() if each.forked else nullcontext():
-                    taken[each.title] = _round(ground, each.runtime)
+                    config = _rust_config(ground) if is_rust[each.title] else ground.config
+                    taken[each.title] = _round(replace(ground, config=config), each.runtime)
             if not number:
                 continue
             with saved.open("a") as file:
@@ -345,6 +356,19 @@ def _stub(ground: Ground) -> Iterator[Path]:
         process.terminate()
         process.wait()
         subprocess.run(["ip", "netns", "delete", _NETNS], check=True)
+
+
+def _rust_config(ground: Ground) -> Path:
+    """`ground`'s configuration by the names of Kata's Rust shim, which reads no others."""
+    text = re.sub(r"(?m)^dial_timeout = .*\n", "", ground.config.read_text())
+    text = text.replace("remote_hypervisor_", "hypervisor_").replace("[runtime]\n", f"[runtime]\n{_RUST_KEYS}")
+    path = ground.config.with_name("configuration-rust.toml")
+    path.write_text(text)
+    return path
+
+
+def _version(program: Path) -> str:
+    return subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
 
 
 @contextmanager
