@@ -16,7 +16,7 @@ from pyshim.host import syscalls
 from pyshim.host.fds import OwnedFd
 from pyshim.host.mounts.view import enter_view
 from pyshim.host.os_errors import os_errors
-from pyshim.host.processes.own_thread import own_thread
+from pyshim.host.processes.own_thread import daemon_thread
 from pyshim.model.errors import FailedPrecondition
 from pyshim.model.labels import NO_LABELS, ProcessLabels
 
@@ -140,9 +140,9 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
             started.append(self.run(actions))
             return started[0]
 
-        thread, result = own_thread(f"spawn {self.program}", work)
+        thread, result = daemon_thread(f"spawn {self.program}", work)
         try:
-            return await asyncio.shield(result)
+            return await asyncio.shield(asyncio.wrap_future(result))
         except asyncio.CancelledError:
             thread.join()  # milliseconds; what it started has no owner yet, so it must not outlive this call
             for pid in started:

@@ -17,11 +17,11 @@ async def in_own_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs)
     The loop's executor has few threads, shared by all streams and mounts of the pod, and the interpreter waits for them
     before it ends. This thread is a daemon; when the caller is cancelled it goes on, and its result is dropped.
     """
-    _, result = own_thread(f"own/{work.__name__}", partial(work, *args, **kwargs))
-    return await result
+    _, result = daemon_thread(f"own/{work.__name__}", partial(work, *args, **kwargs))
+    return await asyncio.wrap_future(result)
 
 
-def own_thread(name: str, work: Callable[[], T]) -> tuple[threading.Thread, asyncio.Future[T]]:
+def daemon_thread(name: str, work: Callable[[], T]) -> tuple[threading.Thread, Future[T]]:
     """A daemon thread in which `work` runs, and the result or exception of `work`."""
     result: Future[T] = Future()
     result.set_running_or_notify_cancel()  # from here on a cancelled caller leaves it alone
@@ -33,6 +33,5 @@ def own_thread(name: str, work: Callable[[], T]) -> tuple[threading.Thread, asyn
             result.set_exception(error)
 
     thread = threading.Thread(target=run, name=name, daemon=True)
-    awaitable = asyncio.wrap_future(result)
     thread.start()
-    return thread, awaitable
+    return thread, result

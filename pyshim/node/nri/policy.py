@@ -6,12 +6,13 @@ places a VM on CPUs or nodes that are taken, its answer is refused and logged, a
 
 import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
+from functools import partial
 from typing import Protocol
 
 import msgspec
 from msgspec.structs import replace
 
+from pyshim.host.processes.own_thread import daemon_thread
 from pyshim.model.placement import Need, Placement
 from pyshim.node.nri.assignments import (
     Assignments,
@@ -98,16 +99,7 @@ class GuardedPolicy:
         """Asks in a thread, which cannot be ended. While a late call runs, the policy is not asked again."""
         if self._late is not None and self._late.is_alive():
             raise _Refused("an earlier answer is still due")
-        answer: Future[object] = Future()
-
-        def work() -> None:
-            try:
-                answer.set_result(self._policy.place(assignments, need))
-            except BaseException as error:  # raised again in the thread that asked
-                answer.set_exception(error)
-
-        thread = threading.Thread(target=work, name="nri/policy", daemon=True)
-        thread.start()
+        thread, answer = daemon_thread("nri/policy", partial(self._policy.place, assignments, need))
         thread.join(self._within_s)
         if not answer.done():
             self._late = thread
