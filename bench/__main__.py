@@ -103,8 +103,9 @@ def _beside(arguments: argparse.Namespace, runtimes: dict[str, Runtime]) -> int:
     saved.unlink(missing_ok=True)
     try:
         with containerd_up(arguments.peer) as ground:
-            found = peers.measure(ground, runtimes, count, saved, lambda text: print(text, flush=True))
             versions = {program.name: _first_line(str(program), "--version") for program in arguments.peer}
+            rust = [name for name, version in versions.items() if "(Rust)" in version]
+            found = peers.measure(ground, runtimes, rust, count, saved, lambda text: print(text, flush=True))
             facts = {**_host(load_before), **versions, "rounds": str(count)}
             text = peers.as_markdown(found, facts, arguments.note)
             (target / "peer.md").write_text(text)

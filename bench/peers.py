@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
@@ -105,9 +105,14 @@ def runtime_of(program: Path) -> Runtime:
 
 
 def measure(
-    ground: Ground, peers: dict[str, Runtime], rounds: int, saved: Path, progress: Callable[[str], None]
+    ground: Ground,
+    peers: dict[str, Runtime],
+    rust: Collection[str],
+    rounds: int,
+    saved: Path,
+    progress: Callable[[str], None],
 ) -> dict[str, Samples]:
-    """Samples by column and row; `peers` by the titles of their columns.
+    """Samples by column and row; `peers` by the titles of their columns, those in `rust` are Kata's Rust shim.
 
     Each round's are appended to `saved`, one JSON object a line.
     """
@@ -116,17 +121,16 @@ def measure(
         Contestant(title=_OURS[1], runtime=PYKATA),
         *(Contestant(title=title, runtime=runtime) for title, runtime in peers.items()),
     )
-    is_rust = {each.title: "(Rust)" in _version(ground.binaries / each.runtime.binary) for each in contestants}
     found: dict[str, Samples] = {each.title: defaultdict(list) for each in contestants}
     with _syslog(), _stub(ground) as config:
         ground = replace(ground, config=config)
+        of_rust = replace(ground, config=_rust_config(config)) if rust else ground
         for number in range(rounds + 1):
             progress(f"round {number} of {rounds}" if number else "warm-up round")
             taken: dict[str, Samples] = {}
             for each in contestants if number % 2 else reversed(contestants):
                 with ground.zygote() if each.forked else nullcontext():
-                    config = _rust_config(ground) if is_rust[each.title] else ground.config
-                    taken[each.title] = _round(replace(ground, config=config), each.runtime)
+                    taken[each.title] = _round(of_rust if each.title in rust else ground, each.runtime)
             if not number:
                 continue
             with saved.open("a") as file:
@@ -358,17 +362,13 @@ def _stub(ground: Ground) -> Iterator[Path]:
         subprocess.run(["ip", "netns", "delete", _NETNS], check=True)
 
 
-def _rust_config(ground: Ground) -> Path:
-    """`ground`'s configuration by the names of Kata's Rust shim, which reads no others."""
-    text = re.sub(r"(?m)^dial_timeout = .*\n", "", ground.config.read_text())
+def _rust_config(config: Path) -> Path:
+    """The configuration by the names of Kata's Rust shim, which reads no others."""
+    text = re.sub(r"(?m)^dial_timeout = .*\n", "", config.read_text())
     text = text.replace("remote_hypervisor_", "hypervisor_").replace("[runtime]\n", f"[runtime]\n{_RUST_KEYS}")
-    path = ground.config.with_name("configuration-rust.toml")
+    path = config.with_name("configuration-rust.toml")
     path.write_text(text)
     return path
-
-
-def _version(program: Path) -> str:
-    return subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
 
 
 @contextmanager
