@@ -13,7 +13,8 @@ from pyshim.model.units import MIB
 from pyshim.node.cli.check_host import HostReport
 from pyshim.node.install.containerd_config import rewrite_hint
 from pyshim.node.install.runtime import CRIO
-from pyshim.node.kubernetes.agreement import class_fixed, policy_in_force
+from pyshim.node.kubernetes.overhead import class_overhead
+from pyshim.node.kubernetes.pod_vm import policy_in_force
 from pyshim.node.kubernetes.quantity import cpu_text, memory_text
 from pyshim.resources.sizing.plan.capacity import host_side_mib
 from pyshim.start.info import BINARY, RUNTIME
@@ -309,7 +310,7 @@ def _overhead(host: HostReport, runtime_class: Mapping[str, Fraction] | None) ->
     config: Config | None = host.config
     if config is None:
         return
-    least = class_fixed(config, policy_in_force(config), host_side_mib(config, host.facts))
+    least = class_overhead(config, policy_in_force(config), host_side_mib(config, host.facts))
     wanted = f"cpu: {cpu_text(least.cpus)}, memory: {memory_text(least.memory_mib)}"
     if runtime_class is None:
         yield _ok("overhead", f"the configuration needs podFixed of {wanted}; --runtimeclass FILE compares it")

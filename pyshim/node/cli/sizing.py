@@ -27,9 +27,11 @@ from pyshim.node.cli.sizing_text import (
     record_lines,
     runtime_class_lines,
 )
-from pyshim.node.kubernetes.agreement import OverheadPart, class_parts, explain_pod, policy_in_force, total
+from pyshim.node.kubernetes.agreement import explain_pod
 from pyshim.node.kubernetes.manifest import overhead_of, pod_sizing, pods_in, read_documents, runtime_class
+from pyshim.node.kubernetes.overhead import OverheadPart, class_parts, total
 from pyshim.node.kubernetes.pod_config import pod_config
+from pyshim.node.kubernetes.pod_vm import policy_in_force
 from pyshim.resources.probe import probe_host
 from pyshim.resources.sizing.plan.capacity import host_side_mib
 

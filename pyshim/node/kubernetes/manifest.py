@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from pyshim.model.errors import FailedPrecondition, InvalidArgument
-from pyshim.node.kubernetes.agreement import Overhead
+from pyshim.node.kubernetes.overhead import Overhead
 from pyshim.node.kubernetes.pod_size import PodContainer, PodSizing, with_defaults
 from pyshim.node.kubernetes.quantity import cpu_text, memory_text, quantity
 

@@ -5,8 +5,8 @@ from pyshim.model.host_facts import HostFacts
 from pyshim.model.kind import ContainerKind
 from pyshim.model.placement import Need, whole_cpus
 from pyshim.model.units import MIB
-from pyshim.node.kubernetes.agreement import booted
 from pyshim.node.kubernetes.pod_size import PodSizing
+from pyshim.node.kubernetes.pod_vm import boot_record
 from pyshim.resources.sizing.plan.static import is_resizable
 from pyshim.resources.sizing.plan.workload import requested_cpu
 
@@ -16,7 +16,7 @@ _GUARANTEED, _BURSTABLE = "/kubepods", "/kubepods/burstable"
 
 def pod_need(name: str, pod: PodSizing, config: Config, host: HostFacts) -> Need:
     """`name` is the pod's NAMESPACE/NAME, which stands for the sandbox's id, too."""
-    record = booted(pod, config, host)
+    record = boot_record(pod, config, host)
     cpu = requested_cpu(ContainerKind.POD_SANDBOX, pod.sandbox_annotations(), {})
     whole = whole_cpus(
         shares=cpu.shares,

@@ -22,10 +22,12 @@ from pyshim.model.errors import InvalidArgument, ShimError
 from pyshim.model.host_facts import HostFacts, unbounded
 from pyshim.model.sizing import decimal
 from pyshim.model.units import MIB
-from pyshim.node.kubernetes.agreement import Disagreement, PolicyView, class_fixed, explain_pod, policy_in_force
+from pyshim.node.kubernetes.agreement import Disagreement, PolicyView, explain_pod
 from pyshim.node.kubernetes.manifest import PodManifest, annotations_in, pod_sizing, pods_in
+from pyshim.node.kubernetes.overhead import class_overhead
 from pyshim.node.kubernetes.pod_config import pod_config
 from pyshim.node.kubernetes.pod_size import CPU, MEMORY, PodSizing
+from pyshim.node.kubernetes.pod_vm import policy_in_force
 from pyshim.resources.sizing.plan.capacity import check_vcpus, host_side_mib
 
 API_VERSION, KIND = "admission.k8s.io/v1", "AdmissionReview"
@@ -288,7 +290,7 @@ def _template_in(document: Mapping[str, Any]) -> PodManifest:
 def _class_overhead(chosen: PodClass) -> dict[str, Fraction]:
     """The overhead that fits the class. A pod has its class's from the API server; a template has none yet."""
     config = chosen.config({})
-    fitting = class_fixed(config, policy_in_force(config), chosen.beside_mib(config))
+    fitting = class_overhead(config, policy_in_force(config), chosen.beside_mib(config))
     return {CPU: fitting.cpus, MEMORY: fitting.memory_mib * MIB}
 
 
@@ -302,8 +304,7 @@ def _view(manifest: PodManifest, chosen: PodClass, overhead: Mapping[str, Fracti
     _check_network(manifest, config)
     node = unbounded(chosen.node) if config.is_remote else chosen.node
     check_vcpus(config, node)
-    explanation = explain_pod(sizing, config, node, host_side_mib=chosen.beside_mib(config))
-    (view,) = [view for view in explanation.views if view.record.policy == explanation.in_force]
+    view = explain_pod(sizing, config, node, host_side_mib=chosen.beside_mib(config)).view_in_force
     _check_room(manifest, sizing, node)
     if refused := [found for found in view.findings if found.kind in chosen.denied]:
         raise InvalidArgument(f"admit {manifest.title}: {refused[0].kind.value}: {refused[0].text}")

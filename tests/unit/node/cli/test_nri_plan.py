@@ -12,9 +12,10 @@ from pyshim.host.processes.identity import start_ticks
 from pyshim.model.ids import SandboxId
 from pyshim.model.placement import Need, Placed
 from pyshim.node.cli.command import run
-from pyshim.node.kubernetes.agreement import booted, explain_pod
+from pyshim.node.kubernetes.agreement import explain_pod
 from pyshim.node.kubernetes.manifest import pod_sizing, pods_in, read_documents
 from pyshim.node.kubernetes.pod_config import pod_config
+from pyshim.node.kubernetes.pod_vm import boot_record
 from pyshim.node.nri.assignments import Assignments, place
 from pyshim.resources.machine import read_machine
 from pyshim.state.schema import SandboxState, ShimRecord
@@ -210,7 +211,7 @@ def test_the_size_is_that_of_sizing_explain(files: dict[str, str], policy: str) 
         explained = explain_pod(sizing, config, host, host_side_mib=0)
 
         assert explained.in_force == policy
-        assert booted(sizing, config, host) in [view.record for view in explained.views if view.record.policy == policy]
+        assert explained.view_in_force.record == boot_record(sizing, config, host)
 
 
 def test_another_policy_decides_and_an_unknown_one_is_named(

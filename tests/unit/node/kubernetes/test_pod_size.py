@@ -20,7 +20,7 @@ from pyshim.node.kubernetes.agreement import LETTERS, Explanation, explain_pod
 from pyshim.node.kubernetes.pod_size import PodContainer, PodSizing, with_defaults
 from pyshim.node.kubernetes.quantity import cpu_text, memory_text, quantity
 from tests.fakes.facts import host_facts
-from tests.fakes.inputs import config, host
+from tests.fakes.inputs import config, configured, host
 
 HOST_SIDE = 200
 CONFIG = build_config(Source(path="t", directory="/", document={"hypervisor": {"qemu": {}}}))
@@ -273,6 +273,18 @@ def test_the_suggested_overhead_makes_them_agree(policy: str, cpu: int, memory: 
     less = {"cpu": view.pod_fixed.cpus - Fraction(1, 1000), "memory": view.pod_fixed.memory_mib * MIB}
     if view.pod_fixed.cpus:
         assert letters(explained(CONFIG, HOST, replace(before, overhead=less)), policy) in ("a", "c")
+
+
+def test_a_resizable_vm_without_room_to_grow_is_explained_at_its_boot_size() -> None:
+    qemu = {"default_maxvcpus": 1, "default_maxmemory": 2048}
+    roomless = configured(qemu, {"static_sandbox_resource_mgmt": False})
+    found = pod(container(limits=amounts("4", "4Gi")))
+
+    explanation = explained(roomless, host(), found)
+
+    assert explanation.in_force == "dynamic"
+    record = explanation.view_in_force.record
+    assert (record.vcpus.granted, record.memory_mib.granted) == (1, 2048)
 
 
 def test_the_advice_for_a_class_does_not_depend_on_the_node() -> None:

@@ -1,0 +1,68 @@
+"""The size of a pod's VM, by sizing policy, as the shim decides it from the pod's annotations."""
+
+from msgspec.structs import replace
+
+from pyshim.model.config import Config
+from pyshim.model.host_facts import HostFacts
+from pyshim.model.kind import ContainerKind
+from pyshim.model.sizing import SizingRecord
+from pyshim.node.kubernetes.pod_size import PodSizing
+from pyshim.resources.sizing.plan.resize import Demand, VmSize, resize_plan
+from pyshim.resources.sizing.plan.static import DYNAMIC, POLICIES, boot_size, headroom, is_resizable, static_size
+from pyshim.resources.sizing.plan.workload import Workload, workload
+
+BLOCK_MIB = 128
+"""Memory block of x86-64 guests below 64 GiB, in which a running VM grows."""
+
+
+def policy_in_force(config: Config) -> str:
+    """The policy that sizes the VMs of `config`: a static one, or `dynamic`."""
+    return DYNAMIC if is_resizable(config) else config.runtime.sizing_policy
+
+
+def boot_record(pod: PodSizing, config: Config, host: HostFacts) -> SizingRecord:
+    """The size with which `pod`'s VM boots on `host`."""
+    if is_resizable(config):
+        return boot_size(config, host)
+    return static_size(config, host, _workload(pod))
+
+
+def sizes_by_policy(pod: PodSizing, config: Config, host: HostFacts) -> dict[str, SizingRecord]:
+    """The VM's size by each static policy and, if it is resizable, by `dynamic`, once all containers run."""
+    request = _workload(pod)
+    sizes = {}
+    for policy in POLICIES:
+        chosen = replace(config, runtime=replace(config.runtime, sizing_policy=policy))
+        sizes[policy] = static_size(chosen, host, request)
+    if is_resizable(config):
+        sizes[DYNAMIC] = _grown(request, config, host)
+    return sizes
+
+
+def _workload(pod: PodSizing) -> Workload:
+    return workload(ContainerKind.POD_SANDBOX, pod.sandbox_annotations(), {})
+
+
+def _grown(request: Workload, config: Config, host: HostFacts) -> SizingRecord:
+    """The size of a resizable VM once all containers run."""
+    boot = boot_size(config, host)
+    room = headroom(config, host, boot)
+    vm = VmSize(
+        boot_vcpus=boot.vcpus.granted,
+        vcpus=boot.vcpus.granted,
+        max_vcpus=room.max_vcpus,
+        boot_memory_mib=boot.memory_mib.granted,
+        memory_mib=boot.memory_mib.granted,
+        max_memory_mib=room.max_memory_mib,
+        block_mib=BLOCK_MIB,
+        free_slots=room.memory_slots,
+        virtio_mem=config.hypervisor.enable_virtio_mem,
+    )
+    containers = Demand(
+        name="all",
+        vcpus=request.vcpus,
+        cpus=frozenset(),
+        memory_bytes=request.memory_bytes,
+        hugepage_bytes=request.hugepage_bytes,
+    )
+    return resize_plan(vm, (containers,), config, host).record
