@@ -80,7 +80,8 @@ _DEADLINES = """
 How long pyshim waits for another program before it treats it as hung. [REMOTE.md](REMOTE.md) has the deadlines of
 remote VMs.
 
-| pyshim waits for | seconds | then | |---|---|---|
+| pyshim waits for | seconds | then |
+|---|---|---|
 """
 
 _HASHES = """
