@@ -70,6 +70,10 @@ class Setting(NamedTuple):
     """Neither a file nor an annotation sets it."""
 
     @property
+    def verdict(self) -> Verdict:
+        return self.key.verdict_of(self.value)
+
+    @property
     def origin(self) -> str:
         if self.annotation:
             return f"annotation {self.annotation}"
@@ -181,10 +185,10 @@ class _Reader:
                 text = f"contradicts {'.'.join(last.path)}, which is the same key"
                 self.findings.append(self._finding(Level.ERROR, one.path, text))
         for one, other in results:
-            decisive = other != key.default
-            verdict = _judged(key, decisive)
+            verdict = key.verdict_of(other)
             level = Level.FINE if verdict is Verdict.HONOURED else Level.NOTE
-            self.findings.append(self._finding(level, one.path, key.why, verdict, decisive=decisive))
+            decisive = other != key.default
+            self.findings.append(self._finding(level, one.path, key.why_of(other), verdict, decisive=decisive))
         return self._located(Setting(key=key, value=value, place=last.place, annotation="", is_default=False))
 
     def unknown(self) -> Iterator[Finding]:
@@ -272,11 +276,6 @@ class _Reader:
         return setting
 
 
-def _judged(key: Key, decisive: bool) -> Verdict:
-    """The default of a key that is otherwise refused is what a VM here has anyway: it is honoured."""
-    return Verdict.HONOURED if key.verdict is Verdict.REFUSED and not decisive else key.verdict
-
-
 def contradictions(settings: Mapping[tuple[Table, str], Setting], hypervisor: str) -> Iterator[Finding]:
     """Pairs of values that exclude each other. Source: Kata's own checks of a configuration."""
 
@@ -303,6 +302,10 @@ def contradictions(settings: Mapping[tuple[Table, str], Setting], hypervisor: st
     physical = get(Table.HYPERVISOR, "block_device_physical_sector_size")
     if physical.value and logical.value > physical.value:
         yield finding(logical, f"{logical.value} is above block_device_physical_sector_size = {physical.value}")
+    aio = get(Table.HYPERVISOR, "block_device_aio")
+    bypass = ("block_device_cache_set", "block_device_cache_direct")
+    if hypervisor != REMOTE and aio.value == "native" and not all(get(Table.HYPERVISOR, name).value for name in bypass):
+        yield finding(aio, f'"native" needs {bypass[0]} = true and {bypass[1]} = true')
     netns, model = get(Table.RUNTIME, "disable_new_netns"), get(Table.RUNTIME, "internetworking_model")
     if netns.value and model.value != "none":
         yield finding(netns, f'true needs internetworking_model = "none", not "{model.value}"')

@@ -72,6 +72,18 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
         """Where it may be written, its own place first."""
         return (self, *self.aliases)
 
+    def verdict_of(self, value: Any) -> Verdict:
+        """The key's effect with `value`. A refused key accepts its default; any key refuses its kind's `refused`."""
+        if value in self.kind.refused:
+            return Verdict.REFUSED
+        if self.verdict is Verdict.REFUSED and value == self.default:
+            return Verdict.HONOURED
+        return self.verdict
+
+    def why_of(self, value: Any) -> str:
+        """The reason for `verdict_of(value)`."""
+        return NOT_SUPPORTED if value in self.kind.refused else self.why
+
     def kind_under(self, annotation: str) -> Kind:
         """How the value is written in that annotation, which may have the name of an alias."""
         name = annotation.rpartition(".")[2]
@@ -79,6 +91,7 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
 
 
 NOT_YET = "not implemented yet"
+NOT_SUPPORTED = "not supported"
 _ANNOTATION_GROUP = {Table.HYPERVISOR: "hypervisor", Table.AGENT: "agent", Table.RUNTIME: "runtime"}
 
 

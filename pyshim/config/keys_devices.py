@@ -12,9 +12,9 @@ _MAX_RATE = (1 << 63) - 1
 SHARE: tuple[Key, ...] = (
     _H.used(
         "shared_fs",
-        choice("virtio-fs", "virtio-9p", "virtio-fs-nydus", "inline-virtio-fs", "none"),
+        choice("virtio-fs", "none", refused=("virtio-9p", "virtio-fs-nydus", "inline-virtio-fs")),
         "virtio-fs",
-        "How host directories reach the guest: `virtio-fs`, or `none`, which copies them. Others are refused.",
+        "How host directories reach the guest: `virtio-fs`, or `none`, which copies them.",
         ann=True,
     ),
     _H.used(
@@ -74,14 +74,10 @@ BLOCK: tuple[Key, ...] = (
             "virtio-scsi",
             "virtio-blk",
             "virtio-blk-pci",
-            "virtio-blk-ccw",
-            "virtio-blk-mmio",
-            "virtio-mmio",
-            "virtio-pmem",
-            "nvdimm",
+            refused=("virtio-blk-ccw", "virtio-blk-mmio", "virtio-mmio", "virtio-pmem", "nvdimm"),
         ),
         "virtio-scsi",
-        "How volumes become disks: virtio-scsi, virtio-blk, virtio-blk-pci; others are refused when a disk is needed.",
+        "The disk device that a volume becomes; virtio-blk-pci is the same as virtio-blk.",
         ann=True,
     ),
     _H.used(

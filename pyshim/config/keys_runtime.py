@@ -143,9 +143,9 @@ RUNTIME: tuple[Key, ...] = (
     _R_RS.never("log_level", TEXT, "", "How much the shim logs, as a word.", "enable_debug decides"),
     _R.used(
         "internetworking_model",
-        choice("tcfilter", "macvtap", "l3forwarding", "none"),
+        choice("tcfilter", "macvtap", "none", refused=("l3forwarding",)),
         "tcfilter",
-        "How the pod's interfaces reach the VM; a sandbox does not start with l3forwarding.",
+        "How the pod's interfaces reach the VM.",
         ann=True,
     ),
     _R.used(

@@ -126,11 +126,7 @@ def refuse_unsupported(effective: Effective) -> None:
 @lru_cache(MAX_KEPT)
 def refused(effective: Effective) -> tuple[Setting, ...]:
     """Settings no sandbox may start with: to ignore them would leave a pod less safe than its owner believes."""
-    return tuple(
-        setting
-        for setting in effective.settings.values()
-        if setting.key.verdict is Verdict.REFUSED and setting.value != setting.key.default
-    )
+    return tuple(setting for setting in effective.settings.values() if setting.verdict is Verdict.REFUSED)
 
 
 @lru_cache(MAX_KEPT)

@@ -56,6 +56,8 @@ class Kind(msgspec.Struct, frozen=True):
     unit: str = ""
     suffix: str = ""
     """The unit at the end of a field's name, which the key's name does not have."""
+    refused: tuple[str, ...] = ()
+    """Values of Kata's runtimes that pyshim does not support: no sandbox starts with one."""
 
     def convert(self, value: Any) -> Any:
         if isinstance(value, UnusableNumber):
@@ -201,15 +203,17 @@ def memory(minimum: int) -> Kind:
     return Kind("whole number", _whole(minimum, MAX_MIB), _size_text, allowed=allowed, unit="MiB", suffix="_mib")
 
 
-def choice(*values: str) -> Kind:
+def choice(*values: str, refused: tuple[str, ...] = ()) -> Kind:
+    """One of `values`, or one of `refused`: `convert` accepts those, and `Key.verdict_of` refuses them."""
     listed = ", ".join(f'"{value}"' for value in values)
 
     def convert(value: Any) -> str:
-        if _text(value) not in values:
+        if _text(value) not in (*values, *refused):
             raise ValueError(f"{value[:100]!r} is not one of {listed}")
         return str(value)
 
-    return Kind("string", convert, str, allowed=listed)
+    allowed = listed + ("; refused: " + ", ".join(f'"{value}"' for value in refused) if refused else "")
+    return Kind("string", convert, str, allowed=allowed, refused=refused)
 
 
 def tables(*required: str) -> Kind:

@@ -158,7 +158,10 @@ def _with_annotations(source: Source, words: Iterable[str]) -> Effective:
     effective = with_annotations(effective, annotations)
     for setting in refused(effective):
         asked = f"{effective.dotted(setting.key)} = {toml_value(setting.value)}"
-        print(f"pyshim: no sandbox starts with {asked} ({setting.origin}): {setting.key.why}", file=sys.stderr)
+        print(
+            f"pyshim: no sandbox starts with {asked} ({setting.origin}): {setting.key.why_of(setting.value)}",
+            file=sys.stderr,
+        )
     return effective
 
 

@@ -44,7 +44,7 @@ larger than {limit} bytes. The file is read when a sandbox starts; running sandb
 - **no effect**: accepted and checked, but without effect, for the reason given. A value other than the default is a
   warning at each sandbox's start.
 - **refused**: only the default is accepted. Anything else asks for safety or devices that pyshim does not offer yet,
-  so no sandbox starts with it.
+  so no sandbox starts with it. The same holds for the values that a choice names as refused.
 - **removed**, **unknown**: a warning at each sandbox's start, with the nearest known name.
 
 A value of the wrong type or out of range is an error that names key, file and line. Numbers are exact: `0.1` is a

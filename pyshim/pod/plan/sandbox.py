@@ -293,13 +293,6 @@ def _check(config: Config) -> None:
             raise InvalidArgument(f"read {key} in {config.origin(key)}: {value!r} is not an absolute path")
     if not hypervisor.image and not hypervisor.initrd:
         raise InvalidArgument(f"read '{config.source}': neither image nor initrd is set: the guest has no root")
-    for key, value, supported in (
-        ("shared_fs", hypervisor.shared_fs, ("virtio-fs", "none")),
-        ("internetworking_model", config.runtime.internetworking_model, ("tcfilter", "macvtap", "none")),
-    ):
-        if value not in supported:
-            problem = f"{value!r} is not supported, only {', '.join(supported)}"
-            raise FailedPrecondition(f"read {key} in {config.origin(key)}: {problem}")
 
 
 def _initdata(config: Config) -> Initdata | None:

@@ -230,6 +230,9 @@ def test_a_policy_that_is_no_base64_of_a_text_is_refused(tmp_path: Path, text: s
     [
         ("disable_guest_selinux = false", {}, "hypervisor.qemu.disable_guest_selinux = false"),
         ("", {C + "runtime.guest_selinux_label": "x"}, f'guest_selinux_label = "x" (annotation {C}runtime'),
+        ("shared_fs = 'virtio-9p'", {}, 'hypervisor.qemu.shared_fs = "virtio-9p"'),
+        ("", {H + "block_device_driver": "nvdimm"}, f'block_device_driver = "nvdimm" (annotation {H}'),
+        ("", {C + "runtime.internetworking_model": "l3forwarding"}, 'internetworking_model = "l3forwarding"'),
     ],
 )
 def test_what_would_be_unsafe_to_ignore_starts_nothing(

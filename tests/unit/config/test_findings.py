@@ -129,6 +129,11 @@ WITH_LINES = [
         2,
         "4096 is above block_device_physical_sector_size = 512",
     ),
+    (
+        "[hypervisor.qemu]\nblock_device_cache_direct = true\nblock_device_aio = 'native'",
+        3,
+        '"native" needs block_device_cache_set = true and block_device_cache_direct = true',
+    ),
     ("runtime = 3", 1, "is not a table"),
     ("[hypervisor.qemu]\nrootless_user = 3", 2, "expected a table"),
     ("[[hypervisor.qemu.guest_extension_images]]\nname = 'x'", 1, "lacks the string 'path'"),

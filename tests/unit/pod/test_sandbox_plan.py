@@ -5,7 +5,7 @@ from msgspec.structs import replace
 
 from hypervisors.qemu.cmdline import kernel_command_line
 from pyshim.model.config import Config
-from pyshim.model.errors import FailedPrecondition, InvalidArgument, ShimError
+from pyshim.model.errors import FailedPrecondition, InvalidArgument
 from pyshim.model.host_facts import Accelerator
 from pyshim.model.kind import ContainerKind
 from pyshim.model.plans import SandboxPlan
@@ -74,15 +74,10 @@ def test_an_unclosed_quote_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("qemu", "error", "named"),
-    [
-        ({"kernel": ""}, InvalidArgument, "kernel"),
-        ({"image": "", "initrd": ""}, InvalidArgument, "neither image nor initrd"),
-        ({"shared_fs": "virtio-9p"}, FailedPrecondition, "shared_fs"),
-    ],
+    ("qemu", "named"), [({"kernel": ""}, "kernel"), ({"image": "", "initrd": ""}, "neither image nor initrd")]
 )
-def test_a_configuration_that_cannot_boot_is_named(qemu: dict[str, str], error: type[ShimError], named: str) -> None:
-    with pytest.raises(error, match=named):
+def test_a_configuration_that_cannot_boot_is_named(qemu: dict[str, str], named: str) -> None:
+    with pytest.raises(InvalidArgument, match=named):
         planned(config(**qemu), host(), spec())
 
 

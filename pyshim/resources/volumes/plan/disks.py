@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from pyshim.model.config import Config
-from pyshim.model.errors import FailedPrecondition, InvalidArgument
+from pyshim.model.errors import FailedPrecondition
 from pyshim.model.guest import GuestContainer, GuestDevice
 from pyshim.model.plans import DiskUse
 from pyshim.model.vm import (
@@ -29,7 +29,7 @@ _QEMUS_BLOCK_BYTES = 512
 
 
 def disk(config: Config, *, device_id: str, path: str, read_only: bool, discard: bool = False) -> BlockDevice:
-    """The disk over the host's `path`. Raises FailedPrecondition or InvalidArgument naming the key that is at fault."""
+    """The disk over the host's `path`."""
     tuning = disk_tuning(config)
     return BlockDevice(
         id=device_id,
@@ -63,29 +63,16 @@ def served_disk(config: Config, *, device_id: str, socket: str) -> BlockDevice:
 
 def disk_tuning(config: Config) -> DiskTuning:
     hypervisor = config.hypervisor
-    bus = _BUSES.get(hypervisor.block_device_driver)
-    if bus is None:
-        origin = config.origin("block_device_driver")
-        raise FailedPrecondition(
-            f"read block_device_driver in {origin}: {hypervisor.block_device_driver!r} is not supported, "
-            f"{', '.join(sorted(_BUSES))} are"
-        )
     is_set = hypervisor.block_device_cache_set
     cache = DiskCache(
         direct=is_set and hypervisor.block_device_cache_direct,
         no_flush=is_set and hypervisor.block_device_cache_noflush,
     )
-    aio = DiskAio(hypervisor.block_device_aio)
-    if aio is DiskAio.NATIVE and not cache.direct:
-        raise InvalidArgument(
-            f'read block_device_aio in {config.origin("block_device_aio")}: "native" needs block_device_cache_set and '
-            "block_device_cache_direct"
-        )
     logical = hypervisor.block_device_logical_sector_size
     physical = hypervisor.block_device_physical_sector_size
     return DiskTuning(
-        bus=bus,
-        aio=aio,
+        bus=_BUSES[hypervisor.block_device_driver],
+        aio=DiskAio(hypervisor.block_device_aio),
         cache=cache,
         logical_block_bytes=logical,
         physical_block_bytes=physical or (logical if logical > _QEMUS_BLOCK_BYTES else 0),
@@ -101,7 +88,7 @@ def scsi_controller(config: Config) -> ScsiController | None:
     still setting up then finds nothing.
     """
     hypervisor = config.hypervisor
-    if _BUSES.get(hypervisor.block_device_driver) is not DiskBus.VIRTIO_SCSI:
+    if _BUSES[hypervisor.block_device_driver] is not DiskBus.VIRTIO_SCSI:
         return None
     return ScsiController(
         queues=hypervisor.num_queues,

@@ -107,7 +107,10 @@ NO_SANDBOX_STARTS = [
         f"{STARTS}disable_guest_selinux = false\n",
         "disable_guest_selinux: not implemented yet: no sandbox starts with this value",
     ),
-    (f'{STARTS}[runtime]\ninternetworking_model = "l3forwarding"\n', "'l3forwarding' is not supported"),
+    (
+        f'{STARTS}[runtime]\ninternetworking_model = "l3forwarding"\n',
+        "internetworking_model: not supported: no sandbox starts with this value",
+    ),
     ('[hypervisor.qemu]\nimage = "/i"\n', "read kernel in"),
     ('[hypervisor.qemu]\nkernel = "/k"\n', "neither image nor initrd is set"),
     (CONFIDENTIAL.replace("none", "virtio-fs"), 'confidential_guest needs "none"'),

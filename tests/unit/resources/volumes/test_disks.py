@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from pyshim.model.config import Config
-from pyshim.model.errors import FailedPrecondition, InvalidArgument
+from pyshim.model.errors import FailedPrecondition
 from pyshim.model.vm import BlockDevice, DiskAio, DiskBus, DiskCache, GuestLocation, ScsiController, VhostUserBackend
 from pyshim.resources.volumes.plan.disks import disk, guest_address, guest_driver, scsi_controller, served_disk
 from tests.fakes.inputs import config
@@ -52,9 +52,8 @@ def test_io_threads(keys: dict[str, Any], expected: str) -> None:
         ({"num_queues": 2, "queue_size": 64}, ScsiController(queues=2, queue_size=64, iothread="")),
         ({"enable_iothreads": True}, ScsiController(queues=1, queue_size=128, iothread="scsi")),
         ({"block_device_driver": "virtio-blk"}, None),
-        ({"block_device_driver": "nvdimm"}, None),
     ],
-    ids=["plain", "iothread", "blk", "unsupported"],
+    ids=["plain", "iothread", "blk"],
 )
 def test_a_vm_has_a_controller_where_volumes_become_scsi_disks(
     keys: dict[str, Any], expected: ScsiController | None
@@ -82,19 +81,6 @@ def test_a_large_logical_sector_implies_the_physical_one(
     ).tuning
 
     assert (tuning.logical_block_bytes, tuning.physical_block_bytes) == expected
-
-
-@pytest.mark.parametrize(
-    ("keys", "error", "message"),
-    [
-        ({"block_device_driver": "nvdimm"}, FailedPrecondition, "block_device_driver in '/etc/test.toml': 'nvdimm'"),
-        ({"block_device_aio": "native"}, InvalidArgument, "block_device_cache_direct"),
-    ],
-    ids=["driver", "aio"],
-)
-def test_what_cannot_work_is_refused_by_its_key(keys: dict[str, Any], error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        planned(config(**keys))
 
 
 def test_the_agent_is_told_the_scsi_address_where_there_is_one() -> None:
