@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from hypervisors.qemu import block, devices
-from hypervisors.qemu.passthrough import Locate
-from hypervisors.qemu.qmp import COMMAND_TIMEOUT_S, Monitor, QmpCommandFailed
-from hypervisors.qemu.vhost_user import AddBehindBridge, FreeSlot, VhostUserDisks
+from hypervisors.qemu.bridges import Bridges
+from hypervisors.qemu.qmp import Monitor, QmpCommandFailed
+from hypervisors.qemu.vhost_user import VhostUserDisks
 from pyshim.host.fds import OwnedFd
 from pyshim.host.os_errors import os_errors
 from pyshim.host.processes.own_thread import in_own_thread
@@ -23,14 +23,10 @@ log = logging.getLogger(__name__)
 
 
 class Disks:
-    def __init__(
-        self, monitor: Monitor, add_behind_bridge: AddBehindBridge, free_slot: FreeSlot, locate: Locate
-    ) -> None:
-        """`locate` says where the guest finds a device of the argv."""
+    def __init__(self, monitor: Monitor, bridges: Bridges) -> None:
         self._qmp = monitor
-        self._add_behind_bridge = add_behind_bridge
-        self._served = VhostUserDisks(monitor, add_behind_bridge, free_slot)
-        self._locate = locate
+        self._bridges = bridges
+        self._served = VhostUserDisks(monitor, bridges)
         self._scsi: dict[int, str] = {}
         self._iothreads: set[str] = set()
         self._io_uring_works = True
@@ -49,7 +45,7 @@ class Disks:
         try:
             if block.is_scsi(disk):
                 return await self._plug_scsi(disk)
-            return await self._add_behind_bridge("virtio-blk-pci", disk.id, block.virtio_blk(disk), COMMAND_TIMEOUT_S)
+            return await self._bridges.plug("virtio-blk-pci", disk.id, block.virtio_blk(disk))
         except ShimError:
             with suppress(ShimError):
                 await self._remove_node(disk)
@@ -107,7 +103,7 @@ class Disks:
                 await self._qmp.remove_fd(fdset)
 
     async def _plug_scsi(self, disk: BlockDevice) -> GuestLocation:
-        controller = await self._locate(block.SCSI_QDEV)
+        controller = await self._bridges.locate(block.SCSI_QDEV)
         index = next((number for number in range(block.MAX_SCSI_DISKS) if number not in self._scsi), None)
         if index is None:
             raise ResourceExhausted(f"plug {disk.id!r}: the controller has all its {block.MAX_SCSI_DISKS} disks")

@@ -11,11 +11,12 @@ from contextlib import suppress
 from weakref import WeakValueDictionary
 
 from hypervisors.qemu import block, devices
+from hypervisors.qemu.bridges import Bridges
 from hypervisors.qemu.cmdline import can_hotplug
 from hypervisors.qemu.disks import Disks
 from hypervisors.qemu.passthrough import PciDevices
 from hypervisors.qemu.plugged_share import plug_share
-from hypervisors.qemu.qmp import COMMAND_TIMEOUT_S, Monitor, QmpError, QmpTimeout
+from hypervisors.qemu.qmp import Monitor
 from hypervisors.qemu.vhost_user import ANSWER_TIMEOUT_S
 from hypervisors.qemu.virtio_mem import resize_virtio_mem
 from pyshim.model.errors import (
@@ -29,7 +30,6 @@ from pyshim.model.errors import (
 )
 from pyshim.model.host_facts import Accelerator
 from pyshim.model.vm import (
-    FIRST_BRIDGE_SLOT,
     BlockDevice,
     Capabilities,
     Device,
@@ -38,7 +38,6 @@ from pyshim.model.vm import (
     MemoryBacking,
     MemoryConfig,
     NicDevice,
-    PlacedDevice,
     ShareDevice,
     VfioDevice,
     VmConfig,
@@ -50,45 +49,6 @@ VCPU_UNPLUG_TIMEOUT_S = 3.0
 """A guest that releases a vCPU does so at once. The limit is short because a growth of the VM waits for this call."""
 MEMORY_BLOCK_MIB = 128
 """Memory block of an x86-64 guest below 64 GiB (the kernel's MIN_MEMORY_BLOCK_SIZE); DIMMs come in multiples of it."""
-_FIRST_SLOT, _LAST_SLOT = 1, 30
-_MAX_BRIDGE_DEPTH = 10
-
-
-class BridgeSlots:
-    """The slots behind the bridges, and the device in each."""
-
-    def __init__(self, bridges: int, cold: tuple[PlacedDevice, ...] = ()) -> None:
-        """`cold`: the devices there from the start; those behind bridges have their slots."""
-        self._taken: list[dict[int, str]] = [
-            {placed.slot: placed.device.id for placed in cold if placed.bus == devices.bridge_id(index)}
-            for index in range(bridges)
-        ]
-
-    def take(self, device_id: str) -> tuple[int, int]:
-        """(bridge, slot), the first free one. Raises ResourceExhausted."""
-        for bridge, taken in enumerate(self._taken):
-            for slot in range(_FIRST_SLOT, _LAST_SLOT + 1):
-                if slot not in taken:
-                    taken[slot] = device_id
-                    return bridge, slot
-        raise ResourceExhausted(f"plug {device_id!r}: no free slot on {len(self._taken)} PCI bridge(s)")
-
-    def free(self, device_id: str) -> None:
-        for taken in self._taken:
-            for slot in [slot for slot, holder in taken.items() if holder == device_id]:
-                del taken[slot]
-
-    def saved(self) -> list[dict[str, object]]:
-        """Kata's `Bridges` of persist.json."""
-        return [
-            {
-                "DeviceAddr": {str(slot): device_id for slot, device_id in taken.items()},
-                "Type": "pci",
-                "ID": devices.bridge_id(index),
-                "Addr": FIRST_BRIDGE_SLOT + index,
-            }
-            for index, taken in enumerate(self._taken)
-        ]
 
 
 def capabilities_of(config: VmConfig) -> Capabilities:
@@ -113,16 +73,16 @@ class Hotplug:
         # Separate locks: a guest that is slow to release one resource does not delay the others.
         self._plugging, self._cpus, self._memory = asyncio.Lock(), asyncio.Lock(), asyncio.Lock()
         self._of_device: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._slots = BridgeSlots(config.bridges, config.pci.placed)
+        self._bridges = Bridges(config, monitor)
         self._plugged: dict[str, Device] = {placed.device.id: placed.device for placed in config.pci.placed}
-        self._disks = Disks(monitor, self._add_behind_bridge, self._slots.free, self._guest_location)
-        self._pci = PciDevices(config, monitor, self._add_at_slot, self._slots.free, self._guest_location)
+        self._disks = Disks(monitor, self._bridges)
+        self._pci = PciDevices(config, monitor, self._bridges)
         self._cpu_ids: list[str] = []
         self._plugged_mib = 0
 
     def saved(self) -> Mapping[str, object]:
         return {
-            "Bridges": self._slots.saved(),
+            "Bridges": self._bridges.saved(),
             "HotpluggedVCPUs": [{"ID": cpu_id} for cpu_id in self._cpu_ids],
             "HotpluggedMemory": self._plugged_mib,
             "BlockIndexMap": self._disks.saved(),
@@ -145,7 +105,7 @@ class Hotplug:
                 case NicDevice():
                     location = await self._plug_nic(device)
                 case ShareDevice():
-                    location = await plug_share(self._qmp, device, self._add_behind_bridge)
+                    location = await plug_share(self._qmp, device, self._bridges)
                 case VfioDevice() | EmulatedDevice():
                     location = await self._pci.plug(device)
             self._plugged[device.id] = device
@@ -172,7 +132,7 @@ class Hotplug:
                     raise Unimplemented(f"unplug {device_id!r}: a share stays as long as its vm")
                 case VfioDevice() | EmulatedDevice():
                     await self._pci.unplug(device)
-            self._slots.free(device_id)
+            self._bridges.free(device_id)
             del self._plugged[device_id]
 
     async def resize_disk(self, device_id: str, size_bytes: int) -> None:
@@ -187,7 +147,7 @@ class Hotplug:
     async def plug_vsock(self) -> None:
         """Plugs the vsock device that a program serves, over the connection in the argv."""
         driver, fields = devices.vsock_of_program(self._config)
-        await self._add_at_slot(driver, devices.VSOCK_ID, devices.VSOCK_ID, fields, ANSWER_TIMEOUT_S)
+        await self._bridges.add(driver, devices.VSOCK_ID, devices.VSOCK_ID, fields, ANSWER_TIMEOUT_S)
 
     async def _plug_nic(self, device: NicDevice) -> GuestLocation:
         """The NIC is plugged; the caller still owns the descriptors in `device` (QEMU has its own copies)."""
@@ -210,47 +170,11 @@ class Hotplug:
             raise
         try:
             fields = devices.nic_fields(device, devices.bus_of(self._config), len(taps))
-            return await self._add_behind_bridge("virtio-net-pci", device.id, fields)
+            return await self._bridges.plug("virtio-net-pci", device.id, fields)
         except ShimError:
             with suppress(ShimError):
                 await self._qmp.netdev_del(netdev)
             raise
-
-    async def _add_behind_bridge(
-        self, driver: str, device_id: str, fields: Mapping[str, object], timeout_s: float = COMMAND_TIMEOUT_S
-    ) -> GuestLocation:
-        qdev = devices.qdev_id(device_id)
-        await self._add_at_slot(driver, device_id, qdev, fields, timeout_s)
-        return await self._guest_location(qdev)
-
-    async def _add_at_slot(
-        self, driver: str, device_id: str, qdev: str, fields: Mapping[str, object], timeout_s: float
-    ) -> None:
-        bridge, slot = self._slots.take(device_id)
-        place = {"bus": devices.bridge_id(bridge), "addr": f"{slot:#x}"}
-        try:
-            await self._qmp.device_add(driver, qdev, {**fields, **place}, timeout_s)
-        except QmpTimeout:
-            raise  # QEMU may yet put the device there, so the slot stays taken
-        except ShimError:
-            self._slots.free(device_id)
-            raise
-
-    async def _guest_location(self, qdev: str) -> GuestLocation:
-        """Slots from the root bus down, as QEMU sees them."""
-        path = f"/machine/peripheral/{qdev}"
-        slots: list[str] = []
-        for _ in range(_MAX_BRIDGE_DEPTH):
-            address = await self._qmp.qom_get(path, "addr")
-            bus = await self._qmp.qom_get(path, "parent_bus")
-            if not isinstance(address, int) or not isinstance(bus, str):
-                raise QmpError(f"locate {qdev!r}: qemu names no address for {path!r}")
-            slots.insert(0, f"{address >> 3:02x}")
-            parent, _, name = bus.rpartition("/")
-            if name == devices.ROOT_BUS:
-                return GuestLocation(pci_path="/".join(slots))
-            path = parent
-        raise QmpError(f"locate {qdev!r}: more than {_MAX_BRIDGE_DEPTH} bridges deep")
 
     async def resize_vcpus(self, vcpus: int) -> int:
         """The number of vCPUs nearest to `vcpus`: never above the maximum, nor below what was booted with.

@@ -4,12 +4,11 @@
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 
 from hypervisors.qemu import pci
+from hypervisors.qemu.bridges import Bridges
 from hypervisors.qemu.qmp import Monitor
-from hypervisors.qemu.vhost_user import FreeSlot
 from pyshim.model.errors import Internal, ResourceExhausted, ShimError, Unimplemented
 from pyshim.model.vm import GuestLocation, PciDevice, PortKind, VmConfig
 
@@ -18,21 +17,12 @@ log = logging.getLogger(__name__)
 VFIO_TIMEOUT_S = 120.0
 """QEMU pins all of the guest's memory before it answers."""
 
-AddFunction = Callable[[str, str, str, Mapping[str, object], float], Awaitable[None]]
-"""(driver, device id, QEMU's id, fields, seconds): added at the first free slot behind a bridge."""
-Locate = Callable[[str], Awaitable[GuestLocation]]
-"""QEMU's id -> the device's location in the guest."""
-
 
 class PciDevices:
-    def __init__(
-        self, config: VmConfig, monitor: Monitor, add_behind_bridge: AddFunction, free_slot: FreeSlot, locate: Locate
-    ) -> None:
+    def __init__(self, config: VmConfig, monitor: Monitor, bridges: Bridges) -> None:
         self._config = config
         self._qmp = monitor
-        self._add_behind_bridge = add_behind_bridge
-        self._free_slot = free_slot
-        self._locate = locate
+        self._bridges = bridges
         self._ports: dict[str, str] = {placed.bus: placed.device.id for placed in config.pci.placed}
         self._objects: dict[str, list[str]] = {
             placed.device.id: [str(fields["id"]) for fields in pci.objects(placed.device)]
@@ -42,7 +32,7 @@ class PciDevices:
     async def check_places(self) -> None:
         """Every device of the argv is where the plan said. Raises Internal naming the first that is not."""
         for placed in self._config.pci.placed:
-            found = await self._locate(pci.function_id(placed.device.id))
+            found = await self._bridges.locate(pci.function_id(placed.device.id))
             if found.pci_path != placed.pci_path:
                 raise Internal(
                     f"place {placed.device.id!r} in vm {self._config.sandbox_id!r}: qemu has it at"
@@ -63,11 +53,11 @@ class PciDevices:
                 self._objects[device.id].append(str(arguments["id"]))
             driver, fields = pci.hot_fields(device)
             if port is None:
-                await self._add_behind_bridge(driver, device.id, qdev, fields, VFIO_TIMEOUT_S)
+                await self._bridges.add(driver, device.id, qdev, fields, VFIO_TIMEOUT_S)
             else:
                 self._ports[port] = device.id
                 await self._qmp.device_add(driver, qdev, {**fields, "bus": port, "addr": "0x0"}, VFIO_TIMEOUT_S)
-            return await self._locate(qdev)
+            return await self._bridges.locate(qdev)
         except ShimError:
             with suppress(ShimError):
                 # The slot is free only once QEMU reports no device there: a plug that timed out may still succeed.
@@ -81,7 +71,7 @@ class PciDevices:
         await self._forget(device.id)
 
     async def _forget(self, device_id: str) -> None:
-        self._free_slot(device_id)
+        self._bridges.free(device_id)
         for object_id in reversed(self._objects.pop(device_id, [])):
             with suppress(ShimError):
                 await self._qmp.object_del(object_id)

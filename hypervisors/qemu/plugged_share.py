@@ -4,8 +4,9 @@ import asyncio
 from contextlib import suppress
 
 from hypervisors.qemu import devices
+from hypervisors.qemu.bridges import Bridges
 from hypervisors.qemu.qmp import Monitor
-from hypervisors.qemu.vhost_user import ANSWER_TIMEOUT_S, AddBehindBridge, connected
+from hypervisors.qemu.vhost_user import ANSWER_TIMEOUT_S, connected
 from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, ShimError
 from pyshim.model.vm import GuestLocation, ShareDevice
 
@@ -14,7 +15,7 @@ DRIVER_TIMEOUT_S = 60.0
 _PAUSE_S = 0.01
 
 
-async def plug_share(monitor: Monitor, share: ShareDevice, add_behind_bridge: AddBehindBridge) -> GuestLocation:
+async def plug_share(monitor: Monitor, share: ShareDevice, bridges: Bridges) -> GuestLocation:
     """Raises Unavailable without virtiofsd, DeadlineExceeded when the guest has no driver, FailedPrecondition when this
     QEMU cannot say whether it has.
     """
@@ -24,7 +25,7 @@ async def plug_share(monitor: Monitor, share: ShareDevice, add_behind_bridge: Ad
         await monitor.chardev_add(devices.connected_chardev(chardev, fd_name=chardev))
     try:
         fields = devices.share_fields(share, chardev)
-        location = await add_behind_bridge("vhost-user-fs-pci", share.id, fields, ANSWER_TIMEOUT_S)
+        location = await bridges.plug("vhost-user-fs-pci", share.id, fields, ANSWER_TIMEOUT_S)
     except ShimError:
         with suppress(ShimError):
             await monitor.chardev_remove(chardev)

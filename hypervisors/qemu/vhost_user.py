@@ -6,29 +6,24 @@ wait. Where QEMU is to connect again later (`reconnect_s`) it has to connect its
 """
 
 import socket
-from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 
 from hypervisors.qemu import block, devices
+from hypervisors.qemu.bridges import Bridges
 from hypervisors.qemu.qmp import Monitor, QmpCommandFailed, QmpTimeout
 from pyshim.host.os_errors import describe_os_error
 from pyshim.model.errors import DeadlineExceeded, ShimError, Unavailable
 from pyshim.model.vm import BlockDevice, GuestLocation
 
-AddBehindBridge = Callable[[str, str, Mapping[str, object], float], Awaitable[GuestLocation]]
-"""(driver, device id, fields, seconds for QEMU's answer) -> the disk's location in the guest."""
-FreeSlot = Callable[[str], None]
-"""The slot of this device id, if it has one, is free."""
 ANSWER_TIMEOUT_S = 10.0
 """Seconds for the program to answer QEMU, while all of the VM stands still. After 25 s of that a guest was seen to need
 more than UNPLUG_TIMEOUT_S to release the disk."""
 
 
 class VhostUserDisks:
-    def __init__(self, monitor: Monitor, add_behind_bridge: AddBehindBridge, free_slot: FreeSlot) -> None:
+    def __init__(self, monitor: Monitor, bridges: Bridges) -> None:
         self._qmp = monitor
-        self._add_behind_bridge = add_behind_bridge
-        self._free_slot = free_slot
+        self._bridges = bridges
         self._unanswered: set[str] = set()
         """Disks whose plug timed out; QEMU may have carried it out since, or still may."""
 
@@ -69,7 +64,7 @@ class VhostUserDisks:
     async def _add_device(self, disk: BlockDevice, connection: socket.socket | None) -> GuestLocation:
         try:
             fields = block.vhost_user_blk(disk)
-            return await self._add_behind_bridge("vhost-user-blk-pci", disk.id, fields, ANSWER_TIMEOUT_S)
+            return await self._bridges.plug("vhost-user-blk-pci", disk.id, fields, ANSWER_TIMEOUT_S)
         except QmpTimeout as error:
             self._unanswered.add(disk.id)
             if connection is not None:
@@ -97,7 +92,7 @@ class VhostUserDisks:
     async def _remove(self, disk: BlockDevice) -> None:
         """QEMU has no part of the disk, even if its plug succeeded after the timeout; its slot is free."""
         await self.unplug(disk)
-        self._free_slot(disk.id)
+        self._bridges.free(disk.id)
         self._unanswered.discard(disk.id)
 
 

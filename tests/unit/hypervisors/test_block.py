@@ -159,21 +159,19 @@ class Monitor:
     async def device_remove(self, device_id: str) -> None:
         self._say("device_remove", device_id)
 
-    async def behind_bridge(
-        self, driver: str, device_id: str, _fields: Mapping[str, object], _timeout_s: float
-    ) -> GuestLocation:
-        self._say("behind_bridge", (driver, device_id))
+    async def plug(self, driver: str, device_id: str, _fields: Mapping[str, object]) -> GuestLocation:
+        self._say("plug", (driver, device_id))
         return GuestLocation(pci_path="02/01")
 
-    def free_slot(self, device_id: str) -> None:
-        self._say("free_slot", device_id)
+    def free(self, device_id: str) -> None:
+        self._say("free", device_id)
 
     async def locate(self, _qdev: str) -> GuestLocation:
         return GuestLocation(pci_path="07")
 
 
 def disks(monitor: Monitor) -> Disks:
-    return Disks(monitor, monitor.behind_bridge, monitor.free_slot, monitor.locate)  # type: ignore[arg-type]
+    return Disks(monitor, monitor)  # type: ignore[arg-type]
 
 
 def test_without_io_uring_disks_use_threads_and_do_not_ask_again(tmp_path: Path) -> None:
@@ -215,9 +213,7 @@ async def test_a_disk_is_opened_for_qemu_and_closed_with_its_node(tmp_path: Path
     assert monitor.said[-2:] == [("blockdev_del", "a"), ("remove_fd", 5)]
 
 
-@pytest.mark.parametrize(
-    ("bus", "failing"), [(DiskBus.VIRTIO_BLK, "behind_bridge"), (DiskBus.VIRTIO_SCSI, "device_add")]
-)
+@pytest.mark.parametrize(("bus", "failing"), [(DiskBus.VIRTIO_BLK, "plug"), (DiskBus.VIRTIO_SCSI, "device_add")])
 def test_a_disk_that_cannot_be_plugged_leaves_no_node(tmp_path: Path, bus: DiskBus, failing: str) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"")
@@ -358,8 +354,8 @@ async def test_the_slot_of_a_device_passed_through_is_free_again_only_when_it_is
 TIMEOUT = QmpTimeout("ask qemu: no answer within 10 s")
 REFUSAL = QmpCommandFailed("command", "GenericError", "no")
 WAIT_S = 60.0
-PLUGGED = [("give_fd", "char-d"), ("chardev_add", "char-d"), ("behind_bridge", "d")]
-TAKEN_BACK = [("device_remove", "virtio-d"), ("chardev_remove", "char-d"), ("free_slot", "d")]
+PLUGGED = [("give_fd", "char-d"), ("chardev_add", "char-d"), ("plug", "d")]
+TAKEN_BACK = [("device_remove", "virtio-d"), ("chardev_remove", "char-d"), ("free", "d")]
 
 
 class Qemu:
@@ -393,17 +389,17 @@ class Qemu:
     async def device_remove(self, name: str) -> None:
         self._say("device_remove", name)
 
-    async def behind_bridge(
+    async def plug(
         self, _driver: str, device_id: str, _fields: Mapping[str, object], _timeout_s: float
     ) -> GuestLocation:
-        self._say("behind_bridge", device_id)
+        self._say("plug", device_id)
         return GuestLocation(pci_path="02/01")
 
-    def free_slot(self, device_id: str) -> None:
-        self._say("free_slot", device_id)
+    def free(self, device_id: str) -> None:
+        self._say("free", device_id)
 
     def disks(self) -> VhostUserDisks:
-        return VhostUserDisks(self, self.behind_bridge, self.free_slot)  # type: ignore[arg-type]
+        return VhostUserDisks(self, self)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -445,7 +441,7 @@ def test_where_qemu_is_to_connect_again_it_connects_itself(program: socket.socke
 
 def test_a_program_that_does_not_answer_is_hung_up_on_and_can_be_tried_again(program: socket.socket) -> None:
     """QEMU does nothing else while it waits, and it waits until the connection ends."""
-    qemu = Qemu({"behind_bridge": [TIMEOUT]})
+    qemu = Qemu({"plug": [TIMEOUT]})
     disks = qemu.disks()
 
     with pytest.raises(DeadlineExceeded, match=r"plug 'd': the program at '.*/program' does not answer"):
@@ -462,7 +458,7 @@ def test_a_program_that_does_not_answer_is_hung_up_on_and_can_be_tried_again(pro
 
 @pytest.mark.parametrize("reconnect_s", [0, 1])
 def test_a_disk_that_qemu_still_holds_is_named_until_it_lets_go(program: socket.socket, reconnect_s: int) -> None:
-    qemu = Qemu({"behind_bridge": [TIMEOUT], "device_remove": [TIMEOUT] * (1 if reconnect_s else 2)})
+    qemu = Qemu({"plug": [TIMEOUT], "device_remove": [TIMEOUT] * (1 if reconnect_s else 2)})
     disks, wanted = qemu.disks(), served(program, reconnect_s=reconnect_s)
     with pytest.raises(DeadlineExceeded):
         asyncio.run(disks.plug(wanted))
@@ -479,7 +475,7 @@ def test_a_disk_that_qemu_still_holds_is_named_until_it_lets_go(program: socket.
     ("failing", "kind", "rest"),
     [
         ("chardev_add", Unavailable, [*PLUGGED[:2], ("drop_fd", "char-d")]),
-        ("behind_bridge", QmpCommandFailed, [*PLUGGED, ("chardev_remove", "char-d")]),
+        ("plug", QmpCommandFailed, [*PLUGGED, ("chardev_remove", "char-d")]),
     ],
 )
 def test_a_served_disk_that_cannot_be_plugged_leaves_nothing(

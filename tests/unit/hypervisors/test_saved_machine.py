@@ -243,8 +243,9 @@ async def test_a_saving_that_fails_has_qemus_reason(tmp_path: Path) -> None:
 # -- a share that comes later ------------------------------------------------------------------------------------------
 
 
-async def behind_bridge(*_: object) -> GuestLocation:
-    return GuestLocation(pci_path="02/01")
+class OneSlot:
+    async def plug(self, *_: object) -> GuestLocation:
+        return GuestLocation(pci_path="02/01")
 
 
 def share_at(path: Path) -> ShareDevice:
@@ -273,7 +274,7 @@ async def test_a_share_is_there_once_the_guest_uses_it(
         virtiofsd.bind(str(tmp_path / "fs.sock"))
         virtiofsd.listen()
         async with Session({"x-query-virtio-status": status}) as session:
-            plugging = plug_share(session.monitor, share_at(tmp_path / "fs.sock"), behind_bridge)
+            plugging = plug_share(session.monitor, share_at(tmp_path / "fs.sock"), OneSlot())  # type: ignore[arg-type]
             if error is None:
                 assert (await plugging).pci_path == "02/01"
             else:
@@ -284,4 +285,4 @@ async def test_a_share_is_there_once_the_guest_uses_it(
 async def test_a_share_without_virtiofsd_is_named(tmp_path: Path) -> None:
     async with Session() as session:
         with pytest.raises(Unavailable, match=r"fs\.sock"):
-            await plug_share(session.monitor, share_at(tmp_path / "fs.sock"), behind_bridge)
+            await plug_share(session.monitor, share_at(tmp_path / "fs.sock"), OneSlot())  # type: ignore[arg-type]
