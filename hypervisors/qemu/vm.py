@@ -22,7 +22,7 @@ from hypervisors.qemu.cmdline import check_config, extra_monitor_path, fd_table,
 from hypervisors.qemu.console import Console
 from hypervisors.qemu.devices import VSOCK_ID, bus_of, vsock_path
 from hypervisors.qemu.exits import ExitClues, vm_exit
-from hypervisors.qemu.guards.launch import attest
+from hypervisors.qemu.guards.launch import ask_encryption, attest
 from hypervisors.qemu.guards.sev import NO_ENCRYPTION, Encryption
 from hypervisors.qemu.hotplug import Hotplug, capabilities_of
 from hypervisors.qemu.memory_dump import dump_memory
@@ -99,15 +99,7 @@ class VmStartTimedOut(DeadlineExceeded):
     """QEMU runs but does not answer."""
 
 
-def _start_s(vm: "QemuVm") -> float:
-    return given_s(vm._vm.start_timeout_s if vm._vm is not None else None)
-
-
-def _stop_s(vm: "QemuVm") -> float:
-    return given_s(vm._vm.stop_timeout_s if vm._vm is not None else None)
-
-
-def _plug_s(_vm: "QemuVm", device: Device) -> float:
+def _plug_s(_vm: object, device: Device) -> float:
     # VFIO pins the guest's memory, all of it; a share is there once the guest's driver serves it.
     return VM_S if isinstance(device, VfioDevice | ShareDevice) else CHANGE_S
 
@@ -322,8 +314,6 @@ class QemuVm:
     async def _encryption(self, config: VmConfig) -> Encryption:
         if not isinstance(config.guard, SevGuard | SnpGuard):
             return NO_ENCRYPTION
-        from hypervisors.qemu.guards.launch import ask_encryption
-
         return await ask_encryption(
             config.hypervisor_path,
             self._children,
@@ -423,7 +413,7 @@ class QemuVm:
         version = ".".join(map(str, monitor.version))
         log.info("vmm started", extra={"sandbox": config.sandbox_id, "pid": child.pid, "qemu": version})
 
-    @within_s(_start_s, "start vm")
+    @within_s(lambda self: given_s(self._vm and self._vm.start_timeout_s), "start vm")
     async def start(self) -> None:
         monitor = self._live("start", Phase.CREATED)
         config = self._config("start")
@@ -477,7 +467,7 @@ class QemuVm:
             raise FailedPrecondition("wait for vm: it was not created")
         return await asyncio.shield(self._exit)
 
-    @within_s(_stop_s, "stop vm")
+    @within_s(lambda self: given_s(self._vm and self._vm.stop_timeout_s), "stop vm")
     async def stop(self) -> None:
         """As `Hypervisor.stop`; continues in its own task if the caller is cancelled, and may be called again."""
         if self._stopping is None or (self._stopping.done() and not _succeeded(self._stopping)):
@@ -521,7 +511,7 @@ class QemuVm:
             return isinstance(error, Unavailable)  # it went before it could answer
         return True
 
-    async def _watch(self, child: Child, monitor: "Monitor") -> None:
+    async def _watch(self, child: Child, monitor: Monitor) -> None:
         """The VM's end is recorded with its reason; only the watcher calls this."""
         ended = asyncio.create_task(child.wait(), name=f"watch/vm/{self._clues.sandbox_id}/process")
         closed = asyncio.create_task(monitor.closed(), name=f"watch/vm/{self._clues.sandbox_id}/qmp")
@@ -558,7 +548,7 @@ class QemuVm:
         await self._vsock_program.wait()
         return f"lost the guest's vsock: {self._vsock_program.describe_exit()}"
 
-    def _on_event(self, event: "QmpEvent") -> None:
+    def _on_event(self, event: QmpEvent) -> None:
         match event.name:
             case "GUEST_PANICKED":
                 self._clues.panic_event = True
@@ -632,12 +622,12 @@ class QemuVm:
             raise FailedPrecondition(f"{doing}: the vm was not created")
         return self._vm
 
-    def _hotplug(self, doing: str) -> "Hotplug":
+    def _hotplug(self, doing: str) -> Hotplug:
         self._live(doing, Phase.CREATED, Phase.RUNNING, Phase.PAUSED)
         assert self._plugged is not None
         return self._plugged
 
-    def _live(self, doing: str, *phases: Phase) -> "Monitor":
+    def _live(self, doing: str, *phases: Phase) -> Monitor:
         """The monitor of a VM in one of `phases`. Raises Unavailable once it has ended, else FailedPrecondition."""
         if self._phase is Phase.ENDED or self._stopping is not None:
             how = f": {self._exit.result().reason}" if self._exit is not None and self._exit.done() else ""
@@ -695,5 +685,5 @@ def _are_threads_of(pid: int, threads: tuple[int, ...]) -> bool:
     return all(os.path.isdir(f"/proc/{pid}/task/{thread}") for thread in threads)
 
 
-def _succeeded(task: "asyncio.Task[None]") -> bool:
+def _succeeded(task: asyncio.Task[None]) -> bool:
     return not task.cancelled() and task.exception() is None

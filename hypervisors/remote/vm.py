@@ -60,14 +60,6 @@ class Phase(StrEnum):
     ENDED = "ended"
 
 
-def _start_s(vm: "RemoteVm") -> float:
-    return given_s(vm._vm.start_timeout_s if vm._vm is not None else None)
-
-
-def _stop_s(vm: "RemoteVm") -> float:
-    return given_s(vm._vm.stop_timeout_s if vm._vm is not None else None)
-
-
 class RemoteVm:
     """The remote driver: one object, one VM. See `Hypervisor` for what each call promises."""
 
@@ -204,7 +196,7 @@ class RemoteVm:
             log.debug("version of remote hypervisor", extra={"error": str(exc)})
             return "unknown"
 
-    @within_s(_start_s, "start vm")
+    @within_s(lambda self: given_s(self._vm and self._vm.start_timeout_s), "start vm")
     async def start(self) -> None:
         config = self._live("start", Phase.CREATED)
         remote = self._service_config("start")
@@ -229,7 +221,7 @@ class RemoteVm:
             raise FailedPrecondition("wait for remote vm: it was not created")
         return await asyncio.shield(self._exit)
 
-    @within_s(_stop_s, "stop vm")
+    @within_s(lambda self: given_s(self._vm and self._vm.stop_timeout_s), "stop vm")
     async def stop(self) -> None:
         """As `Hypervisor.stop`. If the caller is cancelled, it continues in its own task; later calls wait for it."""
         if self._stopping is None or (self._stopping.done() and not _succeeded(self._stopping)):
@@ -419,11 +411,11 @@ def _check_agent_socket(vm_id: str, path: str) -> None:
         )
 
 
-def _succeeded(task: "asyncio.Task[None]") -> bool:
+def _succeeded(task: asyncio.Task[None]) -> bool:
     return not task.cancelled() and task.exception() is None
 
 
-def _retrieved(task: "asyncio.Task[None]") -> None:
+def _retrieved(task: asyncio.Task[None]) -> None:
     """Logs the failure of a call whose caller was cancelled."""
     if not task.cancelled() and (error := task.exception()) is not None:
         log.debug("call of remote hypervisor failed", extra={"task": task.get_name(), "error": str(error)})
