@@ -40,7 +40,7 @@ from hypervisors.qemu.user import (
 from hypervisors.qemu.view import host_view_reason, vmm_view, vsock_view
 from hypervisors.qemu.vsock import reserve_cid, start_program
 from pyshim.concurrency.deadlines import CHANGE_S, MARGIN_S, VM_S, given_s, within_s
-from pyshim.concurrency.tasks import cancel_all, together
+from pyshim.concurrency.tasks import cancel_all, succeeded, together
 from pyshim.concurrency.threads import ended
 from pyshim.host.fds import OwnedFd
 from pyshim.host.mounts.view import ViewPath, make_view
@@ -162,7 +162,7 @@ class QemuVm:
 
     @within_s(lambda self, config: config.start_timeout_s + MARGIN_S, "create vm '{config.sandbox_id}'")
     async def create(self, config: VmConfig) -> None:
-        if self._continues and self._phase is Phase.ENDED and self._stopping is not None and _succeeded(self._stopping):
+        if self._continues and self._phase is Phase.ENDED and self._stopping is not None and succeeded(self._stopping):
             self._begin()
         self._continues = bool(config.saved_machine)
         with ExitStack() as fds:
@@ -470,7 +470,7 @@ class QemuVm:
     @within_s(lambda self: given_s(self._vm and self._vm.stop_timeout_s), "stop vm")
     async def stop(self) -> None:
         """As `Hypervisor.stop`; continues in its own task if the caller is cancelled, and may be called again."""
-        if self._stopping is None or (self._stopping.done() and not _succeeded(self._stopping)):
+        if self._stopping is None or (self._stopping.done() and not succeeded(self._stopping)):
             self._clues.stop_requested = True
             self._stopping = asyncio.create_task(self._stop(), name=f"stop/vm/{self._clues.sandbox_id}")
         await asyncio.shield(self._stopping)
@@ -683,7 +683,3 @@ def _real(path: str) -> str:
 
 def _are_threads_of(pid: int, threads: tuple[int, ...]) -> bool:
     return all(os.path.isdir(f"/proc/{pid}/task/{thread}") for thread in threads)
-
-
-def _succeeded(task: asyncio.Task[None]) -> bool:
-    return not task.cancelled() and task.exception() is None

@@ -24,6 +24,7 @@ from typing import Any
 
 from hypervisors.remote.service import RemoteService, ReplyLost, ServiceRefused, ServiceUnreachable
 from pyshim.concurrency.deadlines import MARGIN_S, given_s, within_s
+from pyshim.concurrency.tasks import succeeded
 from pyshim.model.agent_address import AgentAddress, UnixAddress
 from pyshim.model.errors import (
     DeadlineExceeded,
@@ -224,7 +225,7 @@ class RemoteVm:
     @within_s(lambda self: given_s(self._vm and self._vm.stop_timeout_s), "stop vm")
     async def stop(self) -> None:
         """As `Hypervisor.stop`. If the caller is cancelled, it continues in its own task; later calls wait for it."""
-        if self._stopping is None or (self._stopping.done() and not _succeeded(self._stopping)):
+        if self._stopping is None or (self._stopping.done() and not succeeded(self._stopping)):
             name = self._vm.sandbox_id if self._vm is not None else ""
             self._stopping = asyncio.create_task(self._stop(), name=f"stop/vm/{name}")
         await asyncio.shield(self._stopping)
@@ -409,10 +410,6 @@ def _check_agent_socket(vm_id: str, path: str) -> None:
         raise FailedPrecondition(
             f"start remote vm {vm_id!r}: '{path}', which its agent should answer at, is not a socket"
         )
-
-
-def _succeeded(task: asyncio.Task[None]) -> bool:
-    return not task.cancelled() and task.exception() is None
 
 
 def _retrieved(task: asyncio.Task[None]) -> None:

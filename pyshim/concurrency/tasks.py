@@ -95,6 +95,11 @@ async def joined(task: asyncio.Task[T], action: str) -> T:
         raise
 
 
+def succeeded(task: asyncio.Task[Any]) -> bool:
+    """`task`, which is done, has returned: it was not cancelled and did not raise."""
+    return not task.cancelled() and task.exception() is None
+
+
 def _report(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and (error := task.exception()) is not None:
         log.error("task failed", extra={"task": task.get_name()}, exc_info=error)
