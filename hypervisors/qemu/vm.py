@@ -272,9 +272,7 @@ class QemuVm:
                 if isinstance(config.agent_channel, VhostUserVsockChannel):
                     await self._plugged.plug_vsock()
         except (ShimError, OSError) as error:  # a TimeoutError is one
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_LAST_EVENTS_S if isinstance(error, Unavailable) else 0):
-                    await self._child.wait()
+            await _exited_after(error, self._child)
             cause = f"{str(error) or 'no end in time'}; {self._child.describe_exit()}"
             raise VmStartFailed(f"continue vm {config.sandbox_id!r} from {config.saved_machine!r}: {cause}") from error
 
@@ -397,10 +395,7 @@ class QemuVm:
         try:
             await monitor.connect(connection, config.start_timeout_s)
         except ShimError as error:
-            with suppress(TimeoutError):
-                # A closed connection and the death that caused it are seen in either order.
-                async with asyncio.timeout(_LAST_EVENTS_S if isinstance(error, Unavailable) else 0):
-                    await child.wait()
+            await _exited_after(error, child)
             # Until the program has answered, QEMU waits for it, and says little when it has gone.
             said = "; ".join(each.describe_exit() for each in (child, self._vsock_program) if each is not None)
             if child.exit is not None:
@@ -477,10 +472,7 @@ class QemuVm:
 
     async def _stop(self) -> None:
         if self._child is not None:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(QUIT_GRACE_S if await self._ask_to_quit() else 0):
-                    await self._child.wait()
-            await self._child.end()
+            await self._end_qemu(self._child)
         if self._vsock_program is not None:
             await self._vsock_program.end()
         if self._watcher is not None:
@@ -501,15 +493,18 @@ class QemuVm:
             await self._ledger.release(self._owned[-1])
             self._owned.pop()
 
-    async def _ask_to_quit(self) -> bool:
-        if self._monitor is None or not self._monitor.is_open:
-            return False
-        try:
-            await self._monitor.quit(QUIT_GRACE_S)
-        except ShimError as error:
-            log.warning("qemu does not quit", extra={"sandbox": self._clues.sandbox_id, "error": str(error)})
-            return isinstance(error, Unavailable)  # it went before it could answer
-        return True
+    async def _end_qemu(self, child: Child) -> None:
+        """QEMU has ended: by the command `quit`, else by SIGKILL."""
+        if self._monitor is not None and self._monitor.is_open:
+            quits = True
+            try:
+                await self._monitor.quit(QUIT_GRACE_S)
+            except ShimError as error:
+                log.warning("qemu does not quit", extra={"sandbox": self._clues.sandbox_id, "error": str(error)})
+                quits = isinstance(error, Unavailable)  # it ended before it could answer
+            if quits:
+                await _exited_within(QUIT_GRACE_S, child)
+        await child.end()
 
     async def _watch(self, child: Child, monitor: Monitor) -> None:
         """The VM's end is recorded with its reason; only the watcher calls this."""
@@ -578,12 +573,7 @@ class QemuVm:
             log.warning("guest memory not dumped", extra={**facts, "error": f"{plan.directory!r}: {cause}"})
         except ShimError as error:
             log.warning("guest memory not dumped", extra={**facts, "error": str(error)})
-        with suppress(ShimError):
-            await self._monitor.quit(QUIT_GRACE_S)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(QUIT_GRACE_S):
-                await self._child.wait()
-        await self._child.end()
+        await self._end_qemu(self._child)
 
     # Changes while it lives
 
@@ -675,6 +665,17 @@ def _apart(config: VmConfig, view: OwnedFd | None, user: User | None, capabiliti
         user=user,
         labels=config.labels,
     )
+
+
+async def _exited_within(seconds: float, child: Child) -> None:
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await child.wait()
+
+
+async def _exited_after(error: Exception, child: Child) -> None:
+    """After a closed connection, waits for the exit that closed it: either may be seen first."""
+    await _exited_within(_LAST_EVENTS_S if isinstance(error, Unavailable) else 0, child)
 
 
 def _real(path: str) -> str:
