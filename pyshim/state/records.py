@@ -1,7 +1,4 @@
-"""The state of a live sandbox on disk: an intent is written before its effect, a strike-out soon after.
-
-`PersistentLedger` is the `Ledger` rooms see (model/ledger.py); `SandboxRecords` implements the seam `Records`.
-"""
+"""The state of a live sandbox on disk: an intent is written before its effect, a strike-out soon after."""
 
 import asyncio
 import logging
@@ -11,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 from pyshim.model.errors import FailedPrecondition, ShimError
 from pyshim.model.ids import SandboxId
-from pyshim.model.ledger import EXCLUSIVE, LedgerEntry, ResourceKind
+from pyshim.model.ledger import EXCLUSIVE, Ledger, LedgerEntry, ResourceKind
 from pyshim.model.snapshot import SandboxSnapshot
 from pyshim.state.claims import claimed_cgroups, exclusive_claim, pinned_cpus
 from pyshim.state.schema import SandboxState, ShimRecord
@@ -26,47 +23,57 @@ STRIKE_OUT_WITHIN_S = 0.05
 its strike-outs need none of their own. Until then a crash costs one idempotent undo for each."""
 
 
-class PersistentLedger:
-    """Intents in order of acquisition, each on disk before `acquire` returns."""
+class SandboxRecords:
+    """One sandbox's persist.json, current until `remove`; it is the sandbox's ledger as well."""
 
     def __init__(
         self,
         *,
+        store: StateStore,
+        sandbox_id: SandboxId,
+        shim: ShimRecord,
         release: Callable[[LedgerEntry], Awaitable[None]],
-        write: Callable[[], None],
-        write_soon: Callable[[], None],
-        alone: Callable[[LedgerEntry], AbstractContextManager[None]],
     ) -> None:
-        """`release` undoes one entry; `write` puts the sandbox's state, this ledger included, on disk.
-
-        `write_soon` does so within STRIKE_OUT_WITHIN_S, with the next write if there is one before. Within `alone`,
-        which is entered for `EXCLUSIVE` kinds, no other sandbox of the node has the entry or gets it.
-        """
+        """`release` undoes one entry."""
+        self._store = store
+        self._sandbox_id = sandbox_id
+        self._shim = shim
         self._undo = release
-        self._write = write
-        self._write_soon = write_soon
-        self._alone = alone
         self._entries: dict[tuple[ResourceKind, str], LedgerEntry] = {}
+        self._snapshot: SandboxSnapshot | None = None
+        self._removed = False
+        self._entered = False
+        self._timer: asyncio.TimerHandle | None = None
+        """Runs while strike-outs wait for a write."""
+
+    # ---- the ledger
+
+    @property
+    def ledger(self) -> Ledger:
+        return self
+
+    @property
+    def held(self) -> Mapping[str, int]:
+        return Counter(entry.kind.value for entry in self._entries.values())
 
     def entries(self) -> tuple[LedgerEntry, ...]:
-        """All entries, in order of acquisition."""
+        """The ledger's entries, in order of acquisition."""
         return tuple(self._entries.values())
 
     def acquire(self, *entries: LedgerEntry) -> None:
         """The intents are on disk; the same kind and key replaces its entry in place. Raises ShimError: do not act."""
+        if self._removed:
+            raise FailedPrecondition(f"write ledger of sandbox {self._sandbox_id!r}: its state was removed")
         exclusive = [each for each in entries if each.kind in EXCLUSIVE and (each.kind, each.key) not in self._entries]
         assert not exclusive or len(entries) == 1, "an exclusive entry is acquired alone"
-        with self._alone(exclusive[0]) if exclusive else nullcontext():
-            self._put(entries)
-
-    def _put(self, entries: tuple[LedgerEntry, ...]) -> None:
-        former = self._entries
-        self._entries = {**former, **{(entry.kind, entry.key): entry for entry in entries}}
-        try:
-            self._write()
-        except ShimError:
-            self._entries = former
-            raise
+        with exclusive_claim(self._sandbox_id, exclusive[0], self._store.root) if exclusive else nullcontext():
+            former = self._entries
+            self._entries = {**former, **{(entry.kind, entry.key): entry for entry in entries}}
+            try:
+                self._write()
+            except ShimError:
+                self._entries = former
+                raise
 
     async def release(self, entry: LedgerEntry) -> None:
         """The resource is gone and struck out, on disk soon after. An entry that is not in the ledger is success.
@@ -82,46 +89,22 @@ class PersistentLedger:
         if self._entries.get(slot) is not current:
             return
         del self._entries[slot]
-        if entry.kind not in STRUCK_OUT_AT_ONCE:
-            self._write_soon()
-            return
+        if entry.kind in STRUCK_OUT_AT_ONCE:
+            self._strike_out()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(STRIKE_OUT_WITHIN_S, self._strike_out)
+
+    def _strike_out(self) -> None:
+        """The ledger is on disk. A failure is only logged.
+
+        The resources are gone; after a crash each entry that stays on disk costs one idempotent undo.
+        """
         try:
             self._write()
         except ShimError as error:
-            # The resource is gone; after a crash the entry that stays on disk costs one idempotent undo.
-            log.warning("strike out of ledger", extra={"kind": entry.kind.value, "key": entry.key, "error": str(error)})
+            log.warning("strike out of ledger", extra={"sandbox": self._sandbox_id, "error": str(error)})
 
-
-class SandboxRecords:
-    """One sandbox's persist.json, current until `remove`."""
-
-    def __init__(
-        self,
-        *,
-        store: StateStore,
-        sandbox_id: SandboxId,
-        shim: ShimRecord,
-        release: Callable[[LedgerEntry], Awaitable[None]],
-    ) -> None:
-        self._store = store
-        self._sandbox_id = sandbox_id
-        self._shim = shim
-        self._snapshot: SandboxSnapshot | None = None
-        self._removed = False
-        self._entered = False
-        self._timer: asyncio.TimerHandle | None = None
-        """Runs while strike-outs wait for a write."""
-        self._ledger = PersistentLedger(
-            release=release, write=self._write_ledger, write_soon=self._write_soon, alone=self._alone
-        )
-
-    @property
-    def ledger(self) -> PersistentLedger:
-        return self._ledger
-
-    @property
-    def held(self) -> Mapping[str, int]:
-        return Counter(entry.kind.value for entry in self._ledger.entries())
+    # ---- what other sandboxes have
 
     def pins(self) -> AbstractContextManager[Mapping[int, str]]:
         """Within it, the other sandbox of each pinned CPU of the node. Entering it blocks; raises ShimError."""
@@ -134,8 +117,7 @@ class SandboxRecords:
         """
         return claimed_cgroups(self._sandbox_id, cgroups, self._store.root)
 
-    def _alone(self, entry: LedgerEntry) -> AbstractContextManager[None]:
-        return exclusive_claim(self._sandbox_id, entry, self._store.root)
+    # ---- the file
 
     def save(self, snapshot: SandboxSnapshot) -> None:
         """The snapshot is on disk, whole, with the ledger; ignored after `remove`. Raises ShimError naming the file."""
@@ -149,12 +131,12 @@ class SandboxRecords:
         While the ledger has entries the files stay, since nothing else names these. Another failure is only logged: it
         must not fail the Delete or Shutdown whose resources are all gone.
         """
-        if self._ledger.entries():
+        if self._entries:
             if self._timer is not None:
-                self._write_late()
+                self._strike_out()
             log.warning(
                 "state kept: resources are still held",
-                extra={"sandbox": self._sandbox_id, "held": len(self._ledger.entries())},
+                extra={"sandbox": self._sandbox_id, "held": len(self._entries)},
             )
             return
         self._removed = True
@@ -163,27 +145,6 @@ class SandboxRecords:
             self._store.remove(self._sandbox_id)
         except ShimError as error:
             log.warning("remove state", extra={"sandbox": self._sandbox_id, "error": str(error)})
-
-    def _write_ledger(self) -> None:
-        if self._removed:
-            raise FailedPrecondition(f"write ledger of sandbox {self._sandbox_id!r}: its state was removed")
-        self._write()
-
-    def _write_soon(self) -> None:
-        if self._timer is None and not self._removed:
-            self._timer = asyncio.get_running_loop().call_later(STRIKE_OUT_WITHIN_S, self._write_late)
-
-    def _write_late(self) -> None:
-        try:
-            self._write()
-        except ShimError as error:
-            # The resources are gone; after a crash the entries that stay on disk cost one idempotent undo each.
-            log.warning("strike out of ledger", extra={"sandbox": self._sandbox_id, "error": str(error)})
-
-    def _stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
 
     def _write(self) -> None:
         self._stop_timer()
@@ -195,6 +156,11 @@ class SandboxRecords:
                 sandbox_id=self._sandbox_id,
                 shim=self._shim,
                 snapshot=self._snapshot,
-                ledger=self._ledger.entries(),
+                ledger=self.entries(),
             )
         )
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

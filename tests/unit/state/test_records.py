@@ -81,7 +81,7 @@ def test_an_exclusive_entry_is_acquired_alone(records: SandboxRecords) -> None:
     with pytest.raises(AssertionError):
         records.ledger.acquire(mount("/a"), LedgerEntry(kind=ResourceKind.VFIO, key="0000:00:01.0"))
 
-    assert records.ledger.entries() == ()
+    assert records.entries() == ()
 
 
 def test_an_intent_is_on_disk_when_the_shim_is_killed_right_after(records: SandboxRecords, store: StateStore) -> None:
@@ -102,7 +102,7 @@ def test_an_intent_that_cannot_be_written_is_not_held(records: SandboxRecords, s
     with pytest.raises(FailedPrecondition, match="write state"):
         records.ledger.acquire(mount("/b"), LedgerEntry(kind=ResourceKind.MOUNT, key="/a", detail={"beneath": "/"}))
 
-    assert records.ledger.entries() == (mount("/a"),)
+    assert records.entries() == (mount("/a"),)
     assert on_disk(store) == ["/a"]
 
 
@@ -248,7 +248,7 @@ def test_the_same_key_of_another_kind_is_another_resource(records: SandboxRecord
 
     asyncio.run(records.ledger.release(mount("/a")))
 
-    assert [entry.kind for entry in records.ledger.entries()] == [ResourceKind.DIRECTORY]
+    assert [entry.kind for entry in records.entries()] == [ResourceKind.DIRECTORY]
 
 
 def test_a_strike_out_that_cannot_be_written_does_not_fail_the_release(
@@ -259,7 +259,7 @@ def test_a_strike_out_that_cannot_be_written_does_not_fail_the_release(
 
     run_fast_forward(released(records, mount("/a")))
 
-    assert records.ledger.entries() == ()
+    assert records.entries() == ()
     assert on_disk(store) == ["/a"]
 
 
@@ -285,7 +285,7 @@ def test_nothing_is_written_after_the_end(records: SandboxRecords, store: StateS
     assert store.sandbox_ids() == ()
     with pytest.raises(FailedPrecondition, match="was removed"):
         records.ledger.acquire(mount("/late"))
-    assert records.ledger.entries() == ()
+    assert records.entries() == ()
 
 
 def test_a_state_directory_that_cannot_be_removed_does_not_fail_the_end_of_its_sandbox(

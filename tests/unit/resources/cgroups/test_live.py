@@ -76,7 +76,7 @@ async def test_of_two_sandboxes_of_one_cgroups_path_that_start_at_the_same_insta
         assert isinstance(refused, FailedPrecondition), refused
         assert "has the same cgroupsPath" in str(refused)
         (winner,) = [each for each in both if isinstance(each, SandboxRecords)]
-        for entry in reversed(winner.ledger.entries()):
+        for entry in reversed(winner.entries()):
             await winner.ledger.release(entry)
         winner.remove()  # the end of a Delete: until then its strike-outs may wait for a write
 

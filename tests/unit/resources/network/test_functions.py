@@ -274,7 +274,7 @@ async def test_of_two_sandboxes_that_want_a_card_at_the_same_instant_one_gets_it
     assert str(error).startswith(f"take vfio '{CARD}': sandbox '{('one', 'two')[winner]}' has it")
     await shims[loser].functions.unbind()
     assert sysfs.state(CARD)[0] == "vfio-pci", "it was not taken out of the winner's vm"
-    assert shims[loser].records.ledger.entries() == ()
+    assert shims[loser].records.entries() == ()
     await shims[winner].functions.unbind()
     assert sysfs.state(CARD) == (driver, "")
     await shims[loser].functions.bind(CARD)
