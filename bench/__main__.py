@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import platform
 import subprocess
@@ -98,16 +99,15 @@ def _beside(arguments: argparse.Namespace, runtimes: dict[str, Runtime]) -> int:
     """The table of `peers.py`, in peer.md; the samples, round by round, in peer.jsonl."""
     target, load_before = arguments.output or RESULTS, os.getloadavg()[0]
     count = arguments.runs or (rounds.QUICK if arguments.quick else rounds.FULL).rounds
-    target.mkdir(parents=True, exist_ok=True)
-    saved = target / "peer.jsonl"
-    saved.unlink(missing_ok=True)
     try:
         with containerd_up(arguments.peer) as ground:
             versions = {program.name: _first_line(str(program), "--version") for program in arguments.peer}
             rust = [name for name, version in versions.items() if "(Rust)" in version]
-            found = peers.measure(ground, runtimes, rust, count, saved, lambda text: print(text, flush=True))
+            found = peers.measure(ground, runtimes, rust, count, lambda text: print(text, flush=True))
             facts = {**_host(load_before), **versions, "rounds": str(count)}
             text = peers.as_markdown(found, facts, arguments.note)
+            target.mkdir(parents=True, exist_ok=True)
+            (target / "peer.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in found))
             (target / "peer.md").write_text(text)
             print(text)
     except AssertionError as left:

@@ -1,7 +1,7 @@
 """Our shim and others beside each other, on the stand-in of `remote_stub.py`, driven by the same calls.
 
 All read the same configuration, Kata's Rust shim by other names of its keys, and get the same specs. A round takes each
-measurement of one shim and at once of the others; the order alternates. Each round is saved when it ends.
+measurement of one shim and at once of the others; the order alternates.
 """
 
 from __future__ import annotations
@@ -109,40 +109,36 @@ def measure(
     peers: dict[str, Runtime],
     rust: Collection[str],
     rounds: int,
-    saved: Path,
     progress: Callable[[str], None],
-) -> dict[str, Samples]:
-    """Samples by column and row; `peers` by the titles of their columns, those in `rust` are Kata's Rust shim.
-
-    Each round's are appended to `saved`, one JSON object a line.
+) -> list[dict[str, Samples]]:
+    """Each round's samples by column and row; `peers` by the titles of their columns, those in `rust` are Kata's Rust
+    shim. A round before them, thrown away, fills the caches.
     """
     contestants = (
         Contestant(title=_OURS[0], runtime=PYKATA, forked=True),
         Contestant(title=_OURS[1], runtime=PYKATA),
         *(Contestant(title=title, runtime=runtime) for title, runtime in peers.items()),
     )
-    found: dict[str, Samples] = {each.title: defaultdict(list) for each in contestants}
+    found: list[dict[str, Samples]] = []
     with _syslog(), _stub(ground) as config:
         ground = replace(ground, config=config)
         of_rust = replace(ground, config=_rust_config(config)) if rust else ground
         for number in range(rounds + 1):
             progress(f"round {number} of {rounds}" if number else "warm-up round")
-            taken: dict[str, Samples] = {}
+            taken: dict[str, Samples] = {each.title: {} for each in contestants}
             for each in contestants if number % 2 else reversed(contestants):
                 with ground.zygote() if each.forked else nullcontext():
                     taken[each.title] = _round(of_rust if each.title in rust else ground, each.runtime)
-            if not number:
-                continue
-            with saved.open("a") as file:
-                file.write(json.dumps(taken) + "\n")
-            for title, samples in taken.items():
-                for kind, values in samples.items():
-                    found[title][kind].append(median(values))
+            if number:
+                found.append(taken)
     return found
 
 
-def as_markdown(found: dict[str, Samples], facts: dict[str, str], note: str) -> str:
+def as_markdown(rounds: list[dict[str, Samples]], facts: dict[str, str], note: str) -> str:
     """The table, with what it was measured on, and the rows in which a peer is better than both shims of ours."""
+    found = {
+        title: {series: [median(each[title][series]) for each in rounds] for series in TITLES} for title in rounds[0]
+    }
     theirs = [column for column in found if column not in _OURS]
     lines = [
         "# Beside other shims",
