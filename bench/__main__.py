@@ -82,7 +82,7 @@ def _arguments() -> argparse.Namespace:
         action="append",
         default=[],
         metavar="SHIM",
-        help="measure only ours beside this other shim, which speaks Kata's API; may be repeated",
+        help="measure only ours beside this other shim, Kata's or runc's; may be repeated",
     )
     parser.add_argument(
         "--output", type=Path, metavar="DIR", help="default: bench/results; not in /run, /tmp or /dev/shm"
@@ -101,7 +101,7 @@ def _beside(arguments: argparse.Namespace, runtimes: dict[str, Runtime]) -> int:
     count = arguments.runs or (rounds.QUICK if arguments.quick else rounds.FULL).rounds
     try:
         with containerd_up(arguments.peer) as ground:
-            versions = {program.name: _first_line(str(program), "--version") for program in arguments.peer}
+            versions = {each.name: _version(each, runtimes[each.name]) for each in arguments.peer}
             rust = [name for name, version in versions.items() if "(Rust)" in version]
             found = peers.measure(ground, runtimes, rust, count, lambda text: print(text, flush=True))
             facts = {**_host(load_before), **versions, "rounds": str(count)}
@@ -164,6 +164,12 @@ def _cpu_model() -> str:
         if line.startswith("model name"):
             return line.split(":", 1)[1].strip()
     return platform.machine()
+
+
+def _version(program: Path, runtime: Runtime) -> str:
+    """The version that the shim prints, in one line. runc's shim knows only `-v`."""
+    command = [program, "--version" if runtime.has_vm else "-v"]
+    return " ".join(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
 
 
 def _first_line(*command: str) -> str:

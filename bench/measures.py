@@ -27,7 +27,7 @@ from pyshim.start.info import BINARY
 PYKATA = Runtime(name="io.containerd.pykata.v2")
 RUNC = Runtime(name="io.containerd.runc.v2")
 MIB = 1 << 20
-_SHARED_ROOT, _LAYERS = "root", "layers"
+SHARED_ROOT, _LAYERS = "root", "layers"
 _POLL_S = 0.005
 _LIMIT_S = 300.0
 _CPU_CLOCK = 2
@@ -147,7 +147,7 @@ def first_output_s(ground: Ground, runtime: Runtime) -> float:
 
 def write_roots(directory: Path) -> None:
     """`directory` has the image's root file system, as a directory and as the EROFS files of its layers."""
-    images.unpack_rootfs(directory / _SHARED_ROOT)
+    images.unpack_rootfs(directory / SHARED_ROOT)
     erofs.layer_files(directory / _LAYERS, images.payload_layers())
 
 
@@ -200,7 +200,7 @@ def _layers(ground: Ground) -> list[types_pb2.Mount]:
 def _overlay(ground: Ground, home: Path) -> types_pb2.Mount:
     for name in ("upper", "work"):
         (home / name).mkdir()
-    options = [f"lowerdir={ground.directory / _SHARED_ROOT}", f"upperdir={home}/upper", f"workdir={home}/work"]
+    options = [f"lowerdir={ground.directory / SHARED_ROOT}", f"upperdir={home}/upper", f"workdir={home}/work"]
     return types_pb2.Mount(type="overlay", source="overlay", options=options)
 
 

@@ -1,7 +1,8 @@
 """Our shim and others beside each other, on the stand-in of `remote_stub.py`, driven by the same calls.
 
-All read the same configuration, Kata's Rust shim by other names of its keys, and get the same specs. A round takes each
-measurement of one shim and at once of the others; the order alternates.
+All read the same configuration, Kata's Rust shim by other names of its keys, and get the same specs. runc's shim has no
+VM: its containers run on this machine, in the image's root file system. A round takes each measurement of one shim and
+at once of the others; the order alternates.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from pathlib import Path
 from statistics import median
 
 from bench.ground import PROJECT
-from bench.measures import MIB, PYKATA, Ground, cpu_s, memory_of
+from bench.measures import MIB, PYKATA, SHARED_ROOT, Ground, cpu_s, memory_of
 from bench.remote_stub import SOCKET
 from bench.stub_pods import WITHIN_S, options, wait_until_idle, wakeups
 from bench.stub_whole_pods import Pod, spec_of
@@ -217,36 +218,52 @@ def _round(ground: Ground, runtime: Runtime) -> Samples:
 @contextmanager
 def _timed(samples: Samples, what: str, pid: int) -> Iterator[None]:
     """Wall time of the block, and the daemon's CPU time in it, are samples."""
-    began_s, cpu_began_s = time.monotonic(), cpu_s(pid)
+    began_s, cpu_began_s = time.monotonic(), _cpu_s(pid)
     yield
     samples[f"{what}_wall"].append(time.monotonic() - began_s)
-    samples[f"{what}_cpu"].append(cpu_s(pid) - cpu_began_s)
+    samples[f"{what}_cpu"].append(_cpu_s(pid) - cpu_began_s)
 
 
-def _begin(pod: Pod, name: str, stdout: str = "") -> None:
-    """A container of the pod runs; its output goes to the FIFO `stdout`, or to /dev/null."""
+def _cpu_s(pid: int) -> float:
+    """CPU time of the process and, in the kernel's ticks of 10 ms, of its children that have ended: runc is one."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    user, system = fields[13:15]  # cutime and cstime
+    return cpu_s(pid) + (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
+def _begin(pod: Pod, name: str, **streams: str) -> None:
+    """A container of the pod runs; its output goes to the FIFOs `stdout` and `stderr`, or to /dev/null."""
     bundle = pod.ground.directory / name
     (bundle / "rootfs").mkdir(parents=True, exist_ok=True)
-    oci.write(_spec(name, pod.shim.container, "container"), bundle)
-    pod.call("Create", id=name, bundle=str(bundle), options=options(pod.ground.config), stdout=stdout)
+    oci.write(_spec(pod.ground, pod.shim.runtime, name, pod.shim.container, "container"), bundle)
+    _create_and_start(pod, name, bundle, **streams)
+
+
+def _create_and_start(pod: Pod, name: str, bundle: Path, **streams: str) -> None:
+    chosen = options(pod.ground.config) if pod.shim.runtime.has_vm else None
+    pod.call("Create", id=name, bundle=str(bundle), options=chosen, **streams)
     pod.call("Start", id=name)
 
 
 def _stdout_mb_per_s(pod: Pod, name: str) -> float:
     """Megabytes (10^6 bytes) a second that a new container prints, from the first read of its FIFO to the last.
 
-    `name` is one by which the stand-in prints `_STDOUT_MIB`.
+    `name` is one by which the stand-in prints `_STDOUT_MIB`, as the command of the container does.
     """
-    path, total = pod.ground.directory / f"{name}.stdout", _STDOUT_MIB * MIB
-    os.mkfifo(path)
-    with open(path, "r+b", buffering=0) as out:
-        _begin(pod, name, str(path))
+    total = _STDOUT_MIB * MIB
+    streams = {stream: pod.ground.directory / f"{name}.{stream}" for stream in ("stdout", "stderr")}
+    for path in streams.values():
+        os.mkfifo(path)
+    # runc's shim does not take one stream alone.
+    with open(streams["stdout"], "r+b", buffering=0) as out, open(streams["stderr"], "r+b", buffering=0):
+        _begin(pod, name, **{stream: str(path) for stream, path in streams.items()})
         first = came = _read(out)
         began_s = time.monotonic()
         while came < total:
             came += _read(out)
         took_s = time.monotonic() - began_s
-    path.unlink()
+    for path in streams.values():
+        path.unlink()
     return (total - first) / 1e6 / took_s
 
 
@@ -260,7 +277,7 @@ def _read(out: FileIO) -> int:
 def _run_s(ground: Ground, runtime: Runtime, name: str) -> float:
     """Seconds of `ctr run -d` of a pod's sandbox, which is removed before this returns."""
     spec = ground.directory / f"{name}.json"
-    spec.write_text(json.dumps(_spec(name, name, "sandbox")))
+    spec.write_text(json.dumps(_spec(ground, runtime, name, name, "sandbox")))
     took_s = ground.ctr("run", "--detach", "--null-io", *ground.options(runtime), "--config", str(spec), name).took_s
     ground.ctr.remove([name])
     eventually(lambda: not runtime.shims(name), what=f"the shim of {name!r} has exited")
@@ -286,17 +303,17 @@ def _pod(ground: Ground, runtime: Runtime, name: str, samples: Samples) -> Itera
 
 
 def _begin_sandbox(pod: Pod) -> None:
-    pod.call("Create", bundle=str(pod.shim.bundle), options=options(pod.ground.config))
-    pod.call("Start")
+    _create_and_start(pod, pod.shim.container, pod.shim.bundle)
 
 
 @contextmanager
 def _shim(ground: Ground, runtime: Runtime, name: str, samples: Samples) -> Iterator[Pod]:
     """A shim that serves a pod which is not created yet."""
     bundle = ground.directory / name
-    with direct_shim(runtime, ground.binaries, name, bundle, _spec(name, name, "sandbox")) as shim:
+    spec, chosen = _spec(ground, runtime, name, name, "sandbox"), options(ground.config) if runtime.has_vm else None
+    with direct_shim(runtime, ground.binaries, name, bundle, spec) as shim:
         began_s, cpu_began_s = time.monotonic(), _children_cpu_s()
-        shim.start(options(ground.config))
+        shim.start(chosen)
         samples["start_wall"].append(time.monotonic() - began_s)
         samples["start_cpu"].append(_children_cpu_s() - cpu_began_s)
         with suppress(RemoteError):  # it has no such task
@@ -305,7 +322,7 @@ def _shim(ground: Ground, runtime: Runtime, name: str, samples: Samples) -> Iter
         # A forked daemon gets its own command line after `start` has ended.
         (daemon,) = eventually(lambda: runtime.shims(name), what=f"the daemon of {name!r} is there")
         wait_until_idle(daemon.pid, _IDLE_S)
-        samples["idle_cpu"].append(cpu_s(daemon.pid))
+        samples["idle_cpu"].append(_cpu_s(daemon.pid))
         yield Pod(ground, shim, daemon.pid)
     wait_until_gone(shim)
     Path(shim.socket_path).unlink(missing_ok=True)  # Kata's Go shim leaves it
@@ -326,8 +343,13 @@ def _patiently(call: Callable[[], None]) -> None:
     raise TimeoutError("delete task: still not stopped")
 
 
-def _spec(name: str, sandbox: str, kind: str) -> oci.Spec:
+def _spec(ground: Ground, runtime: Runtime, name: str, sandbox: str, kind: str) -> oci.Spec:
     spec = spec_of(name, sandbox, kind)
+    if name.startswith("flood"):
+        command = f"dd if=/dev/zero bs=1M count={_STDOUT_MIB}; exec sleep 100000"
+        spec["process"]["args"] = ["sh", "-c", command]
+    if not runtime.has_vm:
+        spec["root"] = {"path": str(ground.directory / SHARED_ROOT), "readonly": True}
     spec["linux"]["namespaces"][-1] = {"type": "network", "path": f"/run/netns/{_NETNS}"}
     if kind == "container":
         spec["annotations"]["io.kubernetes.cri.image-name"] = "bench.example/busybox:1"
