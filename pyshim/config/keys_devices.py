@@ -1,7 +1,7 @@
 """Keys of the hypervisor's table: shared directories, disks, network, devices, debugging, the remote VM."""
 
 from pyshim.config.keys import Dialect, Key, Rows, Table
-from pyshim.config.values import BOOL, PATH, SECONDS, SECTOR_SIZE, TEXT, WORDS, choice, memory, whole
+from pyshim.config.values import BOOL, LINK_RATE, PATH, SECONDS, SECTOR_SIZE, TEXT, WORDS, choice, memory, whole
 
 _H = Rows(table=Table.HYPERVISOR)
 _RS = Rows(table=Table.HYPERVISOR, dialect=Dialect.RUST)
@@ -151,9 +151,9 @@ DEVICES: tuple[Key, ...] = (
     *(
         _H.used(
             f"{way}_rate_limiter_max_rate",
-            whole(0, _MAX_RATE),
+            LINK_RATE,
             0,
-            f"{text} of a network interface in bit/s, from 8000 on. 0: no limit.",
+            f"{text} of a network interface. 0: no limit.",
             ann=True,
         )
         for way, text in (("rx", "Received traffic"), ("tx", "Sent traffic"))

@@ -17,6 +17,8 @@ import msgspec
 from pyshim.model.units import MIB
 
 MAX_MIB = 1 << 32
+MIN_LINK_RATE, MAX_LINK_RATE = 8_000, 8 * 0xFFFFFFFF
+"""bit/s. Below, one frame of a large MTU would take minutes; above is more than the kernel's token bucket counts."""
 _MAX_VCPUS = 4096
 _TOO_LONG = 10**20
 _DECIMAL = re.compile(r"[+-]?[0-9]{1,40}(\.[0-9]{1,40})?([eE][+-]?[0-9]{1,2})?")
@@ -184,6 +186,13 @@ def _size_text(text: str) -> int:
     return math.ceil(Fraction(match[1]) * _UNIT_BYTES[match[2].lower()] / MIB)
 
 
+def _link_rate(value: Any) -> int:
+    rate = _whole(0, MAX_LINK_RATE)(value)
+    if 0 < rate < MIN_LINK_RATE:
+        raise ValueError(f"{rate} is neither 0 nor between {MIN_LINK_RATE} and {MAX_LINK_RATE}")
+    return rate
+
+
 def _sector_size(value: Any) -> int:
     size = _whole(0, 65536)(value)
     if size and (size < 512 or size & (size - 1)):
@@ -283,6 +292,7 @@ MILLISECONDS = Kind(
     "whole number", lambda value: _whole(1, 86_400_000)(value) / 1000, _number, allowed="1 to 86400000", unit="ms"
 )
 """Converted to seconds, like SECONDS."""
+LINK_RATE = Kind("whole number", _link_rate, _number, allowed=f"0, or {MIN_LINK_RATE} to {MAX_LINK_RATE}", unit="bit/s")
 SECTOR_SIZE = Kind("whole number", _sector_size, _number, allowed="0, or a power of two from 512 to 65536", unit="byte")
 EXTENSIONS = Kind("list of tables", _extensions, _no_text, allowed="each with name, path and optional verity_params")
 TABLE = Kind("table", _table, _no_text)

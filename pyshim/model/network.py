@@ -6,7 +6,6 @@ from enum import StrEnum
 import msgspec
 
 from pyshim.model.decoding import described
-from pyshim.model.errors import InvalidArgument
 from pyshim.model.guest import NetworkInterface, NetworkNeighbour, NetworkRoute
 from pyshim.model.vm import VhostUserNic
 
@@ -21,27 +20,6 @@ class NetworkModel(StrEnum):
     NONE = "none"
 
 
-MIN_RATE, MAX_RATE = 8_000, 8 * 0xFFFFFFFF
-"""bit/s. Below, one frame of a large MTU would take minutes; above is more than the kernel's token bucket counts."""
-
-
-class RateLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits of each interface of the pod, in bit/s as the guest sees it; 0: no limit."""
-
-    received: int
-    sent: int
-
-
-def rate_limits(*, received: int, sent: int) -> RateLimits:
-    """The limits asked for. Raises InvalidArgument for one the kernel cannot keep."""
-    for way, key, rate in (("received", "rx", received), ("sent", "tx", sent)):
-        if rate and not MIN_RATE <= rate <= MAX_RATE:
-            raise InvalidArgument(
-                f"limit {way} traffic ({key}_rate_limiter_max_rate): {rate} bit/s is not {MIN_RATE} to {MAX_RATE}, or 0"
-            )
-    return RateLimits(received=received, sent=sent)
-
-
 class Wiring(msgspec.Struct, frozen=True, kw_only=True):
     """How each link of a pod's namespace is connected to the VM."""
 
@@ -49,7 +27,9 @@ class Wiring(msgspec.Struct, frozen=True, kw_only=True):
     queues: int
     vhost_net: bool
     """Each queue gets a vhost-net descriptor if the host has any."""
-    rates: RateLimits
+    received_bits_s: int = 0
+    sent_bits_s: int = 0
+    """Limits of each interface, as the guest sees them, in bit/s; 0: no limit."""
     pass_physical: bool = False
     """Links that are PCI functions of the host are passed to the VM instead."""
 

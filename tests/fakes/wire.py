@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from pyshim.cleanup.release import release
 from pyshim.model.ledger import LedgerEntry
-from pyshim.model.network import NetworkModel, RateLimits, Wiring, rate_limits
+from pyshim.model.network import NetworkModel, Wiring
 from pyshim.resources.network.host.connector import HostNetworkConnector
 from pyshim.resources.network.host.pod_network import HostNetwork
 from tests.fakes.ledger import FakeLedger
@@ -14,7 +14,6 @@ from tests.fakes.namespaces import Namespace
 
 T = TypeVar("T")
 Hook = Callable[[LedgerEntry], None]
-UNLIMITED = rate_limits(received=0, sent=0)
 
 
 class HookedLedger(FakeLedger):
@@ -77,7 +76,10 @@ async def connect(
     *,
     model: str = "tcfilter",
     queues: int = 1,
-    rates: RateLimits = UNLIMITED,
+    received: int = 0,
+    sent: int = 0,
 ) -> HostNetwork:
-    wiring = Wiring(model=NetworkModel(model), queues=queues, vhost_net=True, rates=rates)
+    wiring = Wiring(
+        model=NetworkModel(model), queues=queues, vhost_net=True, received_bits_s=received, sent_bits_s=sent
+    )
     return await connector.connect(path, wiring, ledger)

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from pyshim.model.errors import FailedPrecondition, NotFound
 from pyshim.model.ids import ContainerId
 from pyshim.model.kind import ContainerKind
-from pyshim.model.network import DirectNetwork, NetworkModel, Wiring, rate_limits
+from pyshim.model.network import DirectNetwork, NetworkModel, Wiring
 from pyshim.model.seams import Agent, Network, NetworkConnector
 from pyshim.model.trace import traced
 from pyshim.resources.devices.plan.devices import is_enabled
@@ -57,7 +57,8 @@ class SandboxNetwork:
             model=NetworkModel(config.runtime.internetworking_model),
             queues=hypervisor.network_queues or self._plan.vm.cpu.boot_vcpus,
             vhost_net=not hypervisor.disable_vhost_net,
-            rates=rate_limits(received=hypervisor.rx_rate_limiter_max_rate, sent=hypervisor.tx_rate_limiter_max_rate),
+            received_bits_s=hypervisor.rx_rate_limiter_max_rate,
+            sent_bits_s=hypervisor.tx_rate_limiter_max_rate,
             pass_physical=hypervisor.cold_plug_vfio != "no-port",
         )
 

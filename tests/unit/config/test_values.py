@@ -23,6 +23,9 @@ FROM_FILE = [
     ("milliseconds are held in seconds", values.MILLISECONDS, 1500, 1.5),
     ("no sector size", values.SECTOR_SIZE, 0, 0),
     ("sector size", values.SECTOR_SIZE, 4096, 4096),
+    ("no rate", values.LINK_RATE, 0, 0),
+    ("least rate", values.LINK_RATE, values.MIN_LINK_RATE, values.MIN_LINK_RATE),
+    ("greatest rate", values.LINK_RATE, values.MAX_LINK_RATE, values.MAX_LINK_RATE),
     ("choice", values.choice("a", "b"), "b", "b"),
     ("tables", values.tables("name"), [{"name": "x"}], ({"name": "x"},)),
 ]
@@ -52,6 +55,8 @@ NOT_FROM_FILE = [
     ("negative memory", values.memory(0), -5, "-5 is not between 0 and"),
     ("no seconds", values.SECONDS, 0, "0 is not between 0.001 and 86400"),
     ("odd sector size", values.SECTOR_SIZE, 1000, "1000 is neither 0 nor a power of two"),
+    ("small rate", values.LINK_RATE, 7_999, "7999 is neither 0 nor between 8000 and 34359738360"),
+    ("large rate", values.LINK_RATE, values.MAX_LINK_RATE + 1, "34359738361 is not between 0 and 34359738360"),
     ("small sector size", values.SECTOR_SIZE, 256, "256 is neither 0 nor a power of two"),
     ("no choice", values.choice("a", "b"), "c", '\'c\' is not one of "a", "b"'),
     ("table that lacks a key", values.tables("name", "path"), [{"name": "x"}], "lacks the string 'path'"),

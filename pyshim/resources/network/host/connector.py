@@ -11,7 +11,7 @@ from pyshim.host.processes.children import Children
 from pyshim.host.python_child.messages import MAX_FDS
 from pyshim.model.errors import ShimError
 from pyshim.model.ledger import Ledger
-from pyshim.model.network import DirectNetwork, NetworkModel, RateLimits, Wiring
+from pyshim.model.network import DirectNetwork, NetworkModel, Wiring
 from pyshim.resources.network.host.functions import NetworkFunctions
 from pyshim.resources.network.host.pod_network import HostNetwork
 from pyshim.resources.network.host.session import PodNamespace
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 TIMEOUT_S = 30.0
 """Seconds for all work in the namespace; a healthy host needs a fraction of one."""
 
-_NOTHING_WIRED = Wiring(model=NetworkModel.NONE, queues=0, vhost_net=False, rates=RateLimits(received=0, sent=0))
+_NOTHING_WIRED = Wiring(model=NetworkModel.NONE, queues=0, vhost_net=False)
 
 
 class HostNetworkConnector:

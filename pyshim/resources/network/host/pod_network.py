@@ -238,14 +238,14 @@ class HostNetwork:
 
     async def _limit_rates(self, session: NetworkSession, endpoint: EndpointPlan) -> None:
         """Limits both directions: frames for the guest leave by the tap, frames from it by the link."""
-        name, link, rates = endpoint.tap_name, endpoint.link_name, self._wiring.rates
-        if rates.received and self.model is NetworkModel.MACVTAP:
+        name, link, received = endpoint.tap_name, endpoint.link_name, self._wiring.received_bits_s
+        if received and self.model is NetworkModel.MACVTAP:
             raise Unimplemented(f"limit what link {link!r} receives: a macvtap has no queue for it (hint: 'tcfilter')")
-        if rates.received:
-            await self._limit(session, name, self._taps[name], rates.received, endpoint.mtu)
-        if rates.sent:
+        if received:
+            await self._limit(session, name, self._taps[name], received, endpoint.mtu)
+        if self._wiring.sent_bits_s:
             self._hold(ResourceKind.QDISC, link)
-            await self._limit(session, link, endpoint.link_index, rates.sent, endpoint.mtu)
+            await self._limit(session, link, endpoint.link_index, self._wiring.sent_bits_s, endpoint.mtu)
 
     async def _limit(self, session: NetworkSession, name: str, index: int, bits_s: int, mtu: int) -> None:
         question = {"do": "limit", "index": index, "bits_s": bits_s, "mtu": mtu}
@@ -262,7 +262,7 @@ class HostNetwork:
         self._made[endpoint.id] = endpoint
         if self.model is NetworkModel.TCFILTER:
             self._hold(ResourceKind.INGRESS, endpoint.link_name)
-        if self._wiring.rates.sent:
+        if self._wiring.sent_bits_s:
             self._hold(ResourceKind.QDISC, endpoint.link_name)
 
     def _hold(self, kind: ResourceKind, name: str) -> None:

@@ -9,7 +9,6 @@ import pytest
 from pyshim.host.processes.children import Children
 from pyshim.model.errors import FailedPrecondition, NotFound, Unavailable
 from pyshim.model.ledger import ResourceKind
-from pyshim.model.network import rate_limits
 from pyshim.resources.network.host.connector import HostNetworkConnector
 from pyshim.resources.network.host.pod_network import HostNetwork
 from pyshim.resources.network.host.watch import is_news
@@ -184,8 +183,7 @@ async def test_dropping_what_cannot_be_plugged_leaves_its_link_as_it_was(
 ) -> None:
     wire.veth("eth0", 1)
 
-    limits = rate_limits(received=8_000_000, sent=8_000_000)
-    network = await connect(connector, wire.pod.path, HookedLedger(), rates=limits)
+    network = await connect(connector, wire.pod.path, HookedLedger(), received=8_000_000, sent=8_000_000)
     wire.veth("eth1", 2)
     before = everything_of("eth1", wire.pod)
     (nic,), _ = await network.follow()

@@ -17,11 +17,11 @@ from pyshim.resources.network.host.functions import NetworkFunctions
 from pyshim.resources.network.plan.network import NetworkPlan, network_plan
 from tests.fakes.ledger import FakeLedger
 from tests.fakes.vfio import NIC, FakeSysfs
-from tests.fakes.wire import UNLIMITED, Wire, mac
+from tests.fakes.wire import Wire, mac
 
 pytestmark = pytest.mark.root
 CARD = "0000:41:08.0"
-WIRING = Wiring(model=NetworkModel.TCFILTER, queues=1, vhost_net=False, rates=UNLIMITED, pass_physical=True)
+WIRING = Wiring(model=NetworkModel.TCFILTER, queues=1, vhost_net=False, pass_physical=True)
 
 
 def plan_with_card(scan: NetworkScan, model: NetworkModel, *, pass_physical: bool) -> NetworkPlan:

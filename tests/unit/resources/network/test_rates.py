@@ -8,9 +8,9 @@ import sys
 import pytest
 
 from pyshim.cleanup.release import release
-from pyshim.model.errors import FailedPrecondition, InvalidArgument, Unimplemented
+from pyshim.config.values import MAX_LINK_RATE, MIN_LINK_RATE
+from pyshim.model.errors import FailedPrecondition, Unimplemented
 from pyshim.model.ledger import LedgerEntry, ResourceKind
-from pyshim.model.network import MAX_RATE, MIN_RATE, rate_limits
 from pyshim.resources.network.host.connector import HostNetworkConnector
 from tests.fakes.namespaces import VNET_HEADER_BYTES, GuestStack
 from tests.fakes.wire import HookedLedger, Wire, connect, mac
@@ -44,8 +44,7 @@ async def test_only_what_is_limited_is_dropped_beyond_its_rate(
     wire.veth("eth0", 1)
     before = wire.pod.state()
 
-    rates = rate_limits(received=received, sent=sent)
-    network = await connect(connector, wire.pod.path, HookedLedger(), rates=rates)
+    network = await connect(connector, wire.pod.path, HookedLedger(), received=received, sent=sent)
     (fd,) = network.nics[0].tap_fds
     with GuestStack((fd,), mac(1), "10.1.0.2"):
         wire.ping("10.1.0.2")
@@ -63,12 +62,11 @@ async def test_only_what_is_limited_is_dropped_beyond_its_rate(
     assert wire.pod.state() == before
 
 
-@pytest.mark.parametrize("rate", [MIN_RATE, MAX_RATE])
+@pytest.mark.parametrize("rate", [MIN_LINK_RATE, MAX_LINK_RATE])
 async def test_the_kernel_takes_the_least_and_the_most(wire: Wire, rate: int, connector: HostNetworkConnector) -> None:
     wire.veth("eth0", 1, mtu=65521)
 
-    rates = rate_limits(received=rate, sent=rate)
-    network = await connect(connector, wire.pod.path, HookedLedger(), rates=rates)
+    network = await connect(connector, wire.pod.path, HookedLedger(), received=rate, sent=rate)
     assert [found for found, _ in _rates(wire).values()] == [rate // 8] * 2
     await network.disconnect()
 
@@ -78,7 +76,7 @@ async def test_a_limit_goes_by_the_ledger_alone_and_twice(wire: Wire, connector:
     before = wire.pod.state()
     ledger = HookedLedger()
 
-    network = await connect(connector, wire.pod.path, ledger, rates=rate_limits(received=0, sent=SLOW))
+    network = await connect(connector, wire.pod.path, ledger, sent=SLOW)
     network.close_taps()
     network.unwatch()
     assert network.forward_listener is not None
@@ -101,7 +99,7 @@ async def test_an_interface_whose_sending_somebody_else_has_arranged_is_refused_
     before = wire.pod.state()
 
     with pytest.raises(FailedPrecondition, match=r"limit what link 'eth0' sends to 80000 bit/s .*EEXIST"):
-        await connect(connector, wire.pod.path, HookedLedger(), rates=rate_limits(received=0, sent=SLOW))
+        await connect(connector, wire.pod.path, HookedLedger(), sent=SLOW)
 
     assert wire.pod.state() == before
 
@@ -112,13 +110,11 @@ async def test_a_macvtap_limits_what_is_sent_and_refuses_to_limit_what_is_receiv
     wire.veth("eth0", 1)
     before = wire.pod.state()
 
-    sent = rate_limits(received=0, sent=SLOW)
-    network = await connect(connector, wire.pod.path, HookedLedger(), model="macvtap", rates=sent)
+    network = await connect(connector, wire.pod.path, HookedLedger(), model="macvtap", sent=SLOW)
     assert {name: rate for name, (rate, _) in _rates(wire).items()} == {"eth0": SLOW // 8}
     await network.disconnect()
-    received = rate_limits(received=SLOW, sent=0)
     with pytest.raises(Unimplemented, match="'eth0' receives"):
-        await connect(connector, wire.pod.path, HookedLedger(), model="macvtap", rates=received)
+        await connect(connector, wire.pod.path, HookedLedger(), model="macvtap", received=SLOW)
 
     assert wire.pod.state() == before
 
@@ -128,14 +124,3 @@ def test_releasing_a_limit_that_was_never_made_is_no_error(wire: Wire, entry_key
     wire.veth("eth0", 1)
 
     release(LedgerEntry(kind=ResourceKind.QDISC, key=entry_key, detail={"netns": wire.pod.path}))
-
-
-@pytest.mark.parametrize("rate", [1, MIN_RATE - 1, MAX_RATE + 1])
-def test_a_rate_the_kernel_cannot_keep_is_refused_by_its_key(rate: int) -> None:
-    with pytest.raises(InvalidArgument, match=f"tx_rate_limiter_max_rate.*: {rate} bit/s"):
-        rate_limits(received=0, sent=rate)
-
-
-@pytest.mark.parametrize("rate", [0, MIN_RATE, MAX_RATE])
-def test_rates_the_kernel_can_keep(rate: int) -> None:
-    assert rate_limits(received=rate, sent=rate).received == rate
