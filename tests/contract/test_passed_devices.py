@@ -26,7 +26,8 @@ from pyshim.host.processes.children import Children
 from pyshim.model.errors import AgentGone, DeadlineExceeded, FailedPrecondition, ShimError, Unavailable
 from pyshim.model.guest import GuestContainer, GuestDevice, GuestSandbox
 from pyshim.model.vm import EmulatedDevice, MemoryBacking, PciLayout, PortKind, VhostUserBackend, VmConfig
-from pyshim.resources.devices.plan.pci_topology import PortRequest, pci_layout
+from pyshim.resources.devices.plan.pci_topology import pci_layout
+from tests.fakes import inputs
 from tests.fakes.disks import disk
 from tests.fakes.ledger import FakeLedger
 from tests.fakes.vm_config import OURS, vm_config
@@ -87,8 +88,8 @@ def config(tmp_path: Path, layout: PciLayout) -> VmConfig:
 
 
 def layout_of(kind: PortKind, *names: str) -> PciLayout:
-    asked = PortRequest(cold_plug=kind, hot_plug=None, root_ports=2, switch_ports=2, bridges=1, has_firmware=False)
-    return pci_layout(asked, [EmulatedDevice(id=name, model="edu") for name in names], where="test")
+    asked = inputs.config(cold_plug_vfio=kind, pcie_root_port=2, pcie_switch_port=2)
+    return pci_layout(asked, [EmulatedDevice(id=name, model="edu") for name in names])
 
 
 def spec(script: str, annotations: Mapping[str, str], devices: list[dict[str, Any]]) -> dict[str, Any]:

@@ -18,7 +18,8 @@ from pyshim.cleanup.release import release
 from pyshim.host.processes.children import Children
 from pyshim.model.errors import Internal, InvalidArgument, ResourceExhausted, ShimError, Unimplemented
 from pyshim.model.vm import EmulatedDevice, PciDevice, PciLayout, PortKind, VfioDevice
-from pyshim.resources.devices.plan.pci_topology import PortRequest, pci_layout
+from pyshim.resources.devices.plan.pci_topology import pci_layout
+from tests.fakes.inputs import config
 from tests.fakes.ledger import FakeLedger
 from tests.fakes.tiny_kernel import HALT
 from tests.fakes.vm_config import bootable, vm_config
@@ -41,10 +42,13 @@ def layout(
     roots: int = 0,
     switches: int = 0,
 ) -> PciLayout:
-    asked = PortRequest(
-        cold_plug=cold, hot_plug=hot, root_ports=roots, switch_ports=switches, bridges=1, has_firmware=False
+    asked = config(
+        cold_plug_vfio=cold or "no-port",
+        hot_plug_vfio=hot or "no-port",
+        pcie_root_port=roots,
+        pcie_switch_port=switches,
     )
-    return pci_layout(asked, devices, where="test")
+    return pci_layout(asked, devices)
 
 
 def test_the_words_of_root_ports_and_their_devices() -> None:

@@ -29,7 +29,7 @@ from pyshim.model.guest import GuestContainer, GuestDevice
 from pyshim.model.kind import ContainerKind
 from pyshim.model.oci import OciDevice, OciSpec
 from pyshim.model.vm import PciLayout, VfioDevice
-from pyshim.resources.devices.plan.pci_topology import PortRequest, pci_layout, port_kind
+from pyshim.resources.devices.plan.pci_topology import pci_layout
 
 CDI_PREFIX = "cdi.k8s.io/"
 GUEST_KERNEL = "guest-kernel"
@@ -109,12 +109,12 @@ def device_layout(config: Config, found: PodDevices, network: Sequence[VfioDevic
     """Ports, and on them every function of `found` and, when those are cold plugged, of the pod's network; the guest's
     IOMMU, if it has one. Raises what `pci_layout` does.
     """
-    request, devices = port_request(config), vfio_devices(found.nodes())
+    devices = vfio_devices(found.nodes())
     new = tuple(device for device in network if device.id not in {known.id for known in devices})
-    if request.cold_plug:
-        layout = pci_layout(request, (*devices, *new), where=config.source)
+    if config.hypervisor.cold_plug_vfio != "no-port":
+        layout = pci_layout(config, (*devices, *new))
     else:
-        layout = pci_layout(request, devices, where=config.source, later=len(new))
+        layout = pci_layout(config, devices, later=len(new))
     return replace(layout, iommu=config.hypervisor.enable_iommu)
 
 
@@ -122,18 +122,6 @@ def memory_nodes(found: PodDevices) -> tuple[int, ...]:
     """The NUMA nodes on which the kubelet keeps memory for the pod's containers; empty where it keeps none."""
     named = {node for sizes in found.memory.values() for nodes in sizes for node in nodes.split(",") if node}
     return tuple(sorted(map(int, named)))
-
-
-def port_request(config: Config) -> PortRequest:
-    hypervisor = config.hypervisor
-    return PortRequest(
-        cold_plug=port_kind(hypervisor.cold_plug_vfio),
-        hot_plug=port_kind(hypervisor.hot_plug_vfio),
-        root_ports=hypervisor.pcie_root_port,
-        switch_ports=hypervisor.pcie_switch_port,
-        bridges=hypervisor.default_bridges,
-        has_firmware=bool(hypervisor.firmware),
-    )
 
 
 def vfio_devices(nodes: Iterable[VfioNode]) -> tuple[VfioDevice, ...]:

@@ -10,10 +10,9 @@ Root ports sit at the end of the root bus, in their order, so that their slots a
 device is at slot 0 behind its port. Sorted by guest path, devices are in the order of their ports.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-import msgspec
-
+from pyshim.model.config import Config
 from pyshim.model.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
 from pyshim.model.vm import FIRST_BRIDGE_SLOT, PciDevice, PciLayout, PciPort, PlacedDevice, PortKind
 
@@ -27,48 +26,40 @@ _PORT_KEYS = {PortKind.ROOT: "pcie_root_port", PortKind.SWITCH: "pcie_switch_por
 SWITCH_UP = "swup0"
 
 
-class PortRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """The configured ports; a count of 0 means as many as needed."""
-
-    cold_plug: PortKind | None
-    hot_plug: PortKind | None
-    root_ports: int
-    switch_ports: int
-    bridges: int
-    has_firmware: bool
-
-
 def port_kind(text: str) -> PortKind | None:
     """The value of `cold_plug_vfio` or `hot_plug_vfio`; None for `no-port`."""
     return None if text == "no-port" else PortKind(text)
 
 
-def pci_layout(request: PortRequest, devices: Sequence[PciDevice], *, where: str, later: int = 0) -> PciLayout:
-    """Ports as asked for or needed, and `devices`, cold plugged, on the first of them, in their order.
+def pci_layout(config: Config, devices: Sequence[PciDevice], *, later: int = 0) -> PciLayout:
+    """Ports as configured or needed, and `devices`, cold plugged, on the first of them, in their order.
 
-    `later` is the number of devices that are certain to be hot plugged; `where` is the configuration's name. Raises
-    ResourceExhausted when there are more devices than places, FailedPrecondition when devices may not be cold plugged,
-    and InvalidArgument for a device asked for twice.
+    `later` is the number of devices that are certain to be hot plugged. Raises ResourceExhausted when there are more
+    devices than places, FailedPrecondition when devices may not be cold plugged, and InvalidArgument for a device that
+    is listed twice.
     """
-    if devices and request.cold_plug is None:
-        raise FailedPrecondition(f"plug {devices[0].id!r}: cold_plug_vfio in '{where}' is \"no-port\"")
+    cold_plug = port_kind(config.hypervisor.cold_plug_vfio)
+    if devices and cold_plug is None:
+        raise FailedPrecondition(f"plug {devices[0].id!r}: cold_plug_vfio in '{config.source}' is \"no-port\"")
     names = [device.id for device in devices]
     if len(set(names)) != len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise InvalidArgument(f"plug {twice!r}: asked for twice")
-    ports = _ports(request, len(devices), later, where)
-    return PciLayout(ports=ports, placed=_placed(request, ports, devices, where), hot_plug=request.hot_plug)
-
-
-def _ports(request: PortRequest, devices: int, later: int, where: str) -> tuple[PciPort, ...]:
-    wanted = {PortKind.ROOT: request.root_ports, PortKind.SWITCH: request.switch_ports}
+    hot_plug = port_kind(config.hypervisor.hot_plug_vfio)
     # One spare port where devices may come without notice.
-    for kind, needed in ((request.cold_plug, devices), (request.hot_plug, later + 1)):
-        if kind in wanted and not wanted[kind]:
-            wanted[kind] = needed
+    ports = _ports(config, {cold_plug: len(devices), hot_plug: later + 1})
+    return PciLayout(ports=ports, placed=_placed(config, cold_plug, ports, devices), hot_plug=hot_plug)
+
+
+def _ports(config: Config, needed: Mapping[PortKind | None, int]) -> tuple[PciPort, ...]:
+    """The root and switch ports: as many as configured, else as many as `needed` by their kind."""
+    wanted = {PortKind.ROOT: config.hypervisor.pcie_root_port, PortKind.SWITCH: config.hypervisor.pcie_switch_port}
     for kind, key in _PORT_KEYS.items():
+        wanted[kind] = wanted[kind] or needed.get(kind, 0)
         if wanted[kind] > MAX_PORTS:
-            raise ResourceExhausted(f"place {wanted[kind]} devices: at most {MAX_PORTS} ports ({key} in '{where}')")
+            raise ResourceExhausted(
+                f"place {wanted[kind]} devices: at most {MAX_PORTS} ports ({key} in '{config.source}')"
+            )
     roots, switches = wanted[PortKind.ROOT], wanted[PortKind.SWITCH]
     first = _END_OF_ROOT_BUS - roots - (1 if switches else 0)
     ports = tuple(
@@ -88,15 +79,14 @@ def _ports(request: PortRequest, devices: int, later: int, where: str) -> tuple[
 
 
 def _placed(
-    request: PortRequest, ports: tuple[PciPort, ...], devices: Sequence[PciDevice], where: str
+    config: Config, kind: PortKind | None, ports: tuple[PciPort, ...], devices: Sequence[PciDevice]
 ) -> tuple[PlacedDevice, ...]:
-    kind = request.cold_plug
     if kind is PortKind.BRIDGE:
-        return _behind_bridges(request, devices, where)
+        return _behind_bridges(config, devices)
     places = [port for port in ports if port.kind is kind]
     if kind is not None and len(devices) > len(places):
         raise ResourceExhausted(
-            f"place {len(devices)} devices: {_PORT_KEYS[kind]} = {len(places)} in '{where}' gives fewer ports;"
+            f"place {len(devices)} devices: {_PORT_KEYS[kind]} = {len(places)} in '{config.source}' gives fewer ports;"
             " 0 means as many as are needed"
         )
     return tuple(
@@ -105,13 +95,14 @@ def _placed(
     )
 
 
-def _behind_bridges(request: PortRequest, devices: Sequence[PciDevice], where: str) -> tuple[PlacedDevice, ...]:
-    places = request.bridges * BRIDGE_SLOTS
+def _behind_bridges(config: Config, devices: Sequence[PciDevice]) -> tuple[PlacedDevice, ...]:
+    bridges = config.hypervisor.default_bridges
+    places = bridges * BRIDGE_SLOTS
     if len(devices) > places:
         raise ResourceExhausted(
-            f"place {len(devices)} devices: default_bridges = {request.bridges} in '{where}' gives {places} slots"
+            f"place {len(devices)} devices: default_bridges = {bridges} in '{config.source}' gives {places} slots"
         )
-    behind_port = "00/" if request.has_firmware else ""
+    behind_port = "00/" if config.hypervisor.firmware else ""
     placed = []
     for index, device in enumerate(devices):
         bridge, slot = index // BRIDGE_SLOTS, index % BRIDGE_SLOTS + 1

@@ -6,9 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pyshim.model.config import Config
 from pyshim.model.errors import FailedPrecondition, InvalidArgument, ResourceExhausted, ShimError
 from pyshim.model.vm import PciDevice, PciLayout, PortKind, VfioDevice
-from pyshim.resources.devices.plan.pci_topology import PortRequest, pci_layout, port_kind
+from pyshim.resources.devices.plan.pci_topology import pci_layout, port_kind
+from tests.fakes.inputs import config
 
 
 def request(
@@ -18,9 +20,14 @@ def request(
     switches: int = 0,
     bridges: int = 1,
     firmware: bool = False,
-) -> PortRequest:
-    return PortRequest(
-        cold_plug=cold, hot_plug=hot, root_ports=roots, switch_ports=switches, bridges=bridges, has_firmware=firmware
+) -> Config:
+    return config(
+        cold_plug_vfio=cold or "no-port",
+        hot_plug_vfio=hot or "no-port",
+        pcie_root_port=roots,
+        pcie_switch_port=switches,
+        default_bridges=bridges,
+        firmware="/firmware" if firmware else "",
     )
 
 
@@ -28,8 +35,8 @@ def devices(count: int) -> list[PciDevice]:
     return [VfioDevice(id=f"gpu{n}", host_address=f"0000:{n:02x}:00.0", iommufd=False) for n in range(count)]
 
 
-def layout(asked: PortRequest, found: Sequence[PciDevice] = ()) -> PciLayout:
-    return pci_layout(asked, found, where="/etc/c.toml")
+def layout(asked: Config, found: Sequence[PciDevice] = ()) -> PciLayout:
+    return pci_layout(asked, found)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +58,7 @@ def layout(asked: PortRequest, found: Sequence[PciDevice] = ()) -> PciLayout:
         (request(), 0, []),
     ],
 )
-def test_devices_have_known_guest_paths(asked: PortRequest, count: int, paths: list[str]) -> None:
+def test_devices_have_known_guest_paths(asked: Config, count: int, paths: list[str]) -> None:
     assert [placed.pci_path for placed in layout(asked, devices(count)).placed] == paths
 
 
@@ -69,23 +76,27 @@ def test_devices_have_known_guest_paths(asked: PortRequest, count: int, paths: l
         (request(PortKind.BRIDGE, roots=1), 2, ["rp0"]),
     ],
 )
-def test_ports_are_as_many_as_asked_for_or_needed(asked: PortRequest, count: int, ports: list[str]) -> None:
+def test_ports_are_as_many_as_asked_for_or_needed(asked: Config, count: int, ports: list[str]) -> None:
     assert [port.id for port in layout(asked, devices(count)).ports] == ports
 
 
 @pytest.mark.parametrize(
     ("asked", "count", "kind", "text"),
     [
-        (request(PortKind.ROOT, roots=1), 2, ResourceExhausted, "place 2 devices: pcie_root_port = 1 in '/etc/c.toml'"),
+        (
+            request(PortKind.ROOT, roots=1),
+            2,
+            ResourceExhausted,
+            "place 2 devices: pcie_root_port = 1 in '/etc/test.toml'",
+        ),
         (request(PortKind.SWITCH, switches=3), 4, ResourceExhausted, "place 4 devices: pcie_switch_port = 3"),
         (request(PortKind.ROOT), 17, ResourceExhausted, "place 17 devices: at most 16 ports"),
-        (request(PortKind.ROOT, roots=17), 0, ResourceExhausted, "at most 16 ports"),
-        (request(PortKind.BRIDGE, bridges=0), 1, ResourceExhausted, "default_bridges = 0 in '/etc/c.toml' gives 0"),
-        (request(PortKind.BRIDGE), 31, ResourceExhausted, "default_bridges = 1 in '/etc/c.toml' gives 30 slots"),
-        (request(), 1, FailedPrecondition, "plug 'gpu0': cold_plug_vfio in '/etc/c.toml' is \"no-port\""),
+        (request(PortKind.BRIDGE, bridges=0), 1, ResourceExhausted, "default_bridges = 0 in '/etc/test.toml' gives 0"),
+        (request(PortKind.BRIDGE), 31, ResourceExhausted, "default_bridges = 1 in '/etc/test.toml' gives 30 slots"),
+        (request(), 1, FailedPrecondition, "plug 'gpu0': cold_plug_vfio in '/etc/test.toml' is \"no-port\""),
     ],
 )
-def test_what_does_not_fit_is_refused_by_name(asked: PortRequest, count: int, kind: type[ShimError], text: str) -> None:
+def test_what_does_not_fit_is_refused_by_name(asked: Config, count: int, kind: type[ShimError], text: str) -> None:
     with pytest.raises(kind) as refused:
         layout(asked, devices(count))
     assert text in str(refused.value)
