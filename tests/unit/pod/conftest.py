@@ -1,6 +1,7 @@
 """A pod on fakes: memory for the host, a scripted guest agent behind a real ttrpc connection."""
 
 import asyncio
+import gc
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
@@ -249,6 +250,16 @@ async def give_up_while_it_plugs(stack: Stack, name: str, **spec: Any) -> None:
         await stack.pod.delete(ContainerId(name), None)
     with pytest.raises(ShimError):
         await creation
+
+
+async def outcomes(*calls: Coroutine[Any, Any, object]) -> list[object]:
+    """The result of each call, or the type of its error. A coroutine that was never awaited has failed the test."""
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    found = [type(result) if isinstance(result, BaseException) else result for result in results]
+    del results  # their tracebacks keep the frames of the calls
+    await asyncio.sleep(0)
+    gc.collect()
+    return found
 
 
 async def until(holds: Callable[[], object], *, every_s: float = 0.001) -> None:

@@ -8,7 +8,7 @@ from pyshim.model.errors import Cancelled, FailedPrecondition, NotFound, ShimErr
 from pyshim.model.ids import ContainerId
 from pyshim.model.ledger import ResourceKind
 from pyshim.model.task import Status
-from tests.unit.pod.conftest import MEMBER, PIPES, SANDBOX, Stack, until
+from tests.unit.pod.conftest import MEMBER, PIPES, SANDBOX, Stack, outcomes, until
 
 C1 = ContainerId("c1")
 APP = ContainerId("app")
@@ -24,6 +24,14 @@ async def boot(stack: Stack) -> asyncio.Task[int]:
 
 async def run_pod(stack: Stack) -> None:
     await stack.run("c1", ["sleep"], annotations=SANDBOX)
+
+
+async def test_a_creation_that_is_deleted_before_its_first_step_leaves_nothing(stack: Stack) -> None:
+    create = stack.pod.create(stack.request("c1", ["sleep"]))
+
+    assert await outcomes(create, stack.pod.delete(C1, None)) == [Cancelled, NotFound]
+    assert stack.hypervisors == []
+    assert stack.left() == {}
 
 
 async def test_a_second_delete_does_not_cut_the_undo_of_the_first_short(stack: Stack) -> None:

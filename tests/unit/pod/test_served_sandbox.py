@@ -7,7 +7,15 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from pyshim.model.errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound, ShimError, Unavailable
+from pyshim.model.errors import (
+    AlreadyExists,
+    Cancelled,
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    ShimError,
+    Unavailable,
+)
 from pyshim.model.ids import ContainerId, HostPath, SandboxId
 from pyshim.model.sandbox import CreateSandbox, PodConfig, PodDns, PodResourceSums
 from pyshim.model.task import Status
@@ -15,7 +23,7 @@ from pyshim.pod.process import EXIT_KILLED, EXIT_SANDBOX_LOST
 from pyshim.pod.served import ServedSandbox
 from pyshim.resources.network.plan.relay import BUILT_PROGRAM
 from tests.fakes.hypervisor import FakeHypervisor
-from tests.unit.pod.conftest import BUNDLES, Stack, until
+from tests.unit.pod.conftest import BUNDLES, Stack, outcomes, until
 
 POD = SandboxId("p1")
 CONFIG = PodConfig(
@@ -221,6 +229,14 @@ async def test_a_start_that_fails_leaves_nothing_and_can_be_repeated(
     assert stack.pod.is_empty
 
     assert (await api.start(POD)).is_ready
+
+
+async def test_a_start_that_is_stopped_before_its_first_step_leaves_nothing(stack: Stack, api: ServedSandbox) -> None:
+    await api.create(request())
+
+    assert await outcomes(api.start(POD), api.stop(POD)) == [Cancelled, None]
+    assert stack.hypervisors == []
+    assert stack.left() == {}
 
 
 async def test_a_stop_while_the_vm_boots_undoes_it(stack: Stack, api: ServedSandbox) -> None:
