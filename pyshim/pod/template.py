@@ -5,7 +5,6 @@ first host, and has served no pod.
 """
 
 import asyncio
-from contextlib import AsyncExitStack
 from typing import Protocol
 
 from hypervisors.base import Hypervisor
@@ -25,8 +24,7 @@ async def make_template(
     vm: VmConfig, directory: str, *, hypervisor: SavableVm, connector: AgentConnector, boot_timeout_s: float
 ) -> None:
     """The machine is saved in `directory`, and its VM has ended. Raises ShimError."""
-    async with AsyncExitStack() as undo:
-        undo.push_async_callback(hypervisor.stop)
+    try:
         await hypervisor.create(vm)
         await hypervisor.start()
         await hypervisor.await_agent_device(boot_timeout_s)
@@ -34,3 +32,5 @@ async def make_template(
         await agent.close()
         await asyncio.sleep(SETTLE_S)
         await hypervisor.save_machine(directory)
+    finally:
+        await hypervisor.stop()
