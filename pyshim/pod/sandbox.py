@@ -125,8 +125,6 @@ class Sandbox:
         self.services = services
         self._serve_monitor = environment.serve_monitor
         self._agent: Agent | None = None
-        self._woken: Agent | None = None
-        """The agent of a VM that has continued from a template."""
         self._clock_ns = environment.clock_ns
         self._virtiofsd: Virtiofsd | None = None
         self._watchers: list[asyncio.Task[None]] = []
@@ -181,28 +179,30 @@ class Sandbox:
         self._undo_last.push(self.cgroups.leave)
         # The kernel takes 10 to 20 ms to move a process. Programs that serve the guest start after the move. The share
         # has none, and those that connect the network end with the step.
+        enter_cgroups = step("enter cgroups", self.cgroups.enter())
         if self.plan.config.is_remote:  # no process of this host serves the guest
-            await together(self._enter_cgroups(), self._run(self._connect, template, monitor))
+            await together(enter_cgroups, self._connect_and_run(template, monitor))
         else:
-            await self._run(lambda: together(self._enter_cgroups(), self._connect()), template, monitor)
-
-    async def _run(self, prepare: Callable[[], Awaitable[None]], template: str, monitor: MonitorRpc) -> None:
-        """The agent has the sandbox, in a VM that was begun after `prepare`."""
-        await prepare()
-        await self._start_virtiofsd()
-        if not await self._continue_from(template):
-            await self._boot()
-        await self._open_monitor(monitor)  # the guest boots meanwhile
-        agent = await self._or_lost(self._reach_guest())
-        self.network.serve(agent)
-        self._agent = agent
-
-    @traced("enter cgroups")
-    async def _enter_cgroups(self) -> None:
-        await self.cgroups.enter()
+            await together(enter_cgroups, self._connect())
+            await self._run(template, monitor)
 
     async def _connect(self) -> None:
         await together(make_share(self.services), self.network.connect())
+
+    async def _connect_and_run(self, template: str, monitor: MonitorRpc) -> None:
+        await self._connect()
+        await self._run(template, monitor)
+
+    async def _run(self, template: str, monitor: MonitorRpc) -> None:
+        """The VM runs, and its agent has the sandbox."""
+        await self._start_virtiofsd()
+        agent = await self._continue_from(template)
+        if agent is None:
+            await self._boot()
+        await self._open_monitor(monitor)  # the guest boots meanwhile
+        agent = await self._or_lost(self._reach_guest(agent))
+        self.network.serve(agent)
+        self._agent = agent
 
     async def _run_hooks(self, hooks: ContainerHooks) -> None:
         path = self.plan.netns_path
@@ -275,11 +275,11 @@ class Sandbox:
             self._virtiofsd = await self._host.start_virtiofsd(self.plan.share.virtiofsd, self.services.ledger)
         self._undo.push(self._virtiofsd.stop)
 
-    async def _continue_from(self, template: str) -> bool:
-        """The VM runs on from the template. If it has to boot instead: False, and nothing of it is left."""
+    async def _continue_from(self, template: str) -> Agent | None:
+        """The agent of the VM, which has continued from the template. None if it has to boot: then no VM is left."""
         base = self.plan.warm_vm
         if base is None or not template or self._has_to_boot(self.network.vm, base):
-            return False
+            return None
         facts = {"sandbox": self.plan.sandbox_id, "template": template}
         is_awake = False
         try:
@@ -298,12 +298,11 @@ class Sandbox:
             if self._virtiofsd is not None:
                 await self._virtiofsd.stop()  # it ends with its first VM
                 await self._start_virtiofsd()
-            return False
-        self._woken = agent
+            return None
         self.network.close_taps()
         log.info("vm continued", extra=facts)
         self.origin = f"cloned from {template.rpartition('/')[2]}"
-        return True
+        return agent
 
     async def _template(self) -> str:
         """The directory of the template that the VM continues from; empty if it boots. May make one for later pods."""
@@ -376,8 +375,10 @@ class Sandbox:
         await self.cgroups.place(self.hypervisor.pid, self.virtiofsd_pid)
         await self.hypervisor.start()
 
-    async def _reach_guest(self) -> Agent:
-        agent = self._woken or await self._reach_agent()
+    async def _reach_guest(self, agent: Agent | None) -> Agent:
+        """The agent, reached unless it is given, has the sandbox."""
+        if agent is None:
+            agent = await self._reach_agent()
         await self._set_up_guest(agent)
         return agent
 
