@@ -68,7 +68,7 @@ from pyshim.node.nri.mux import MuxError, MuxFrameReader
 from pyshim.node.nri.pods import Pods
 from pyshim.node.webhook.review import Action, answer
 from pyshim.pod.plan.guest_spec import guest_spec
-from pyshim.pod.plan.verity import root_device
+from pyshim.pod.plan.verity import read_verity, root_device
 from pyshim.resources.confidential.plan import initdata
 from pyshim.resources.devices.host import kubelet
 from pyshim.resources.devices.plan.instances import read_instances
@@ -462,7 +462,7 @@ def _sysfs(data: bytes) -> None:
 
 def _verity(data: bytes) -> None:
     with suppress(ShimError):
-        root_device(_text(data), data="/dev/vda1", hashes="/dev/vda2")
+        root_device(read_verity(_text(data), "read verity"), data="/dev/vda1", hashes="/dev/vda2")
 
 
 def _node_scrape(data: bytes) -> None:

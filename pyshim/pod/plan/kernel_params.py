@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from pyshim.model.config import AGENT_CDH_API_TIMEOUT_S, AGENT_LAUNCH_PROCESS_TIMEOUT_S, Config
 from pyshim.model.vm import split_params
-from pyshim.pod.plan.verity import check_verity, root_device
+from pyshim.pod.plan.verity import read_verity, root_device
 from pyshim.resources.sizing.plan.static import is_resizable
 
 SERIAL_AGENT_PORT = "org.pykata.agent.0"
@@ -52,9 +52,9 @@ def kernel_params(
     hypervisor = config.hypervisor
     params = [*X86_PARAMS, *(_emulated_clock(tsc_khz, hypervisor.kernel_hz) if emulated else ())]
     if hypervisor.image and hypervisor.kernel_verity_params:
-        params += verity_params(hypervisor.kernel_verity_params, hypervisor.rootfs_type, on_pmem=root_on_pmem)
+        params += _verity_root(hypervisor.kernel_verity_params, hypervisor.rootfs_type, on_pmem=root_on_pmem)
     elif hypervisor.image:
-        params += _root_params(hypervisor.rootfs_type, root_on_pmem)
+        params += _root("/dev/pmem0p1" if root_on_pmem else "/dev/vda1", hypervisor.rootfs_type, dax=root_on_pmem)
     # Until the virtio console's driver is there, only the serial port shows a panic.
     params += ["earlyprintk=ttyS0,115200", "console=hvc0", "debug" if hypervisor.enable_debug else "quiet"]
     if hypervisor.image:
@@ -117,19 +117,15 @@ def _extension(image: Mapping[str, str]) -> str:
     name = f"kata.extension.{image['name']}.verity_params"
     verity = image.get("verity_params", "").strip()
     if verity:
-        check_verity(verity, f"guest_extension_images of '{image['name']}'")
+        read_verity(verity, f"read verity_params in guest_extension_images of '{image['name']}'")
     return f"{name}={verity}" if verity else name
 
 
-def _root_params(fs_type: str, on_pmem: bool) -> tuple[str, ...]:
-    device = "/dev/pmem0p1" if on_pmem else "/dev/vda1"
-    return _root(device, fs_type, dax=on_pmem)
-
-
-def verity_params(text: str, fs_type: str, *, on_pmem: bool) -> tuple[str, ...]:
+def _verity_root(text: str, fs_type: str, *, on_pmem: bool) -> tuple[str, ...]:
     """A root every block of which is checked against `text`, Kata's kernel_verity_params. No dax: it has no blocks."""
     data, hashes = ("/dev/pmem0p1", "/dev/pmem0p2") if on_pmem else ("/dev/vda1", "/dev/vda2")
-    return (root_device(text, data=data, hashes=hashes), *_root("/dev/dm-0", fs_type, dax=False))
+    verity = read_verity(text, "read kernel_verity_params")
+    return (root_device(verity, data=data, hashes=hashes), *_root("/dev/dm-0", fs_type, dax=False))
 
 
 def _root(device: str, fs_type: str, *, dax: bool) -> tuple[str, ...]:

@@ -12,7 +12,6 @@ from pyshim.model.plans import SandboxPlan
 from pyshim.model.vm import MemoryBacking, SerialChannel, VhostUserVsockChannel, VsockChannel, split_params
 from pyshim.pod.plan.guest_sandbox import dns_lines, resolv_conf
 from pyshim.pod.plan.sandbox import EMULATED_BOOT_S, KVM_BOOT_S, accelerator, agent_channel
-from pyshim.pod.plan.verity import root_device
 from tests.fakes.inputs import config, configured, host, spec
 from tests.fakes.sandbox_plans import planned
 
@@ -303,7 +302,7 @@ def test_a_root_in_persistent_memory_has_its_own_device_names() -> None:
 )
 def test_what_the_kernel_would_fail_on_silently_is_refused_by_name(params: str, named: str) -> None:
     with pytest.raises(InvalidArgument, match="read kernel_verity_params: ") as caught:
-        root_device(params, data="/dev/a", hashes="/dev/b")
+        planned(config(kernel_verity_params=params), host(), spec())
 
     assert named in str(caught.value)
 
