@@ -76,7 +76,7 @@ class Container:
         self._execs: dict[ExecId, Process] = {}
         self._exec_specs: dict[ExecId, Mapping[str, Any]] = {}
         self._undo = Undo(f"container '{self.id}'")
-        self._moved_before = Counter[str]()
+        self._bytes_of_gone_execs = Counter[str]()
         """Bytes by stream, of execs that are gone."""
         self.oom_kills = 0
         self.has_kill_deadline = False
@@ -87,9 +87,12 @@ class Container:
         return caller_of(self._spec.annotations)
 
     @property
-    def moved(self) -> Counter[str]:
+    def bytes_by_stream(self) -> Counter[str]:
         """Bytes by stream that have reached their reader, of all processes that the container has had."""
-        return sum((each.moved for each in self._execs.values()), self._moved_before + self.init.moved)
+        return sum(
+            (each.bytes_by_stream for each in self._execs.values()),
+            self._bytes_of_gone_execs + self.init.bytes_by_stream,
+        )
 
     @property
     def init(self) -> Process:
@@ -184,7 +187,7 @@ class Container:
     async def _start_exec(self, process: Process, exec_id: ExecId) -> None:
         try:
             self._require_running(f"start exec '{exec_id}'")
-            process.adopt(await self._open_streams(process.stdio, exec_id))
+            process.attach_streams(await self._open_streams(process.stdio, exec_id))
             self._require_running(f"start exec '{exec_id}'")  # a log program may have taken its time to start
             await self._agent.exec_process(self.id, exec_id, self._exec_specs.pop(exec_id))
             if self.init.exit is not None:  # it ended meanwhile, and nothing may follow its exit
@@ -232,7 +235,7 @@ class Container:
             if self._execs.get(exec_id) is process:  # else another Delete was faster, and the id may be in use again
                 del self._execs[exec_id]
                 self._exec_specs.pop(exec_id, None)
-                self._moved_before += process.moved
+                self._bytes_of_gone_execs += process.bytes_by_stream
         return await process.wait()
 
     async def delete(self) -> ExitStatus:
@@ -308,12 +311,12 @@ class Container:
         for process in (*self._execs.values(), self.init):
             self._end(process, status)
 
-    def end_by_force(self) -> None:
+    def report_killed(self) -> None:
         """The shim reports every process as ended by KILL, which the guest did not carry out."""
         self.end_all(EXIT_KILLED)
         self._listener.init_exited(self.id, agent_gone=self.init.agent_gone)
 
-    def end_exec_by_force(self, process: Process) -> None:
+    def report_exec_killed(self, process: Process) -> None:
         """The shim reports the exec as ended by KILL, which the guest did not carry out."""
         self._end(process, EXIT_KILLED)
 

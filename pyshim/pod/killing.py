@@ -57,7 +57,7 @@ async def signal_init(
             # CRI-O gives up a stop whose first signal fails, and then never sends the KILL that ends the VM.
             log.warning("signal not delivered", extra={"container": container.id, "error": str(exc)})
             return
-        container.end_by_force()
+        container.report_killed()
         if not owner:
             sandbox.give_up(str(exc))
 
@@ -99,7 +99,7 @@ async def _end_init_in_time(container: Container, sandbox: Sandbox, *, owner: bo
     if await _ends(container.init, limit_s):
         return
     log.warning("killed container ended without its guest", extra={"container": container.id, "waited_s": limit_s})
-    container.end_by_force()
+    container.report_killed()
     if not owner:
         sandbox.give_up(f"the guest has not ended '{container.id}' within {limit_s:g} s after a KILL")
 
@@ -107,7 +107,7 @@ async def _end_init_in_time(container: Container, sandbox: Sandbox, *, owner: bo
 async def _end_exec_in_time(container: Container, process: Process) -> None:
     if not await _ends(process, EXIT_S):
         log.warning("killed exec ended without its guest", extra={"of": process.label, "waited_s": EXIT_S})
-        container.end_exec_by_force(process)
+        container.report_exec_killed(process)
 
 
 async def _ends(process: Process, limit_s: float) -> bool:

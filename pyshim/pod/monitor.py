@@ -35,9 +35,9 @@ class PodMonitor:
         vm, record = sandbox.plan.vm, sandbox.resizer.record
         streams: dict[tuple[str, str], int] = {}
         for container in self._containers:
-            moved = container.moved
+            bytes_by_stream = container.bytes_by_stream
             for stream in ("stdin", "stdout", "stderr"):
-                streams[container.id, stream] = moved[stream]
+                streams[container.id, stream] = bytes_by_stream[stream]
         return Observation(
             vmm_pid=sandbox.hypervisor.pid,
             virtiofsd_pid=sandbox.virtiofsd_pid,

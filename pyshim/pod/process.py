@@ -10,13 +10,13 @@ then. So the call is sent once both outputs have ended, as Kata's shim does. A c
 open after the process has ended; then three things lead to the exit:
 
 - kata-agent ends the reads that wait at the moment of the exit, so one output ends although the child holds both. From
-  HELD_S after that the shim asks, with a limit of ASK_S in the guest, so that an output is at risk only during ASK_S:
+  OUTPUT_GRACE_S after that the shim asks, with a limit of POLL_LIMIT_S in the guest, so that an output is at risk only during POLL_LIMIT_S:
   the process may also have closed one output by itself (`exec 2>&1`) and live on. The pauses double.
 - After a KILL the process has ended. Its output is read until it stands still, KILLED_DRAIN_S at most.
-- `end_by_force` of the container, if the guest does not report the exit after a KILL (`killing.py`).
+- `report_killed` of the container, if the guest does not report the exit after a KILL (`killing.py`).
 
 An agent that keeps output, as our own does, is asked at once. Its reads end when the last writer has closed the output,
-so after the process's end the exit waits HELD_S for that; what an exec's child writes later is read until Delete.
+so after the process's end the exit waits OUTPUT_GRACE_S for that; what an exec's child writes later is read until Delete.
 """
 
 import asyncio
@@ -38,23 +38,23 @@ log = logging.getLogger(__name__)
 
 SIGKILL = 9
 _ENDING_SIGNALS = (SIGKILL, 15)
-HELD_S = 2.7
+OUTPUT_GRACE_S = 2.7
 """Seconds from the end of one output to the first question for the exit; no whole number, since programs sleep for
 whole seconds before they print. containerd's runc shim needs as long for a child that holds the pipe."""
-HELD_MAX_S = 600.0
+POLL_PAUSE_MAX_S = 600.0
 """Longest pause between two such questions, in seconds."""
-ASK_S = 0.1
+POLL_LIMIT_S = 0.1
 """Seconds the agent may wait for the exit when it is asked while an output is open: several round trips."""
 DRAIN_IDLE_S = 3.0
 """Seconds without a moved byte after which the output of an ended process counts as complete: a guest on a crowded node
 may need one to answer a read that has data."""
-READER_PATIENCE_S = 10.0
+SLOW_READER_S = 10.0
 """The same while a slow reader has not taken what was read; containerd's runc shim waits as long."""
 KILLED_DRAIN_S = 8.0
 """Seconds for all output after a KILL, whether it moves or not; less than the limits of `killing.py`."""
 CLOSE_DRAIN_S = 4.0
 """Seconds for output that still moves at Delete: the kubelet gives Delete ten seconds for everything."""
-STREAMS_S = 5.0
+CLOSE_STREAMS_S = 5.0
 """Seconds for a log program to end after its input has; it is killed after one more second."""
 EXIT_SANDBOX_LOST = 255
 EXIT_KILLED = 137
@@ -91,7 +91,7 @@ class Process:
         self._tasks = tasks
         self._clock_ns = clock_ns
         self._exited = asyncio.Event()
-        self._changed = asyncio.Event()
+        self._wake_watcher = asyncio.Event()
         """Set when the streams start and when a signal may have ended the process; cleared by the exit's watcher."""
         self._killed_at: float | None = None
         """Loop time of the KILL that the agent took last."""
@@ -103,7 +103,7 @@ class Process:
         self._resize: asyncio.Task[None] | None = None
         self._wanted_size: tuple[int, int] | None = None
 
-    def adopt(self, streams: ProcessStreams) -> None:
+    def attach_streams(self, streams: ProcessStreams) -> None:
         """The process owns these streams."""
         self._streams = streams
         if self._input_closed:
@@ -131,7 +131,7 @@ class Process:
         )
 
     @property
-    def moved(self) -> Counter[str]:
+    def bytes_by_stream(self) -> Counter[str]:
         """Bytes by stream that have reached their reader."""
         return self._progress.bytes_by_stream
 
@@ -157,11 +157,11 @@ class Process:
             outputs.append(("stderr", agent.read_stderr, streams.stderr))
         for name, read, stream in outputs:
             read_bytes = partial(read, self.container_id, self.guest_id)
-            self._outputs.append(self._pump(name, partial(pump_output, read_bytes, stream, self._progress, name)))
-        self._input = self._pump("stdin", partial(self._feed_input, streams.stdin))
-        self._changed.set()
+            self._outputs.append(self._spawn(name, partial(pump_output, read_bytes, stream, self._progress, name)))
+        self._input = self._spawn("stdin", partial(self._feed_input, streams.stdin))
+        self._wake_watcher.set()
         if self._wanted_size is not None:
-            self._resize = self._pump("resize", partial(self._set_size, *self._wanted_size))
+            self._resize = self._spawn("resize", partial(self._set_size, *self._wanted_size))
 
     async def _feed_input(self, stream: InputStream | None) -> None:
         agent = self._agent
@@ -176,10 +176,10 @@ class Process:
         if not self.stdio.terminal:  # kata-agent would close the terminal itself, which hangs up on the process
             await agent.close_stdin(self.container_id, self.guest_id)
 
-    def _pump(self, name: str, work: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
-        return self._tasks.spawn(f"{name}/{self.label}", self._reported(name, work))
+    def _spawn(self, name: str, work: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
+        return self._tasks.spawn(f"{name}/{self.label}", self._log_failure(name, work))
 
-    async def _reported(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
+    async def _log_failure(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
         """`work` has ended. Its failure is logged: as an error when output is lost by it."""
         try:
             await work()
@@ -215,14 +215,14 @@ class Process:
             await cancel_all(asking, latched)
 
     async def _exit_status(self) -> int:
-        await self._changed.wait()
+        await self._wake_watcher.wait()
         async with self.lock:  # a start under way ends first: then its output flows
-            self._changed.clear()
+            self._wake_watcher.clear()
         if await self._agent_keeps_output():
-            return await self._exit_before_output()
+            return await self._wait_then_read()
         now = asyncio.get_running_loop().time
-        pause_s, asked_at = HELD_S, None
-        while self._killed_at is None and not self._is_output_over():
+        pause_s, asked_at = OUTPUT_GRACE_S, None
+        while self._killed_at is None and not self._has_output_ended():
             pending = self._open_outputs()
             if self._outputs and len(pending) == len(self._outputs):
                 await self._wait_for_change(pending, None)
@@ -230,15 +230,15 @@ class Process:
             asked_at = now() if asked_at is None else asked_at
             if await self._wait_for_change(pending, asked_at + pause_s - now()):
                 continue
-            if not self._progress.blocked_writes or self._progress.idle_s >= READER_PATIENCE_S:
+            if not self._progress.blocked_writes or self._progress.idle_s >= SLOW_READER_S:
                 with suppress(DeadlineExceeded):
-                    return await self._ask(ASK_S)
-            asked_at, pause_s = now(), min(2 * pause_s, HELD_MAX_S)
+                    return await self._wait_process(POLL_LIMIT_S)
+            asked_at, pause_s = now(), min(2 * pause_s, POLL_PAUSE_MAX_S)
         if self._killed_at is not None:
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(self._killed_at + KILLED_DRAIN_S):
                     await self._drain_until_idle(self._killed_at)
-        return await self._ask(None)
+        return await self._wait_process(None)
 
     async def _agent_keeps_output(self) -> bool:
         try:
@@ -249,19 +249,19 @@ class Process:
             log.debug("agent's features not known", extra={"of": self.label, "error": str(exc)})
             return False
 
-    async def _exit_before_output(self) -> int:
+    async def _wait_then_read(self) -> int:
         """The exit status; the process's own output has reached its reader, unless that is too slow."""
-        status = await self._ask(None)
+        status = await self._wait_process(None)
         while pending := self._open_outputs():
-            done, _ = await asyncio.wait(pending, timeout=HELD_S)
-            is_reader_slow = self._progress.blocked_writes and self._progress.idle_s < READER_PATIENCE_S
+            done, _ = await asyncio.wait(pending, timeout=OUTPUT_GRACE_S)
+            is_reader_slow = self._progress.blocked_writes and self._progress.idle_s < SLOW_READER_S
             if not done and not is_reader_slow:
                 break
         if pending and self.exec_id is None:  # containerd deletes a container when its output has ended
             await self._agent.end_output(self.container_id, self.guest_id)
         return status
 
-    def _is_output_over(self) -> bool:
+    def _has_output_ended(self) -> bool:
         """The process was started, and all its output has reached the client."""
         return bool(self._outputs) and not self._open_outputs()
 
@@ -270,34 +270,34 @@ class Process:
 
     async def _wait_for_change(self, outputs: set[asyncio.Task[None]], limit_s: float | None) -> bool:
         """True if an output has ended or a KILL was taken within the limit."""
-        changed = asyncio.ensure_future(self._changed.wait())
+        changed = asyncio.ensure_future(self._wake_watcher.wait())
         try:
             done, _ = await asyncio.wait([*outputs, changed], timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
             await cancel_all(changed)
-        self._changed.clear()
+        self._wake_watcher.clear()
         return bool(done)
 
-    async def _ask(self, limit_s: float | None) -> int:
+    async def _wait_process(self, limit_s: float | None) -> int:
         """The exit status. Raises DeadlineExceeded when the process has not ended within `limit_s`."""
         status = await self._agent.wait_process(self.container_id, self.guest_id, limit_s)
         self._guest_status = status
         return status
 
     async def _drain_until_idle(self, since: float = 0.0) -> None:
-        """No output is open, or none has moved for `_patience_s` seconds since the loop's time `since`."""
+        """No output is open, or none has moved for `_idle_limit_s` seconds since the loop's time `since`."""
         now = asyncio.get_running_loop().time
         while pending := self._open_outputs():
             moves = self._progress.moves
             idle_s = min(self._progress.idle_s, now() - since)
-            done, _ = await asyncio.wait(pending, timeout=max(0, self._patience_s - idle_s))
+            done, _ = await asyncio.wait(pending, timeout=max(0, self._idle_limit_s - idle_s))
             if not done and self._progress.moves == moves:
                 return
 
     @property
-    def _patience_s(self) -> float:
+    def _idle_limit_s(self) -> float:
         """Seconds that an ended process's streams may stand still: a slow reader gets more than a pipe held open."""
-        return READER_PATIENCE_S if self._progress.blocked_writes else DRAIN_IDLE_S
+        return SLOW_READER_S if self._progress.blocked_writes else DRAIN_IDLE_S
 
     def latch_exit(self, status: int) -> ExitStatus | None:
         """The exit is final and every waiter awake; None when it already was.
@@ -319,7 +319,7 @@ class Process:
         Signal 0 asks only if the process lives; the guest is not asked.
         """
         if self.exit is not None:
-            self._signal_met_the_end(signal)
+            self._check_signal_after_exit(signal)
             return
         if self.exec_id is not None and self.status is Status.CREATED:
             raise FailedPrecondition(f"signal process '{self.label}': it was never started")
@@ -330,15 +330,15 @@ class Process:
         except ShimError as exc:
             # The guest has seen the end before the shim has: the same answer as after the exit.
             if isinstance(exc, NotFound) or self._guest_status is not None or self.exit is not None:
-                self._signal_met_the_end(signal, exc)
+                self._check_signal_after_exit(signal, exc)
                 return
             raise
         if signal == SIGKILL:
             self._killed_at = asyncio.get_running_loop().time()
         if signal == SIGKILL or self.status is Status.CREATED:
-            self._changed.set()
+            self._wake_watcher.set()
 
-    def _signal_met_the_end(self, signal: int, cause: ShimError | None = None) -> None:
+    def _check_signal_after_exit(self, signal: int, cause: ShimError | None = None) -> None:
         """Kata's rule, on which CRI-O relies: it stops containers that have ended already."""
         if signal not in _ENDING_SIGNALS:
             raise NotFound(f"signal process '{self.label}': it has already exited") from cause
@@ -373,9 +373,9 @@ class Process:
                 async with asyncio.timeout(CLOSE_DRAIN_S):
                     await self._drain_until_idle()
         if self._open_outputs() and self._guest_status is not None and await self._agent_keeps_output():
-            self._pump("end output", partial(self._agent.end_output, self.container_id, self.guest_id))
+            self._spawn("end output", partial(self._agent.end_output, self.container_id, self.guest_id))
         tasks = (*self._outputs, self._input, self._resize)
         await cancel_all(*(task for task in tasks if task is not None and not task.done()))
         if self._streams is not None:
-            async with within(STREAMS_S, f"close streams of '{self.label}'"):
+            async with within(CLOSE_STREAMS_S, f"close streams of '{self.label}'"):
                 await self._streams.close()

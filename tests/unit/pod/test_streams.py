@@ -6,7 +6,7 @@ import pytest
 
 from pyshim.model.errors import FailedPrecondition, InvalidArgument
 from pyshim.model.task import Status, Stdio
-from pyshim.pod.process import HELD_S, READER_PATIENCE_S
+from pyshim.pod.process import OUTPUT_GRACE_S, SLOW_READER_S
 from pyshim.ttrpc import Code
 from tests.unit.pod.conftest import PIPES, Stack, until
 
@@ -150,10 +150,10 @@ async def test_a_child_that_outlives_an_exec_does_not_hold_its_exit(
 
     status = (await stack.pod.wait(container, exec_id)).status
     assert status == {"hold": 0, "yes": 7}[args[0]]
-    assert loop.time() - began < HELD_S + 1
+    assert loop.time() - began < OUTPUT_GRACE_S + 1
 
     await stack.pod.delete(container, exec_id)
-    assert loop.time() - began < 2 * HELD_S + 5
+    assert loop.time() - began < 2 * OUTPUT_GRACE_S + 5
     assert stack.host.streams["e1"].stdout.closed
 
     assert not [record for record in caplog.records if record.message == "stream broke"]
@@ -215,7 +215,7 @@ async def test_a_reader_that_stands_still_holds_the_exit_of_a_killed_process_for
     await stack.pod.kill(container, exec_id, 9, False)
 
     await stack.pod.wait(container, exec_id)
-    assert loop.time() - began <= READER_PATIENCE_S
+    assert loop.time() - began <= SLOW_READER_S
 
 
 async def test_a_process_that_the_guest_forgets_before_its_output_has_ended_is_an_error(stack: Stack) -> None:
