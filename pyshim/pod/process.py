@@ -1,22 +1,29 @@
-"""One process of a container, init or exec: its status, its streams, its latched exit.
+"""One process of a container, an init or an exec: its status, its streams and its exit.
 
-Ordering rules, each with a test named after it:
-- the exit is latched once and final before any waiter, State or event can see it;
-- output is complete before the exit is latched (bounded: a grandchild that holds the pipe does not hold the exit);
-- a start is published before the exit even when the process dies during Start.
+Theory of operation.
 
-When WaitProcess is sent. kata-agent forgets a process when it answers WaitProcess, with all output that was not read by
-then. So the call is sent once both outputs have ended, as Kata's shim does. A child that inherits an output keeps it
-open after the process has ended; then three things lead to the exit:
+`Container` starts the process in the guest. Then `start_streams` runs one task per stream, which moves bytes between
+the client and the agent. Meanwhile `watch_exit` waits for the exit status, and `latch_exit` makes it final. Three rules
+hold, each with a test named after it:
 
-- kata-agent ends the reads that wait at the moment of the exit, so one output ends although the child holds both. From
-  OUTPUT_GRACE_S after that the shim asks, with a limit of POLL_LIMIT_S in the guest, so that an output is at risk only during POLL_LIMIT_S:
-  the process may also have closed one output by itself (`exec 2>&1`) and live on. The pauses double.
-- After a KILL the process has ended. Its output is read until it stands still, KILLED_DRAIN_S at most.
-- `report_killed` of the container, if the guest does not report the exit after a KILL (`killing.py`).
+- The exit is latched once, and is final before a waiter, State or an event can see it.
+- The client has all output before the exit is latched, unless one of the limits below has passed.
+- The start is published before the exit, even when the process dies during Start.
 
-An agent that keeps output, as our own does, is asked at once. Its reads end when the last writer has closed the output,
-so after the process's end the exit waits OUTPUT_GRACE_S for that; what an exec's child writes later is read until Delete.
+The agent reports an exit by its answer to WaitProcess. After that answer kata-agent forgets the process and drops the
+output that was not read. So the shim, as Kata's does, sends WaitProcess after both outputs have ended. But a child that
+outlives the process keeps the outputs open that it inherited. There are two ways to the exit then:
+
+- One output has ended. At the exit kata-agent ends the reads that wait, so this happens even if a child has both
+  outputs open. OUTPUT_GRACE_S later the shim polls: it sends WaitProcess with a limit of POLL_LIMIT_S. It polls because
+  the process may have closed one output itself (`exec 2>&1`) and live on; only output that arrives during a poll can be
+  lost. The pauses between polls double, up to POLL_PAUSE_MAX_S.
+- The agent has taken a KILL, so the process has ended. WaitProcess is sent once no output has moved for DRAIN_IDLE_S,
+  at the latest after KILLED_DRAIN_S. If the guest never answers it, `killing.py` reports the exit.
+
+An agent that keeps the output of an ended process, as our own does, gets WaitProcess at once. The exit is then latched
+when both outputs have ended, or when none has for OUTPUT_GRACE_S. What a child of an exec writes after that is read
+until the exec's Delete.
 """
 
 import asyncio
@@ -39,23 +46,23 @@ log = logging.getLogger(__name__)
 SIGKILL = 9
 _ENDING_SIGNALS = (SIGKILL, 15)
 OUTPUT_GRACE_S = 2.7
-"""Seconds from the end of one output to the first question for the exit; no whole number, since programs sleep for
-whole seconds before they print. containerd's runc shim needs as long for a child that holds the pipe."""
+"""Seconds that an output may stay open after the first sign of the exit. Not a whole number, since programs sleep for
+whole seconds before they print. containerd's runc shim waits as long for a child that has the pipe open."""
 POLL_PAUSE_MAX_S = 600.0
-"""Longest pause between two such questions, in seconds."""
+"""Longest pause between two polls, in seconds."""
 POLL_LIMIT_S = 0.1
-"""Seconds the agent may wait for the exit when it is asked while an output is open: several round trips."""
+"""Seconds that the agent may take to answer a poll: several round trips."""
 DRAIN_IDLE_S = 3.0
-"""Seconds without a moved byte after which the output of an ended process counts as complete: a guest on a crowded node
-may need one to answer a read that has data."""
+"""Seconds without a moved byte after which the output of an ended process is complete. A guest on a crowded node may
+need one second to answer a read that has data."""
 SLOW_READER_S = 10.0
-"""The same while a slow reader has not taken what was read; containerd's runc shim waits as long."""
+"""Replaces DRAIN_IDLE_S while the client has not taken what was read; containerd's runc shim waits as long."""
 KILLED_DRAIN_S = 8.0
-"""Seconds for all output after a KILL, whether it moves or not; less than the limits of `killing.py`."""
+"""Seconds for all output after a KILL, even if bytes still move; less than the limits of `killing.py`."""
 CLOSE_DRAIN_S = 4.0
 """Seconds for output that still moves at Delete: the kubelet gives Delete ten seconds for everything."""
 CLOSE_STREAMS_S = 5.0
-"""Seconds for a log program to end after its input has; it is killed after one more second."""
+"""Seconds for a log program to end after its input has; one second later it is killed."""
 EXIT_SANDBOX_LOST = 255
 EXIT_KILLED = 137
 
@@ -82,7 +89,7 @@ class Process:
         self.status = Status.CREATED
         self.exit: ExitStatus | None = None
         self.agent_gone = False
-        """The guest was lost while this process ran: its exit is not known."""
+        """The agent was lost while this process ran: its exit status is unknown."""
         self.lock = asyncio.Lock()
         self._bundle = container.bundle
         self._streams = streams
@@ -92,11 +99,11 @@ class Process:
         self._clock_ns = clock_ns
         self._exited = asyncio.Event()
         self._wake_watcher = asyncio.Event()
-        """Set when the streams start and when a signal may have ended the process; cleared by the exit's watcher."""
+        """Set when the streams start and when a signal may have ended the process; cleared by `watch_exit`."""
         self._killed_at: float | None = None
-        """Loop time of the KILL that the agent took last."""
+        """Loop time of the last KILL that the agent has taken."""
         self._guest_status: int | None = None
-        """The exit status from the guest, before it is latched. Open outputs may end with an error then."""
+        """The exit status from the guest, before it is latched. From then on, an error of an output is no loss."""
         self._progress = Progress(asyncio.get_running_loop().time)
         self._outputs: list[asyncio.Task[None]] = []
         self._input: asyncio.Task[None] | None = None
@@ -104,14 +111,14 @@ class Process:
         self._wanted_size: tuple[int, int] | None = None
 
     def attach_streams(self, streams: ProcessStreams) -> None:
-        """The process owns these streams."""
+        """The process has these streams and closes them."""
         self._streams = streams
         if self._input_closed:
             self.close_io()
 
     @property
     def guest_id(self) -> str:
-        """The agent's name of the process: kata-agent names an init by its container's id."""
+        """The process's id at the agent: kata-agent has an init under its container's id."""
         return self.exec_id or self.container_id
 
     @property
@@ -136,7 +143,7 @@ class Process:
         return self._progress.bytes_by_stream
 
     def become(self, status: Status) -> None:
-        """The status is `status`. Raises FailedPrecondition when the lifecycle has no such step."""
+        """The status is `status`. Raises FailedPrecondition for a step that `model/task.py` does not have."""
         if not can_become(self.status, status):
             raise FailedPrecondition(
                 f"change process '{self.label}' to {status.name.lower()}: it is {self.status.name.lower()}"
@@ -148,7 +155,7 @@ class Process:
             raise FailedPrecondition(f"{verb} process '{self.label}': it is {self.status.name.lower()}")
 
     def start_streams(self) -> None:
-        """Bytes flow; called once the process exists in the guest."""
+        """Bytes move in both directions. The process must exist in the guest."""
         agent, streams = self._agent, self._streams
         assert streams is not None, "streams are open before the process runs"
 
@@ -180,7 +187,7 @@ class Process:
         return self._tasks.spawn(f"{name}/{self.label}", self._log_failure(name, work))
 
     async def _log_failure(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
-        """`work` has ended. Its failure is logged: as an error when output is lost by it."""
+        """`work` has ended. A failure is logged, as an error if output was lost."""
         try:
             await work()
         except ShimError as exc:
@@ -196,9 +203,10 @@ class Process:
         return self.exit
 
     async def watch_exit(self) -> int:
-        """The status the guest reports for this process, its output complete or given up.
+        """The exit status for `latch_exit`, after the output (see above).
 
-        255 when the agent is lost first: how the process ended is not known. Returns early once the exit is latched.
+        EXIT_SANDBOX_LOST if the guest does not report one, because the agent is lost or answers with an error. Returns
+        at once when the exit is latched meanwhile.
         """
         asking = asyncio.ensure_future(self._exit_status())
         latched = asyncio.ensure_future(self._exited.wait())
@@ -216,29 +224,42 @@ class Process:
 
     async def _exit_status(self) -> int:
         await self._wake_watcher.wait()
-        async with self.lock:  # a start under way ends first: then its output flows
+        async with self.lock:  # a start under way has ended, and its streams have started
             self._wake_watcher.clear()
         if await self._agent_keeps_output():
             return await self._wait_then_read()
-        now = asyncio.get_running_loop().time
-        pause_s, asked_at = OUTPUT_GRACE_S, None
-        while self._killed_at is None and not self._has_output_ended():
-            pending = self._open_outputs()
-            if self._outputs and len(pending) == len(self._outputs):
-                await self._wait_for_change(pending, None)
-                continue
-            asked_at = now() if asked_at is None else asked_at
-            if await self._wait_for_change(pending, asked_at + pause_s - now()):
-                continue
-            if not self._progress.blocked_writes or self._progress.idle_s >= SLOW_READER_S:
-                with suppress(DeadlineExceeded):
-                    return await self._wait_process(POLL_LIMIT_S)
-            asked_at, pause_s = now(), min(2 * pause_s, POLL_PAUSE_MAX_S)
+        return await self._read_then_wait()
+
+    async def _read_then_wait(self) -> int:
+        """The exit status, for an agent that drops the output of an ended process."""
+        status = await self._poll_until_output_ends()
+        if status is not None:
+            return status
         if self._killed_at is not None:
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(self._killed_at + KILLED_DRAIN_S):
                     await self._drain_until_idle(self._killed_at)
         return await self._wait_process(None)
+
+    async def _poll_until_output_ends(self) -> int | None:
+        """The exit status if a poll finds it; None once all output has ended, or the agent has taken a KILL."""
+        now = asyncio.get_running_loop().time
+        pause_s, poll_at = OUTPUT_GRACE_S, None
+        while self._killed_at is None and not self._has_output_ended():
+            pending = self._open_outputs()
+            if self._outputs and len(pending) == len(self._outputs):
+                await self._wait_for_change(pending, None)
+                continue
+            if poll_at is None:
+                poll_at = now() + pause_s
+            if await self._wait_for_change(pending, poll_at - now()):
+                continue
+            if not self._is_reader_slow:
+                with suppress(DeadlineExceeded):
+                    return await self._wait_process(POLL_LIMIT_S)
+            pause_s = min(2 * pause_s, POLL_PAUSE_MAX_S)
+            poll_at = now() + pause_s
+        return None
 
     async def _agent_keeps_output(self) -> bool:
         try:
@@ -250,26 +271,30 @@ class Process:
             return False
 
     async def _wait_then_read(self) -> int:
-        """The exit status; the process's own output has reached its reader, unless that is too slow."""
+        """The exit status, for an agent that keeps the output of an ended process."""
         status = await self._wait_process(None)
         while pending := self._open_outputs():
             done, _ = await asyncio.wait(pending, timeout=OUTPUT_GRACE_S)
-            is_reader_slow = self._progress.blocked_writes and self._progress.idle_s < SLOW_READER_S
-            if not done and not is_reader_slow:
+            if not done and not self._is_reader_slow:
                 break
-        if pending and self.exec_id is None:  # containerd deletes a container when its output has ended
+        if pending and self.exec_id is None:  # containerd deletes a container only after its output has ended
             await self._agent.end_output(self.container_id, self.guest_id)
         return status
 
+    @property
+    def _is_reader_slow(self) -> bool:
+        """The client has not taken what was read, and has SLOW_READER_S for it."""
+        return self._progress.blocked_writes > 0 and self._progress.idle_s < SLOW_READER_S
+
     def _has_output_ended(self) -> bool:
-        """The process was started, and all its output has reached the client."""
+        """The process was started, and the client has all its output."""
         return bool(self._outputs) and not self._open_outputs()
 
     def _open_outputs(self) -> set[asyncio.Task[None]]:
         return {task for task in self._outputs if not task.done()}
 
     async def _wait_for_change(self, outputs: set[asyncio.Task[None]], limit_s: float | None) -> bool:
-        """True if an output has ended or a KILL was taken within the limit."""
+        """True if one of `outputs` has ended, or the watcher was woken, within `limit_s`."""
         changed = asyncio.ensure_future(self._wake_watcher.wait())
         try:
             done, _ = await asyncio.wait([*outputs, changed], timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
@@ -285,7 +310,7 @@ class Process:
         return status
 
     async def _drain_until_idle(self, since: float = 0.0) -> None:
-        """No output is open, or none has moved for `_idle_limit_s` seconds since the loop's time `since`."""
+        """No output is open, or none has moved for `_idle_limit_s`, which begins at the loop time `since` or later."""
         now = asyncio.get_running_loop().time
         while pending := self._open_outputs():
             moves = self._progress.moves
@@ -296,13 +321,13 @@ class Process:
 
     @property
     def _idle_limit_s(self) -> float:
-        """Seconds that an ended process's streams may stand still: a slow reader gets more than a pipe held open."""
+        """Seconds that the output of an ended process may stand still before it counts as complete."""
         return SLOW_READER_S if self._progress.blocked_writes else DRAIN_IDLE_S
 
     def latch_exit(self, status: int) -> ExitStatus | None:
-        """The exit is final and every waiter awake; None when it already was.
+        """The exit is final, and every `wait` returns. None when it was latched before.
 
-        `status` stands for a process whose exit the guest has not reported.
+        `status` counts only if the guest has not reported one.
         """
         if self.exit is not None:
             return None
@@ -314,9 +339,9 @@ class Process:
         return self.exit
 
     async def kill(self, signal: int, *, all_processes: bool) -> None:
-        """The guest has the signal. A KILL or TERM that meets an ended process is a success; others raise NotFound.
+        """The agent has taken the signal; of signal 0 only the checks are made.
 
-        Signal 0 asks only if the process lives; the guest is not asked.
+        After the exit, KILL and TERM succeed, and other signals raise NotFound.
         """
         if self.exit is not None:
             self._check_signal_after_exit(signal)
@@ -328,7 +353,7 @@ class Process:
         try:
             await self._agent.signal_process(self.container_id, "" if all_processes else self.guest_id, signal)
         except ShimError as exc:
-            # The guest has seen the end before the shim has: the same answer as after the exit.
+            # The guest has seen the exit before the shim has.
             if isinstance(exc, NotFound) or self._guest_status is not None or self.exit is not None:
                 self._check_signal_after_exit(signal, exc)
                 return
@@ -339,7 +364,7 @@ class Process:
             self._wake_watcher.set()
 
     def _check_signal_after_exit(self, signal: int, cause: ShimError | None = None) -> None:
-        """Kata's rule, on which CRI-O relies: it stops containers that have ended already."""
+        """Raises NotFound unless the signal is KILL or TERM. Kata's rule: CRI-O stops containers that have ended."""
         if signal not in _ENDING_SIGNALS:
             raise NotFound(f"signal process '{self.label}': it has already exited") from cause
 
@@ -348,7 +373,7 @@ class Process:
             raise FailedPrecondition(f"resize terminal of '{self.label}': the process has exited")
         if not self.stdio.terminal:
             return
-        if self.status is Status.CREATED:  # there may be no terminal in the guest yet
+        if self.status is Status.CREATED:  # the guest may have no terminal yet
             self._wanted_size = (width, height)
         else:
             await self._set_size(width, height)
@@ -357,7 +382,7 @@ class Process:
         await self._agent.resize_terminal(self.container_id, self.guest_id, rows=height, columns=width)
 
     def close_io(self) -> None:
-        """EOF follows the bytes already written to stdin. Idempotent; fine without stdin, and before the start."""
+        """The process reads EOF after the bytes that the client has written. Idempotent; allowed before the start."""
         self._input_closed = True
         if self._streams is not None and self._streams.stdin is not None:
             self._streams.stdin.close_io()
@@ -365,8 +390,8 @@ class Process:
     async def close_streams(self) -> None:
         """No stream of this process is open. Idempotent. Raises DeadlineExceeded when one does not close.
 
-        Output that still moves, or waits for a slow reader, gets CLOSE_DRAIN_S. A pipe that a child of the process
-        holds open is cut: containerd's drain_exec_sync_io_timeout says how long it is read before Delete.
+        Output that moves, or waits for a slow reader, gets CLOSE_DRAIN_S. Then a pipe that a child of the process has
+        open is cut: containerd waits for it before Delete (`drain_exec_sync_io_timeout`).
         """
         if not all(task.done() for task in self._outputs):
             with suppress(TimeoutError):
