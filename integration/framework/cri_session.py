@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from bench import stubs
-from pyshim.node.install.drop_ins import Handler
+from pyshim.node.install.handlers import Handler
 
 from . import crio, erofs, images, releases
 from .containerd import Containerd, remove_daemon_files

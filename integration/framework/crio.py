@@ -18,7 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from pyshim.node.install.drop_ins import Handler, crio_text
+from pyshim.node.install.drop_ins import crio_text
+from pyshim.node.install.handlers import Handler
 
 from . import zygote
 from .containerd import missing_programs

@@ -54,7 +54,8 @@ from pyshim.monitor.guest_text import GUEST_PREFIXES, judged, judged_text
 from pyshim.node.cli import check_host
 from pyshim.node.cli.debug_console import MarkedOutput
 from pyshim.node.dra.slices import slice_specs
-from pyshim.node.install.drop_ins import HANDLERS, Containerd, containerd_writes
+from pyshim.node.install.drop_ins import Containerd, containerd_writes
+from pyshim.node.install.handlers import HANDLERS
 from pyshim.node.install.in_cluster.plan import report_of, report_patch
 from pyshim.node.install.runtime import CONTAINERD, CRIO, ContainerRuntime
 from pyshim.node.kubernetes.manifest import overhead_of, pod_sizing, pods_in, read_documents

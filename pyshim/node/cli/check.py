@@ -15,7 +15,7 @@ from pyshim.model.errors import FailedPrecondition, NotFound, ShimError
 from pyshim.node.cli.check_host import look
 from pyshim.node.cli.check_verdicts import HostVerdict, VerdictLevel, verdicts
 from pyshim.node.cli.output import config_option, examples, json_option, print_json, print_table
-from pyshim.node.install.plan import config_path_of
+from pyshim.node.install.handlers import config_path_of
 from pyshim.node.kubernetes.manifest import overhead_of, read_documents
 
 

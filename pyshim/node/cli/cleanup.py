@@ -20,7 +20,7 @@ from pyshim.model.ids import checked_id
 from pyshim.model.ledger import LedgerEntry
 from pyshim.node.cli.output import examples
 from pyshim.node.cli.progress import counted
-from pyshim.node.install.plan import SETTINGS
+from pyshim.node.install.handlers import SETTINGS
 from pyshim.resources.templates.store import TemplateStore
 from pyshim.state.store import REGISTER, ROOT, StateStore
 

@@ -5,8 +5,7 @@ from pathlib import Path
 
 from pyshim.config.load import build_config
 from pyshim.config.sources import SHIPPED_PATH, named_file, read_source
-from pyshim.node.install.drop_ins import Handler
-from pyshim.node.install.plan import chosen_handlers
+from pyshim.node.install.handlers import Handler, chosen_handlers
 
 FORM = "NAME[:BASE][=FILE]"
 

@@ -38,14 +38,9 @@ from pyshim.node.install.apply import (
 from pyshim.node.install.blocks import block_in
 from pyshim.node.install.containerd_config import parsed, runtimes_in
 from pyshim.node.install.disk import Disk
-from pyshim.node.install.drop_ins import CONTAINERD_DROP_IN, SANDBOXERS, Containerd, Handler, Layout
-from pyshim.node.install.plan import (
-    PREFIX,
-    SETTINGS,
-    InstallPlan,
-    install_plan,
-    installed_handlers,
-)
+from pyshim.node.install.drop_ins import CONTAINERD_DROP_IN, Containerd, Layout
+from pyshim.node.install.handlers import SANDBOXERS, SETTINGS, Handler, installed_handlers
+from pyshim.node.install.plan import PREFIX, InstallPlan, install_plan
 from pyshim.node.install.release import Sources
 
 _CHECKOUT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))

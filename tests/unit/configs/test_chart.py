@@ -20,7 +20,7 @@ from pyshim.model.placement import SOCKET as PLACEMENT_SOCKET
 from pyshim.node.cli import dra, monitor, node_agent, nri, webhook
 from pyshim.node.cli.command import run
 from pyshim.node.dra.slices import DRIVER
-from pyshim.node.install.drop_ins import HANDLERS
+from pyshim.node.install.handlers import HANDLERS
 from pyshim.node.install.in_cluster.plan import handler_label
 from pyshim.resources.devices.plan.instances import read_instances
 from pyshim.state import store

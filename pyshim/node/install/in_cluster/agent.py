@@ -18,6 +18,7 @@ import msgspec
 from msgspec.structs import replace
 
 from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, NotFound, ShimError, Unavailable
+from pyshim.node.install.handlers import config_path_of, handler_name
 from pyshim.node.install.in_cluster.host import NodeHost
 from pyshim.node.install.in_cluster.payload import PYSHIM, install, remove_copies, stage_on
 from pyshim.node.install.in_cluster.plan import (
@@ -29,7 +30,6 @@ from pyshim.node.install.in_cluster.plan import (
     report_patch,
     untainted_patch,
 )
-from pyshim.node.install.plan import config_path_of, handler_name
 from pyshim.node.kubernetes.api import Api, Conflict
 
 log = logging.getLogger(__name__)

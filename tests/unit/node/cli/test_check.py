@@ -15,8 +15,9 @@ from pyshim.model.units import MIB
 from pyshim.node.cli.check_host import HostReport, look
 from pyshim.node.cli.check_verdicts import HostVerdict, VerdictLevel, verdicts
 from pyshim.node.cli.command import run
-from pyshim.node.install import plan
-from pyshim.node.install.drop_ins import HANDLERS, crio_text
+from pyshim.node.install import handlers
+from pyshim.node.install.drop_ins import crio_text
+from pyshim.node.install.handlers import HANDLERS
 from tests.fakes.inputs import config
 
 RELEASE = "6.1.0-test"
@@ -333,7 +334,7 @@ def test_the_command_judges_this_host_and_says_the_same_to_programs(
 def test_the_configuration_of_a_handler_is_judged_by_its_name(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plan, "_OWN", str(tmp_path))
+    monkeypatch.setattr(handlers, "_OWN_CONFIGS", str(tmp_path))
     (tmp_path / "gpu").mkdir()
     (tmp_path / "gpu" / "configuration.toml").write_text("[hypervisor")
 

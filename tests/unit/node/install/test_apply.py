@@ -26,8 +26,9 @@ from pyshim.node.install.apply import (
     remove,
 )
 from pyshim.node.install.disk import Disk, Found
-from pyshim.node.install.drop_ins import HANDLERS, Containerd, Handler
-from pyshim.node.install.plan import PREFIX, InstallPlan, Release, chosen_handlers, install_plan, installed_handlers
+from pyshim.node.install.drop_ins import Containerd
+from pyshim.node.install.handlers import HANDLERS, Handler, chosen_handlers, installed_handlers
+from pyshim.node.install.plan import PREFIX, InstallPlan, Release, install_plan
 
 CONFIG = "/etc/containerd/config.toml"
 _SHIPPED = Path(__file__).resolve().parents[4] / "configs"
@@ -225,7 +226,7 @@ def test_settings_with_which_no_pod_would_start_are_refused_by_file_and_key(tmp_
 
     settings.write_text("[hypervisor.qemu]\ndefault_vcpus = 2\n")
     (handler,) = handlers_of((f"gpu:pykata={settings}",))
-    assert (handler.name, handler.drop_in) == ("gpu", settings.read_text())
+    assert (handler.name, handler.settings) == ("gpu", settings.read_text())
 
 
 def test_sigterm_half_way_undoes_all_and_is_not_heard_by_the_undo(node: Path) -> None:
