@@ -112,22 +112,21 @@ def look(
     config_error: str = "",
     *,
     root: str = "",
-    machine: str = "",
-    release: str = "",
-    is_root: bool | None = None,
     run: RunProgram = run_program,
     create_vm: Callable[[int], int] = create_kvm_vm,
-    has_filter: Callable[[], bool] = has_filter,
 ) -> HostReport:
-    """The facts of this host, or of the one whose tree is below `root`. `config` is None if it cannot be read."""
+    """The facts of this host, or of the one whose tree is below `root`.
+
+    `config` is None if it cannot be read, for the reason `config_error`.
+    """
     devices = ("/dev/kvm", "/dev/vhost-vsock", "/dev/vhost-net", "/dev/net/tun")
     errors = {path: open_error(f"{root}{path}") for path in devices}
     hypervisor = None if config is None or config.is_remote else config.hypervisor
     files = () if hypervisor is None else (hypervisor.kernel, hypervisor.image, hypervisor.initrd, hypervisor.firmware)
     shares = hypervisor is not None and hypervisor.shared_fs != "none"
     return HostReport(
-        machine=machine or platform.machine(),
-        is_root=os.geteuid() == 0 if is_root is None else is_root,
+        machine=platform.machine(),
+        is_root=os.geteuid() == 0,
         facts=probe_host(
             proc_root=f"{root}/proc",
             sys_root=f"{root}/sys",
@@ -136,7 +135,7 @@ def look(
             create_vm=create_vm,
         ),
         device_errors={path: describe_os_error(error) for path, error in errors.items() if error is not None},
-        modules=_modules(root, release or platform.release()),
+        modules=_modules(root),
         config=config,
         config_error=config_error,
         qemu=_ask(run, root, hypervisor.path if hypervisor else "", "--version"),
@@ -163,10 +162,10 @@ def _ask(run: RunProgram, root: str, path: str, *words: str) -> ProgramOutput:
         return ProgramOutput(path=path, error=describe_os_error(error))
 
 
-def _modules(root: str, release: str) -> tuple[ModuleFacts, ...]:
-    directory = f"{root}/lib/modules/{release}"
-    builtin = _names(f"{directory}/modules.builtin")
-    loadable = _names(f"{directory}/modules.dep")
+def _modules(root: str) -> tuple[ModuleFacts, ...]:
+    release = "".join(_lines(f"{root}/proc/sys/kernel/osrelease"))
+    builtin = _names(f"{root}/lib/modules/{release}/modules.builtin")
+    loadable = _names(f"{root}/lib/modules/{release}/modules.dep")
     return tuple(
         ModuleFacts(
             name=name,
@@ -178,14 +177,18 @@ def _modules(root: str, release: str) -> tuple[ModuleFacts, ...]:
 
 
 def _names(path: str) -> frozenset[str]:
-    """Module names of a list of paths, as the kernel spells them."""
+    """Module names in a file with a path of a module on each line, as the kernel spells them."""
+    paths = (line.partition(":")[0] for line in _lines(path))
+    return frozenset(os.path.basename(each).partition(".ko")[0].replace("-", "_") for each in paths)
+
+
+def _lines(path: str) -> list[str]:
+    """The lines of a file; empty if it cannot be read."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
-            lines = file.read().splitlines()
+            return file.read().splitlines()
     except OSError:
-        return frozenset()
-    paths = (line.partition(":")[0] for line in lines)
-    return frozenset(os.path.basename(each).partition(".ko")[0].replace("-", "_") for each in paths)
+        return []
 
 
 def _runtime(runtime: ContainerRuntime, root: str, run: RunProgram) -> RuntimeFacts:

@@ -49,6 +49,7 @@ CRIO: dict[str, str | None] = {
 """Changes that make the node one of CRI-O."""
 GOOD: dict[str, str] = {
     "proc/cpuinfo": CPU,
+    "proc/sys/kernel/osrelease": f"{RELEASE}\n",
     "proc/meminfo": "MemTotal: 8388608 kB\n",
     "sys/devices/system/cpu/online": "0-3\n",
     "sys/fs/cgroup/cgroup.controllers": "cpu memory\n",
@@ -94,7 +95,6 @@ def made_up(tmp_path: Path) -> Callable[..., HostReport]:
         files: dict[str, str | None] | None = None,
         qemu: dict[str, Any] | None = None,
         says: dict[str, Any] | None = None,
-        has_filter: bool = True,
         **more: Any,
     ) -> HostReport:
         for name, text in {**GOOD, **(files or {})}.items():
@@ -105,15 +105,13 @@ def made_up(tmp_path: Path) -> Callable[..., HostReport]:
                 path.chmod(0o755)
         read = config(**(qemu or {}))
         good = replace(read, runtime=replace(read.runtime, sandbox_cgroup_only=True))
-        facts: dict[str, Any] = {"config": good, "machine": "x86_64", "is_root": True, **more}
-        return look(
+        report = look(
+            good,
             root=str(tmp_path),
-            release=RELEASE,
             run=programs(**(says or {})),
             create_vm=lambda _fd: os.open("/dev/null", os.O_RDONLY),
-            has_filter=lambda: has_filter,
-            **facts,
         )
+        return replace(report, **{"machine": "x86_64", "is_root": True, "has_filter": True, **more})
 
     return make
 
