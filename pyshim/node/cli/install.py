@@ -3,12 +3,12 @@
 import os
 import signal
 import sys
-import tomllib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial, wraps
+from typing import Any
 
 import click
-from msgspec import Struct
 from msgspec.structs import replace
 
 from pyshim.config.load import build_config
@@ -30,16 +30,13 @@ from pyshim.node.install.apply import (
     apply,
     changes,
     edits,
-    foreign_text,
     read_manifest,
     remove,
     states,
 )
-from pyshim.node.install.blocks import block_in
-from pyshim.node.install.containerd_config import parsed, runtimes_in
 from pyshim.node.install.disk import Disk
-from pyshim.node.install.drop_ins import CONTAINERD_DROP_IN, Containerd, Layout
 from pyshim.node.install.handlers import SANDBOXERS, SETTINGS, Handler, installed_handlers
+from pyshim.node.install.node_check import NodeCheck
 from pyshim.node.install.plan import PREFIX, InstallPlan, install_plan
 from pyshim.node.install.release import Sources
 
@@ -70,6 +67,58 @@ _config = click.option(
 _keep_edited = click.option(
     "--keep-edited", is_flag=True, help="Leave files that were edited as they are, in place of a refusal."
 )
+_Command = Callable[..., int]
+
+
+def _sources_options(command: _Command) -> _Command:
+    """Options that name the parts of a release; the command gets them as `sources`."""
+
+    @click.option(
+        "--guest", default=f"{_CHECKOUT}/.build/guest", metavar="DIR", help="Default: what 'make guest' built."
+    )
+    @click.option("--wheel", metavar="FILE", help="The package. Default: built from this checkout.")
+    @click.option("--wheels", metavar="DIR", help="Its dependencies, where no package index is reached.")
+    @click.option("--lock", default=f"{_CHECKOUT}/requirements.lock", metavar="FILE", help="Default: this checkout's.")
+    @wraps(command)
+    def with_sources(*, guest: str, wheel: str | None, wheels: str | None, lock: str, **others: Any) -> int:
+        sources = Sources(checkout=_CHECKOUT, guest=guest, lock=lock, wheel=wheel, wheels=wheels)
+        return command(sources=sources, **others)
+
+    return with_sources
+
+
+def _handlers_options(command: _Command) -> _Command:
+    """Options that choose the handlers; the command gets them as `handlers`."""
+
+    @click.option(
+        "--handler",
+        "words",
+        multiple=True,
+        metavar=FORM,
+        help="Only these; default: all that come with pyshim. A name of your own starts from the handler BASE. FILE has"
+        " settings on top of the shipped ones.",
+    )
+    @click.option(
+        "--sandboxer",
+        type=click.Choice(SANDBOXERS),
+        default=SANDBOXERS[0],
+        show_default=True,
+        help="shim: containerd 2.3 makes the pods by its Sandbox API, without a pause container.",
+    )
+    @click.option(
+        "--snapshotter",
+        default="",
+        metavar="NAME",
+        help="containerd's for the images of these handlers; erofs: layers are disks. Default: that of the CRI plugin.",
+    )
+    @wraps(command)
+    def with_handlers(*, words: tuple[str, ...], sandboxer: str, snapshotter: str, **others: Any) -> int:
+        handlers = (replace(each, sandboxer=sandboxer, snapshotter=snapshotter) for each in handlers_of(words))
+        return command(handlers=tuple(handlers), **others)
+
+    return with_handlers
+
+
 _kind = click.option(
     "--kind",
     type=click.Choice(list(runtime.KINDS)),
@@ -97,31 +146,8 @@ _socket = click.option(
 @_kind
 @_config
 @_socket
-@click.option("--guest", default=f"{_CHECKOUT}/.build/guest", metavar="DIR", help="Default: what 'make guest' built.")
-@click.option("--wheel", metavar="FILE", help="The package. Default: built from this checkout.")
-@click.option("--wheels", metavar="DIR", help="Its dependencies, where no package index is reached.")
-@click.option("--lock", default=f"{_CHECKOUT}/requirements.lock", metavar="FILE", help="Default: this checkout's.")
-@click.option(
-    "--handler",
-    "words",
-    multiple=True,
-    metavar=FORM,
-    help="Only these; default: all that come with pyshim. A name of your own starts from the handler BASE. FILE has"
-    " settings on top of the shipped ones.",
-)
-@click.option(
-    "--sandboxer",
-    type=click.Choice(SANDBOXERS),
-    default=SANDBOXERS[0],
-    show_default=True,
-    help="shim: containerd 2.3 makes the pods by its Sandbox API, without a pause container.",
-)
-@click.option(
-    "--snapshotter",
-    default="",
-    metavar="NAME",
-    help="containerd's for the images of these handlers; erofs: layers are disks. Default: that of the CRI plugin.",
-)
+@_sources_options
+@_handlers_options
 @click.option(
     "--restart",
     is_flag=True,
@@ -137,13 +163,8 @@ def install(
     kind: str | None,
     config: str,
     socket: str,
-    guest: str,
-    wheel: str | None,
-    wheels: str | None,
-    lock: str,
-    words: tuple[str, ...],
-    sandboxer: str,
-    snapshotter: str,
+    sources: Sources,
+    handlers: tuple[Handler, ...],
     restart: bool,
     no_pod: bool,
     keep_edited: bool,
@@ -157,13 +178,13 @@ def install(
     """
     _require_root(root, dry_run)
     disk = Disk(root)
-    handlers = tuple(replace(handler, sandboxer=sandboxer, snapshotter=snapshotter) for handler in handlers_of(words))
+    is_this_node = root == "/"
     caller = runtime.container_runtime(socket, root=disk.root, kind=kind)
-    config = disk.resolved(config or caller.config)
-    sources = Sources(checkout=_CHECKOUT, guest=guest, lock=lock, wheel=wheel, wheels=wheels)
+    caller = caller._replace(config=disk.resolved(config or caller.config))
     with nullcontext() if dry_run else runtime.lock(root), sources:
         manifest = read_manifest(disk, prefix) or Manifest()
-        containerd = None if caller.name == runtime.CRIO.name else node_containerd(disk, caller, config, manifest)
+        is_crio = caller.name == runtime.CRIO.name
+        containerd = None if is_crio else runtime.node_containerd(disk, caller, manifest)
         plan = install_plan(
             prefix=prefix,
             release=sources.release(),
@@ -182,18 +203,16 @@ def install(
                 print("no file would change")
             _print_changes(todo)
             return 0
-        if root == "/" and any(handler.is_local for handler in handlers):
+        if is_this_node and any(handler.is_local for handler in handlers):
             _require_programs()
         if restart:
             runtime.require_answer(caller)
-        node = _NodeCheck(
-            config=config,
+        node = NodeCheck(
             caller=caller,
             handlers=handlers,
             containerd=containerd,
             restart=restart,
             with_pod=not no_pod,
-            is_running=root == "/",
             is_installed=has_release and _is_installed(plan, manifest, todo),
         )
         try:
@@ -204,17 +223,17 @@ def install(
                     make_release=lambda place: sources.make(
                         disk.at(place), plan.release_path, plan.release, begin_step
                     ),
-                    check=lambda: node.check(begin_step),
-                    rolled_back=node.rolled_back,
+                    check=partial(node.check, begin_step) if is_this_node else lambda: None,
+                    rolled_back=node.rolled_back if is_this_node else lambda: None,
                     keep_edited=keep_edited,
                 )
         except (OSError, ShimError) as error:
             raise _failure("install pyshim", error) from error
     _print_changes(done)
     print(f"release {plan.release.id}" + ("" if done else ": nothing to do"))
-    if root == "/":
+    if is_this_node:
         _prune(disk, plan)
-    if not restart and root == "/":
+    if is_this_node and not restart:
         print(f"next: systemctl restart {caller.unit} && pyshim verify")
     return 0
 
@@ -331,68 +350,6 @@ def verify(prefix: str, kind: str | None, socket: str, name: str | None) -> int:
     return 0
 
 
-class _NodeCheck(Struct, kw_only=True):
-    """Checks the written files with the programs that read them: systemd, containerd, a test pod."""
-
-    config: str
-    caller: runtime.ContainerRuntime
-    handlers: tuple[Handler, ...]
-    containerd: Containerd | None
-    restart: bool
-    with_pod: bool
-    is_running: bool
-    """The files are those of this node, not of an image."""
-    is_installed: bool
-    was_restarted: bool = False
-
-    def check(self, begin_step: Callable[[str], None]) -> None:
-        """The runtime takes the files, and with `--restart` ran a pod. Raises ShimError."""
-        if not self.is_running:
-            return
-        runtime.reload_units()
-        names = frozenset(handler.name for handler in self.handlers)
-        if self.containerd is not None and self.containerd.layout is Layout.FILE:
-            program = runtime.program_of(self.caller)
-            begin_step("ask containerd for its configuration")
-            document = runtime.effective(program, self.config)
-            runtime.require_handlers(document, self.containerd.effective_runtimes, names, self.config)
-        if self.restart:
-            self._require_pod(names, begin_step)
-        begin_step("restart pyshim's units")
-        runtime.restart_units(also_stopped=self.restart)
-
-    def _require_pod(self, names: frozenset[str], begin_step: Callable[[str], None]) -> None:
-        """A test pod ran. A runtime that has these files already is restarted only if the pod fails without it."""
-        if self.is_installed:
-            try:
-                self._run_pod(names, begin_step)
-                return
-            except ShimError as error:
-                print(f"restarting {self.caller.name}: {error}", file=sys.stderr)
-        self.was_restarted = True
-        begin_step(f"restart {self.caller.name}")
-        runtime.restart(self.caller)
-        self._run_pod(names, begin_step)
-
-    def _run_pod(self, names: frozenset[str], begin_step: Callable[[str], None]) -> None:
-        from pyshim.node.install.cri import verify as verify_cri
-
-        if self.with_pod:
-            begin_step("run a test pod")
-            verify_cri(self.caller.socket, names, pod=self.handlers[0].name)
-
-    def rolled_back(self) -> None:
-        """The programs use the former files again, which are back."""
-        if not self.is_running:
-            return
-        try:
-            runtime.reload_units()
-            runtime.restart_units(also_stopped=False)
-        finally:
-            if self.was_restarted:
-                runtime.restart(self.caller)
-
-
 def _is_installed(plan: InstallPlan, manifest: Manifest, todo: tuple[Change, ...]) -> bool:
     """The node has `plan` already. Settings of handlers may differ: the container runtime does not read them."""
     is_current = manifest.is_complete and manifest.release == plan.release.id
@@ -428,41 +385,6 @@ def _require_programs() -> None:
     if lacking:
         said = "; ".join(f"{each.subject}: {each.text} (hint: {each.hint})" for each in lacking)
         raise FailedPrecondition(f"install pyshim: this node lacks what virtual machines need: {said}")
-
-
-def node_containerd(disk: Disk, caller: runtime.ContainerRuntime, config: str, manifest: Manifest) -> Containerd:
-    """The node's containerd, and its configuration without our part."""
-    program = runtime.program_of(caller, disk.root)
-    text = foreign_text(disk, config)
-    owned = manifest.by_path()
-    if config in owned and (not owned[config].is_block or owned[config].before is not None):
-        text = None  # the file is ours
-    if text is not None:
-        parsed(text, config)
-    drop_in = f"{caller.directory}/pyshim.toml" if caller.layout is Layout.DIRECTORY else CONTAINERD_DROP_IN
-    found: frozenset[str] = frozenset()
-    if disk.root == "" and caller.layout is Layout.FILE:
-        ours = {name for path in (config, drop_in) if path in owned for name in _written(disk, path)}
-        found = runtime.effective_runtimes(runtime.effective(program, config)) - ours
-    return Containerd(
-        version=runtime.version(program),
-        config_path=config,
-        config_text=text,
-        layout=caller.layout,
-        drop_in=drop_in,
-        effective_runtimes=found,
-    )
-
-
-def _written(disk: Disk, path: str) -> set[str]:
-    """The handlers that a file or block of ours names."""
-    found = disk.read(path)
-    text = found[0].decode(errors="replace") if isinstance(found, tuple) else ""
-    try:
-        held = block_in(text)
-        return set(runtimes_in(tomllib.loads(text if held is None else held)))
-    except ValueError:
-        return set()
 
 
 def _installed(manifest: Manifest) -> tuple[str, ...]:

@@ -15,9 +15,12 @@ from typing import Any, NamedTuple
 from pyshim.host.locks import lock_within, open_directory
 from pyshim.host.processes.identity import arguments, find_by_argument
 from pyshim.model.errors import FailedPrecondition, NotFound, Unavailable
-from pyshim.node.install.containerd_config import replacing_import, runtimes_in
+from pyshim.node.install.apply import Manifest, foreign_text
+from pyshim.node.install.blocks import block_in
+from pyshim.node.install.containerd_config import parsed, replacing_import, runtimes_in
 from pyshim.node.install.crio_config import CONFIG as CRIO_CONFIG
-from pyshim.node.install.drop_ins import Layout
+from pyshim.node.install.disk import Disk
+from pyshim.node.install.drop_ins import CONTAINERD_DROP_IN, Containerd, Layout
 
 _COMMAND_S = 60.0
 
@@ -135,6 +138,41 @@ def effective(program: str, config: str) -> dict[str, Any]:
         return tomllib.loads(_run([program, *words]))
     except (ValueError, RecursionError) as error:
         raise FailedPrecondition(f"read the configuration of '{program}': {error}") from error
+
+
+def node_containerd(disk: Disk, caller: ContainerRuntime, manifest: Manifest) -> Containerd:
+    """The node's containerd, and its configuration without our part."""
+    program, config = program_of(caller, disk.root), caller.config
+    text = foreign_text(disk, config)
+    owned = manifest.by_path()
+    if config in owned and (not owned[config].is_block or owned[config].before is not None):
+        text = None  # the file is ours
+    if text is not None:
+        parsed(text, config)
+    drop_in = f"{caller.directory}/pyshim.toml" if caller.layout is Layout.DIRECTORY else CONTAINERD_DROP_IN
+    found: frozenset[str] = frozenset()
+    if disk.root == "" and caller.layout is Layout.FILE:
+        ours = {name for path in (config, drop_in) if path in owned for name in _handlers_of_ours(disk, path)}
+        found = effective_runtimes(effective(program, config)) - ours
+    return Containerd(
+        version=version(program),
+        config_path=config,
+        config_text=text,
+        layout=caller.layout,
+        drop_in=drop_in,
+        effective_runtimes=found,
+    )
+
+
+def _handlers_of_ours(disk: Disk, path: str) -> set[str]:
+    """The handlers that a file or block of ours names."""
+    found = disk.read(path)
+    text = found[0].decode(errors="replace") if isinstance(found, tuple) else ""
+    try:
+        block = block_in(text)
+        return set(runtimes_in(tomllib.loads(text if block is None else block)))
+    except ValueError:
+        return set()
 
 
 def effective_runtimes(document: dict[str, Any]) -> frozenset[str]:

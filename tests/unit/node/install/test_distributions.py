@@ -9,7 +9,6 @@ import pytest
 from integration.framework.containerd import DEBIAN
 from protos.cri import v1_pb2 as pb
 from pyshim.model.errors import FailedPrecondition
-from pyshim.node.cli.install import node_containerd
 from pyshim.node.install import runtime
 from pyshim.node.install.apply import Manifest, apply, read_manifest, remove
 from pyshim.node.install.containerd_config import runtimes_in
@@ -204,9 +203,10 @@ def node(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
 
 def install(disk: Disk, release: Release = FIRST) -> None:
     caller = runtime.container_runtime(root=disk.root)
+    caller = caller._replace(config=disk.resolved(caller.config))
     is_crio = caller.name == runtime.CRIO.name
     manifest = read_manifest(disk, PREFIX) or Manifest()
-    containerd = None if is_crio else node_containerd(disk, caller, disk.resolved(caller.config), manifest)
+    containerd = None if is_crio else runtime.node_containerd(disk, caller, manifest)
     plan = install_plan(
         prefix=PREFIX,
         release=release,

@@ -1,0 +1,67 @@
+"""Checks an installation on the running node, with the programs that read its files."""
+
+import sys
+from collections.abc import Callable
+
+from msgspec import Struct
+
+from pyshim.model.errors import ShimError
+from pyshim.node.install import runtime
+from pyshim.node.install.drop_ins import Containerd, Layout
+from pyshim.node.install.handlers import Handler
+
+
+class NodeCheck(Struct, kw_only=True):
+    """Checks the written files with the programs that read them: systemd, containerd, a test pod."""
+
+    caller: runtime.ContainerRuntime
+    handlers: tuple[Handler, ...]
+    containerd: Containerd | None
+    restart: bool
+    with_pod: bool
+    is_installed: bool
+    """The node had these files before."""
+    was_restarted: bool = False
+
+    def check(self, begin_step: Callable[[str], None]) -> None:
+        """The runtime takes the files, and with `--restart` ran a pod. Raises ShimError."""
+        runtime.reload_units()
+        names = frozenset(handler.name for handler in self.handlers)
+        if self.containerd is not None and self.containerd.layout is Layout.FILE:
+            program = runtime.program_of(self.caller)
+            begin_step("ask containerd for its configuration")
+            document = runtime.effective(program, self.caller.config)
+            runtime.require_handlers(document, self.containerd.effective_runtimes, names, self.caller.config)
+        if self.restart:
+            self._require_pod(names, begin_step)
+        begin_step("restart pyshim's units")
+        runtime.restart_units(also_stopped=self.restart)
+
+    def _require_pod(self, names: frozenset[str], begin_step: Callable[[str], None]) -> None:
+        """A test pod ran. If the node had these files before, the runtime is restarted only if the pod fails."""
+        if self.is_installed:
+            try:
+                self._run_pod(names, begin_step)
+                return
+            except ShimError as error:
+                print(f"restarting {self.caller.name}: {error}", file=sys.stderr)
+        self.was_restarted = True
+        begin_step(f"restart {self.caller.name}")
+        runtime.restart(self.caller)
+        self._run_pod(names, begin_step)
+
+    def _run_pod(self, names: frozenset[str], begin_step: Callable[[str], None]) -> None:
+        if self.with_pod:
+            from pyshim.node.install.cri import verify
+
+            begin_step("run a test pod")
+            verify(self.caller.socket, names, pod=self.handlers[0].name)
+
+    def rolled_back(self) -> None:
+        """The programs read the former files again, which are back in place."""
+        try:
+            runtime.reload_units()
+            runtime.restart_units(also_stopped=False)
+        finally:
+            if self.was_restarted:
+                runtime.restart(self.caller)
