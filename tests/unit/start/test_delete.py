@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from delete_node import DEADLINE_S, PROJECT, SANDBOX, Node, directory, running, until
+from delete_node import PROJECT, SANDBOX, Node, until
 
 from protos.containerd.task_v2_pb2 import DeleteResponse
 from pyshim.cleanup import conventions, delete, leftovers
@@ -24,31 +24,26 @@ from pyshim.host.fds import OwnedFd
 from pyshim.host.processes import identity as processes
 from pyshim.model.ledger import LedgerEntry, ResourceKind
 from pyshim.model.task import ExitStatus
-from pyshim.node.cli.launcher import import_paths
 from pyshim.pod.plan.sandbox import VM_ROOT
 from pyshim.resources.volumes.plan.share import HOST_SHARED_ROOT
 from pyshim.start.address import socket_path
 from pyshim.start.errors import BootstrapError
 from pyshim.state.store import REGISTER, ROOT
+from tests.fakes.left_node import DEADLINE_S, Process, directory, running
 from tests.unit.state.states import container
 
 pytestmark = pytest.mark.root  # `delete` unmounts the bundle's root, whether or not it is mounted
 
 
-def test_without_any_state_it_answers_killed_now(node: Node) -> None:
+@pytest.mark.parametrize("bundle", ["bundle", "no-such-bundle"])
+def test_without_any_state_it_answers_killed_now(node: Node, bundle: str) -> None:
+    node.bundle = node.root / bundle
     before = time.time_ns()
 
     response = node.delete()
 
     assert (response.pid, response.exit_status) == (0, 137)
     assert before <= response.exited_at.ToNanoseconds() <= time.time_ns()
-    assert node.errors == []
-
-
-def test_without_bundle_and_state_it_answers_too(node: Node) -> None:
-    node.bundle = node.root / "no-such-bundle"
-
-    assert node.delete().exit_status == 137
     assert node.errors == []
 
 
@@ -68,14 +63,6 @@ def test_a_dead_shims_ledger_is_undone_and_its_state_removed(node: Node) -> None
     assert not (node.own / "vm").exists()
     assert node.store.sandbox_ids() == ()
     assert (response.pid, response.exit_status) == (vmm.pid, 137)
-    assert node.errors == []
-
-
-def test_deleting_again_is_harmless(node: Node) -> None:
-    node.save(directory(node.own / "vm"))
-    node.delete()
-
-    assert node.delete().exit_status == 137
     assert node.errors == []
 
 
@@ -247,7 +234,7 @@ def test_without_a_state_programs_of_the_sandboxs_own_users_are_found(node: Node
         shutil.copy("/bin/cat", program)
     os.chown(vm_dir, -1, user)
     os.chmod(vm_dir, 0o755)
-    started: list[subprocess.Popen[bytes]] = []
+    started: list[Process] = []
     try:
         for program, whose in ((programs[0], user), (programs[1], user + 1), (programs[0], user + 2)):
             words = [program, "--", "-", f"path={vm_dir}/qmp.sock"]
@@ -457,39 +444,15 @@ def test_a_process_that_is_no_shim_is_never_signalled(node: Node, monkeypatch: p
     assert not (node.own / "vm").exists()
 
 
-def launch_words(
-    node: Node, container_id: str = SANDBOX, *, deadline_s: float = DEADLINE_S, starts_in_s: float = 0
-) -> list[str]:
+def launch_words(node: Node, container_id: str = SANDBOX, *settings: str, deadline_s: float = DEADLINE_S) -> list[str]:
     """The program of the launcher, with time enough on a busy machine."""
-    program = (
-        f"import time; time.sleep({starts_in_s})\n"
-        f"import sys; sys.path += {list(import_paths())!r}\n"
-        "from pyshim.cleanup import delete, leftovers\n"
-        f"leftovers.LOCK_WAIT_S = {DEADLINE_S}\n"
-        "from pyshim.start.argv import parse\n"
-        f"delete.DEADLINE_S = {deadline_s}\n"
-        f"sys.exit(delete.main(parse(sys.argv[1:]), state_root={node.store.root!r}, register={node.register!r}))"
-    )
-    arguments = ("-namespace", "k8s.io", "-address", "/x", "-id", container_id, "-bundle", str(node.bundle), "delete")
-    return [sys.executable, "-I", "-S", "-c", program, *arguments]
+    time_enough = (f"leftovers.LOCK_WAIT_S = {DEADLINE_S}", f"delete.DEADLINE_S = {deadline_s}")
+    return node.delete_words(container_id, node.bundle, *settings, *time_enough)
 
 
-def launch(node: Node, container_id: str = SANDBOX) -> "subprocess.Popen[bytes]":
+def launch(node: Node, container_id: str = SANDBOX) -> Process:
     words = launch_words(node, container_id)
     return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=node.bundle)
-
-
-def test_stdout_is_the_response_and_nothing_else(node: Node) -> None:
-    vmm = node.process()
-    node.save(directory(node.own / "vm"), running(vmm), vmm_pid=vmm.pid)
-
-    process = launch(node)
-    output, errors = process.communicate()
-
-    assert (process.returncode, errors) == (0, b"")
-    response = DeleteResponse.FromString(output)
-    assert (response.pid, response.exit_status) == (vmm.pid, 137)
-    assert vmm.wait() == -signal.SIGKILL
 
 
 @contextmanager
@@ -510,7 +473,7 @@ def test_without_time_left_it_answers_and_another_process_undoes_what_is_left(no
     node.save(directory(node.own / "vm"), running(vmm), vmm_pid=vmm.pid)
 
     with held_back(node):
-        words = launch_words(node, deadline_s=0.2, starts_in_s=0.3)
+        words = launch_words(node, SANDBOX, "time.sleep(0.3)", deadline_s=0.2)
         ended = subprocess.run(words, capture_output=True, cwd=node.bundle, check=False)
         assert not is_clean(node)
 
@@ -541,18 +504,6 @@ def test_a_delete_that_containerd_kills_leaves_nothing_behind(node: Node) -> Non
 
 def has_child(pid: int) -> bool:
     return bool(Path(f"/proc/{pid}/task/{pid}/children").read_text())
-
-
-def test_a_failed_cleanup_is_a_line_on_stderr_and_an_exit_code(node: Node) -> None:
-    (node.own / "in-the-way").mkdir(parents=True)
-    node.save(LedgerEntry(kind=ResourceKind.SOCKET, key=f"{node.own}/in-the-way"))
-
-    process = launch(node)
-    output, errors = process.communicate()
-
-    assert process.returncode == 1
-    assert errors.decode() == f"release socket '{node.own}/in-the-way': not a socket\n"
-    assert DeleteResponse.FromString(output).exit_status == 137
 
 
 def test_a_pod_whose_shim_died_survives_a_delete_per_container_at_once(node: Node) -> None:

@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -19,17 +18,14 @@ from pyshim.cleanup.leftovers import undo_remains
 from pyshim.cleanup.remote_vms import MARGIN_S, hold_s
 from pyshim.host.processes import identity as processes
 from pyshim.model.errors import NotFound
-from pyshim.model.ids import SandboxId
 from pyshim.model.ledger import LedgerEntry, ResourceKind
 from pyshim.model.remote_vms import RemoteVmState, remote_vm_entry
 from pyshim.node.cli import cleanup
-from pyshim.node.cli.launcher import import_paths
-from pyshim.state.schema import SandboxState, ShimRecord
-from pyshim.state.store import StateStore
+from tests.fakes.left_node import DEADLINE_S, LeftNode, Process
 from tests.fakes.remote_service import FakeRemoteService, when
 
 SANDBOX = f"test-remote-{os.getpid()}"
-WAIT_S = 60.0
+WAIT_S = DEADLINE_S
 IMPATIENT = (
     "leftovers.EXIT_WAIT_S = leftovers.TERM_WAIT_S = leftovers.WATCH_PAUSE_S = background.LONG_WAIT_S = 0.05; "
     "remote_vms.PAUSE_S = 0.05"
@@ -39,35 +35,27 @@ LOCKED = "leftovers.LOCK_WAIT_S = 0"
 """For a `delete` while another process has the lock: it tries once."""
 PATIENT = f"delete.DEADLINE_S = background.LONG_WAIT_S = {WAIT_S}"
 """For a `delete` that is to be done with everything before it answers, on a machine however busy."""
-Process = subprocess.Popen[bytes]
 
 
-class Node:
+class Node(LeftNode):
     """One sandbox with a remote VM and a directory."""
 
     def __init__(self, root: Path, service: FakeRemoteService) -> None:
-        self.root = root
+        super().__init__(root)
         self.service = service
         self.vm_dir = root / "sbs" / SANDBOX / "vm"
         self.vm_dir.mkdir(parents=True)
         self.bundle = root / "bundle"
         self.bundle.mkdir()
-        self.shims: list[Process] = []
-        self.register = f"{root}/register"
-        self.store = StateStore(root=f"{root}/sbs", register=self.register)
 
     def save(
         self,
         state: RemoteVmState = RemoteVmState.KNOWN,
         *,
-        shim: "Process | None" = None,
-        asked_until_s: "float | None" = None,
+        shim: Process | None = None,
+        asked_until_s: float | None = None,
         stop_timeout_s: float = WAIT_S,
     ) -> None:
-        pid, ticks = 2**22 + 1, 0
-        if shim is not None:
-            pid, ticks = shim.pid, processes.start_ticks(shim.pid) or 0
-        record = ShimRecord(pid=pid, start_ticks=ticks, socket=f"unix://{self.root}/shim.sock", namespace="k8s.io")
         remote = remote_vm_entry(
             SANDBOX,
             socket_path=self.service.path,
@@ -75,11 +63,7 @@ class Node:
             asked_until_s=int(time.time()) + 3600 if asked_until_s is None else int(asked_until_s),
             stop_timeout_s=int(stop_timeout_s),
         )
-        directory = LedgerEntry(kind=ResourceKind.DIRECTORY, key=str(self.vm_dir))
-        self.store.enter(SandboxId(SANDBOX), record)
-        self.store.save(
-            SandboxState(sandbox_id=SandboxId(SANDBOX), shim=record, snapshot=None, ledger=(directory, remote))
-        )
+        self.leave(SANDBOX, LedgerEntry(kind=ResourceKind.DIRECTORY, key=str(self.vm_dir)), remote, shim=shim)
 
     def held(self) -> list[ResourceKind]:
         try:
@@ -90,33 +74,15 @@ class Node:
     def is_forgotten(self) -> bool:
         return self.store.sandbox_ids() == () and self.store.entered_ids() == ()
 
-    def shim(self, code: str = "pass") -> Process:
+    def sleeping_shim(self, code: str = "pass") -> Process:
         """A process that has executed `code`, and sleeps through SIGTERM."""
         program = f"import signal, time; signal.signal(15, lambda *_: None); {code}; print(flush=True)"
-        program += "; [time.sleep(1) for _ in range(600)]"
-        process = subprocess.Popen([sys.executable, "-I", "-S", "-c", program], stdout=subprocess.PIPE)
-        assert process.stdout is not None
-        process.stdout.readline()
-        self.shims.append(process)
-        return process
-
-    def end(self) -> None:
-        for shim in self.shims:
-            shim.kill()
-            shim.communicate()
+        return self.python(f"{program}; [time.sleep(1) for _ in range(600)]")
 
     def delete(self, *settings: str) -> Process:
         """As containerd runs it, with its four seconds; IMPATIENT and `settings` are statements to execute first."""
-        code = (
-            f"import sys; sys.path += {list(import_paths())!r}; "
-            "from pyshim.cleanup import background, delete, leftovers, remote_vms; "
-            f"{'; '.join([IMPATIENT, *settings])}; from pyshim.start.argv import parse; "
-            f"sys.exit(delete.main(parse(sys.argv[1:]), state_root={self.store.root!r}, register={self.register!r}))"
-        )
-        words = ["-namespace", "k8s.io", "-address", "/run/c.sock", "-id", SANDBOX, "-bundle", str(self.bundle)]
-        return subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", code, *words, "delete"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        )
+        words = self.delete_words(SANDBOX, self.bundle, IMPATIENT, *settings)
+        return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
     def cleanup(self) -> int:
         places = Places(vm_root=f"{self.root}/v", shared_root=f"{self.root}/s", cgroup_root=f"{self.root}/c")
@@ -152,12 +118,12 @@ def test_a_killed_shims_vm_is_stopped_by_delete(node: Node) -> None:
 
 
 def test_a_slow_end_goes_on_after_delete_has_answered(node: Node) -> None:
-    """containerd gives `delete` five seconds; the service forgets the VM when the caller hangs up."""
+    """containerd does nothing else for the pod meanwhile; the service forgets the VM when the caller hangs up."""
     allowed = threading.Event()
     node.service.behave["StopVM"] = when(allowed)
     node.save()
 
-    code, out, err = finished(node.delete())
+    code, out, err = finished(node.delete("delete.DEADLINE_S = 3600"))
 
     assert code == 0
     assert f"remote vm '{SANDBOX}': process " in err
@@ -227,16 +193,6 @@ def test_what_delete_cannot_end_is_reported_and_kept_and_cleanup_ends_it(
     assert node.is_forgotten()
 
 
-def test_a_vm_that_was_stopped_already_needs_no_service(node: Node) -> None:
-    node.service.close()
-    node.save(RemoteVmState.STOPPED)
-
-    code, _, err = finished(node.delete(PATIENT))
-
-    assert (code, err) == (0, "")
-    assert node.is_forgotten()
-
-
 def test_a_new_sandbox_of_the_id_does_not_begin_what_it_cannot_wait_for(node: Node) -> None:
     node.save()
 
@@ -245,21 +201,6 @@ def test_a_new_sandbox_of_the_id_does_not_begin_what_it_cannot_wait_for(node: No
     assert errors == [f"release remote-vm '{SANDBOX}': its end may take minutes"]
     assert node.held() == [ResourceKind.REMOTE_VM]
     assert node.service.calls == []
-
-
-def test_delete_has_answered_long_before_a_slow_end(node: Node) -> None:
-    """Its seconds are containerd's, which does nothing else for the pod meanwhile and kills it in the end."""
-    allowed = threading.Event()
-    node.service.behave["StopVM"] = when(allowed)
-    node.save()
-
-    code, _, err = finished(node.delete("delete.DEADLINE_S = 3600"))
-
-    assert code == 0
-    assert f"remote vm '{SANDBOX}': process " in err
-    assert node.service.vms == {SANDBOX: "running"}
-    allowed.set()
-    until(node.is_forgotten)
 
 
 def test_an_end_whose_process_died_is_taken_up_by_cleanup(node: Node) -> None:
@@ -280,7 +221,7 @@ def test_an_end_whose_process_died_is_taken_up_by_cleanup(node: Node) -> None:
 def test_a_shim_that_ends_its_remote_vm_is_asked_to_end_and_then_waited_for(node: Node) -> None:
     """Killed, it would hang up on a service that is deleting the VM."""
     signalled = node.root / "signalled"
-    shim = node.shim(f"signal.signal(15, lambda *_: open({str(signalled)!r}, 'w').close())")
+    shim = node.sleeping_shim(f"signal.signal(15, lambda *_: open({str(signalled)!r}, 'w').close())")
     node.save(shim=shim)
 
     code, _, err = finished(node.delete())
@@ -305,7 +246,7 @@ def test_a_shim_that_ends_its_remote_vm_is_asked_to_end_and_then_waited_for(node
 def test_a_hung_shim_of_a_remote_vm_is_killed_when_no_call_of_it_can_be_under_way_and_its_vm_is_stopped(
     node: Node, stop: bool
 ) -> None:
-    shim = node.shim()
+    shim = node.sleeping_shim()
     if stop:
         shim.send_signal(signal.SIGSTOP)
     node.save(shim=shim, asked_until_s=0, stop_timeout_s=1)
@@ -320,7 +261,7 @@ def test_a_hung_shim_of_a_remote_vm_is_killed_when_no_call_of_it_can_be_under_wa
 
 
 def test_a_hung_shim_whose_remote_vm_was_stopped_is_killed_at_once(node: Node) -> None:
-    shim = node.shim()
+    shim = node.sleeping_shim()
     node.save(RemoteVmState.STOPPED, shim=shim)
 
     code, _, err = finished(node.delete(PATIENT))
@@ -332,7 +273,7 @@ def test_a_hung_shim_whose_remote_vm_was_stopped_is_killed_at_once(node: Node) -
 
 
 def test_a_shim_that_hangs_after_its_remote_vm_was_stopped_is_not_waited_for_as_long_as_for_the_vm(node: Node) -> None:
-    shim = node.shim()
+    shim = node.sleeping_shim()
     node.save(shim=shim, stop_timeout_s=3600)
     assert finished(node.delete("leftovers.REST_S = 0.0"))[0] == 0
     assert shim.poll() is None

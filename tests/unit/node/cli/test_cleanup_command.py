@@ -3,11 +3,9 @@
 import contextlib
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,29 +17,18 @@ from pyshim.cleanup.conventions import VMM_WORD, Places, conventional_ledger
 from pyshim.cleanup.orphans import candidates
 from pyshim.host.processes import identity as processes
 from pyshim.model.errors import InvalidArgument
-from pyshim.model.ids import SandboxId
 from pyshim.model.ledger import LedgerEntry, ResourceKind
 from pyshim.node.cli import cleanup
-from pyshim.state.schema import SandboxState, ShimRecord
-from pyshim.state.store import StateStore
+from tests.fakes.left_node import LeftNode, Process, directory, running, until_it_shows
 from tests.fakes.namespaces import Namespace
 
-Process = subprocess.Popen[bytes]
 NAME = f"test-{os.getpid()}-"
 """Instead of `sandbox-`: a test must not find the VMs that run on this machine."""
 
 
-def until_it_shows(pid: int, word: str) -> None:
-    """The kernel shows a new program's command line a moment after its start."""
-    deadline = time.monotonic() + 60
-    while word not in processes.arguments(pid) and time.monotonic() < deadline:
-        time.sleep(0.005)
-
-
-class Node:
+class Node(LeftNode):
     def __init__(self, root: Path) -> None:
-        self.root = root
-        self.store = StateStore(root=f"{root}/sbs", register=f"{root}/register")
+        super().__init__(root)
         self.places = Places(
             vm_root=f"{root}/vm",
             shared_root=f"{root}/shared",
@@ -49,39 +36,19 @@ class Node:
             vmm_name=NAME,
             netns_root=f"{root}/netns",
         )
-        self.running: list[Process] = []
-
-    def program(self, name: str, *words: str) -> Process:
-        path = self.root / name
-        if not path.exists():
-            shutil.copy(shutil.which("cat") or "/bin/cat", path)
-        process = subprocess.Popen(
-            [path, "--", "-", *words], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-        self.running.append(process)
-        until_it_shows(process.pid, words[-1] if words else "-")
-        return process
 
     def vmm(self, sandbox_id: str) -> Process:
         return self.program("qemu-system-x86_64", "-name", f"{NAME}{sandbox_id},debug-threads=on", "-mon", VMM_WORD)
 
     def directory(self, *parts: str) -> Path:
         path = self.root.joinpath(*parts)
-        path.mkdir(parents=True)
-        (path / "file").touch()
+        directory(path)
         return path
 
-    def shim(self, process: Process | None) -> ShimRecord:
-        pid, ticks = (2**22 + 1, 0) if process is None else (process.pid, processes.start_ticks(process.pid) or 0)
-        return ShimRecord(pid=pid, start_ticks=ticks, socket=f"unix://{self.root}/shim.sock", namespace="k8s.io")
-
-    def save(self, sandbox_id: str, *ledger: LedgerEntry, shim: Process | None = None) -> None:
-        record = self.shim(shim)
-        self.store.enter(sandbox_id, record)
-        self.store.save(SandboxState(sandbox_id=SandboxId(sandbox_id), shim=record, snapshot=None, ledger=ledger))
-
-    def state_file(self, sandbox_id: str) -> Path:
-        return Path(f"{self.store.root}/{sandbox_id}/persist.json")
+    def lose(self, sandbox_id: str) -> None:
+        """The register has the sandbox, whose shim and state are gone."""
+        self.leave(sandbox_id)
+        self.file_of(sandbox_id).unlink()
 
     def cleanup(self, *words: str) -> int:
         node = cleanup.CleanupPlaces(store=self.store, places=self.places, templates=(f"{self.store.root}-templates",))
@@ -94,9 +61,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
     monkeypatch.setattr("pyshim.cleanup.lost_vms.LOST_VMS", f"{tmp_path}/lost-vms")
     found = Node(tmp_path)
     yield found
-    for process in found.running:
-        process.kill()
-        process.communicate()
+    found.end()
 
 
 def entry(kind: ResourceKind, key: Path | str, **detail: str | int) -> LedgerEntry:
@@ -107,8 +72,7 @@ def test_the_ledger_of_a_dead_shim_is_undone_and_reported_line_by_line(
     node: Node, capsys: pytest.CaptureFixture[str]
 ) -> None:
     vmm, directory = node.vmm("dead"), node.directory("vm", "dead", "somewhere")
-    detail = {"program": str(vmm.args[0]), "pid": vmm.pid, "start_ticks": processes.start_ticks(vmm.pid) or 0}  # type: ignore[index]
-    node.save("dead", entry(ResourceKind.DIRECTORY, directory), entry(ResourceKind.PROCESS, "the-uuid", **detail))
+    node.leave("dead", entry(ResourceKind.DIRECTORY, directory), running(vmm, "the-uuid"))
 
     assert node.cleanup("--all") == cleanup.CLEAN
 
@@ -126,7 +90,7 @@ def test_the_ledger_of_a_dead_shim_is_undone_and_reported_line_by_line(
 
 def test_a_dry_run_says_the_same_and_changes_nothing(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
     vmm, directory = node.vmm("dead"), node.directory("vm", "dead", "somewhere")
-    node.save("dead", entry(ResourceKind.DIRECTORY, directory))
+    node.leave("dead", entry(ResourceKind.DIRECTORY, directory))
 
     assert node.cleanup("--all", "--dry-run") == cleanup.TO_DO
 
@@ -139,7 +103,7 @@ def test_a_dry_run_says_the_same_and_changes_nothing(node: Node, capsys: pytest.
 def test_a_living_shims_sandbox_is_left_alone(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
     shim = node.program("shim")
     directory = node.directory("vm", "alive", "somewhere")
-    node.save("alive", entry(ResourceKind.DIRECTORY, directory), shim=shim)
+    node.leave("alive", entry(ResourceKind.DIRECTORY, directory), shim=shim)
 
     assert node.cleanup("--all") == cleanup.CLEAN
     assert capsys.readouterr().out == ""
@@ -159,10 +123,9 @@ def test_a_lost_or_damaged_state_is_made_up_for_by_conventions(
     directories = [node.directory("vm", "dead"), node.directory("shared", "dead")]
     others = [node.directory("vm", "dead2"), node.directory("shared", "other")]
     bystander = node.vmm("dead2")
-    node.save("dead")
-    node.state_file("dead").unlink()
+    node.lose("dead")
     if body is not None:
-        node.state_file("dead").write_text(body)
+        node.file_of("dead").write_text(body)
 
     assert node.cleanup("dead") == cleanup.CLEAN
 
@@ -186,8 +149,7 @@ def test_a_vmm_that_may_have_an_unrecorded_shim_is_left_alone(node: Node, capsys
 
 
 def test_a_vmm_whose_parent_is_no_shim_is_an_orphan(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
-    program = node.root / "qemu-system-x86_64"
-    shutil.copy(shutil.which("cat") or "/bin/cat", program)
+    program = node.copy_of("cat", "qemu-system-x86_64")
     # The shell stands for the process that inherits orphans.
     script = f"exec 3<&0; '{program}' -- - -name {NAME}lost -mon {VMM_WORD} <&3 >&3 2>&3 & echo $!; wait"
     ours, theirs = socket.socketpair()
@@ -206,8 +168,7 @@ def test_a_vmm_whose_parent_is_no_shim_is_an_orphan(node: Node, capsys: pytest.C
 @pytest.mark.root
 def test_a_vmm_another_user_pretends_to_run_shows_nothing(node: Node) -> None:
     """Otherwise any user could have root remove the cgroup of any container, by the container's id."""
-    program = node.root / "qemu-system-x86_64"
-    shutil.copy(shutil.which("cat") or "/bin/cat", program)
+    program = node.copy_of("cat", "qemu-system-x86_64")
     fd = os.open(program, os.O_RDONLY)
     words = [str(program), "--", "-", "-name", f"{NAME}victim", "-mon", VMM_WORD]
     # By its descriptor: the way to the file is closed to other users.
@@ -237,23 +198,23 @@ def test_what_is_not_provably_ours_is_left_alone(
     node: Node, body: str, reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     directory = node.directory("vm", "theirs")
-    node.state_file("theirs").parent.mkdir(parents=True)
-    node.state_file("theirs").write_text(body)
+    node.file_of("theirs").parent.mkdir(parents=True)
+    node.file_of("theirs").write_text(body)
 
     assert node.cleanup("--all") == cleanup.CLEAN
     assert reason in capsys.readouterr().out
     assert node.cleanup("theirs") == cleanup.IN_USE
 
     assert directory.exists()
-    assert node.state_file("theirs").read_text() == body
+    assert node.file_of("theirs").read_text() == body
 
 
 def test_an_entry_that_cannot_be_undone_stays_and_is_reported_and_the_others_are_cleaned(
     node: Node, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stuck = entry(ResourceKind.SOCKET, node.directory("vm", "bad", "in-the-way"))
-    node.save("bad", stuck, entry(ResourceKind.DIRECTORY, node.directory("vm", "bad", "gone")))
-    node.save("good", entry(ResourceKind.DIRECTORY, node.directory("vm", "good", "gone too")))
+    node.leave("bad", stuck, entry(ResourceKind.DIRECTORY, node.directory("vm", "bad", "gone")))
+    node.leave("good", entry(ResourceKind.DIRECTORY, node.directory("vm", "good", "gone too")))
 
     assert node.cleanup("--all") == cleanup.FAILED
 
@@ -269,7 +230,9 @@ def test_an_entry_that_no_shim_can_have_written_is_reported_once_and_dropped(
 ) -> None:
     """It will never be undone, so keeping it would fail every later run."""
     outside = node.directory("elsewhere", "theirs")
-    node.save("odd", entry(ResourceKind.DIRECTORY, outside), entry(ResourceKind.DIRECTORY, node.directory("vm", "odd")))
+    node.leave(
+        "odd", entry(ResourceKind.DIRECTORY, outside), entry(ResourceKind.DIRECTORY, node.directory("vm", "odd"))
+    )
 
     assert node.cleanup("--all") == cleanup.FAILED
     assert (
@@ -294,8 +257,7 @@ def test_cgroups_are_found_by_their_names_unless_others_run_in_them(node: Node) 
         (node.root / "cgroup" / path).mkdir(parents=True)
     (node.root / "cgroup/default/dead/app").mkdir()
     (node.root / "cgroup/default/dead/app/cgroup.procs").write_text(f"{os.getpid()}\n")
-    node.save("dead")
-    node.state_file("dead").unlink()
+    node.lose("dead")
 
     assert node.cleanup("dead") == cleanup.CLEAN
 
@@ -303,8 +265,7 @@ def test_cgroups_are_found_by_their_names_unless_others_run_in_them(node: Node) 
 
 
 def test_a_child_of_virtiofsd_does_not_make_its_sandboxs_cgroup_anothers(node: Node) -> None:
-    program = node.root / "virtiofsd"
-    shutil.copy("/bin/sh", program)
+    program = node.copy_of("sh", "virtiofsd")
     words = [program, "-c", "sleep 600 & echo $!; wait", f"{node.places.shared_root}/dead/shared"]
     serving = subprocess.Popen(words, stdout=subprocess.PIPE, start_new_session=True)
     try:
@@ -345,7 +306,7 @@ def test_an_unknown_id_is_clean(node: Node, capsys: pytest.CaptureFixture[str]) 
 
 
 def test_the_register_is_distinguished_from_a_damaged_entry(node: Node) -> None:
-    node.save("dead", entry(ResourceKind.DIRECTORY, node.directory("vm", "dead", "gone")))
+    node.leave("dead", entry(ResourceKind.DIRECTORY, node.directory("vm", "dead", "gone")))
     Path(f"{node.root}/register/dead").write_text(json.dumps({"Pid": "x"}))
 
     assert node.cleanup("--all") == cleanup.CLEAN
@@ -369,8 +330,7 @@ def test_taps_are_found_by_their_alias_and_the_filters_by_what_it_says(node: Nod
         subprocess.run(["mount", "--bind", namespace.path, netns / "pod"], check=True)
         try:
             namespace.run("sh", "-c", script)
-            node.save("dead")
-            node.state_file("dead").unlink()
+            node.lose("dead")
 
             assert node.cleanup("dead") == cleanup.CLEAN
 
@@ -386,9 +346,10 @@ def test_a_shim_of_another_pid_namespace_cannot_be_said_to_be_dead(
 ) -> None:
     """A containerd in a container, its /run shared with the host: its pids mean others here."""
     directory = node.directory("somewhere")
-    record = replace(node.shim(None), pid_namespace=processes.our_pid_namespace() + 1)
-    ledger = (entry(ResourceKind.DIRECTORY, directory),)
-    node.store.save(SandboxState(sandbox_id=SandboxId("nested"), shim=record, snapshot=None, ledger=ledger))
+    node.leave("nested", entry(ResourceKind.DIRECTORY, directory))
+    state = node.store.load("nested")
+    elsewhere = replace(state.shim, pid_namespace=processes.our_pid_namespace() + 1)
+    node.store.save(replace(state, shim=elsewhere))
 
     assert node.cleanup("--all") == cleanup.CLEAN
 
