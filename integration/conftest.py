@@ -224,14 +224,13 @@ RunTask = Callable[..., Result]
 
 
 @pytest.fixture
-def run(ctr: Ctr, runtime: Runtime, name: str) -> RunTask:
+def run(ctr: Ctr, name: str) -> RunTask:
     """`ctr run --rm` of a command in the test image, to its end: `run("id", options=["--cwd", "/tmp"], code=None)`."""
 
     def run_task(
         *command: str, options: list[str] | None = None, code: int | None = 0, input: bytes | None = None
     ) -> Result:
-        words = ["run", "--rm", "--runtime", runtime.name, *(options or []), images.IMAGE, name, *command]
-        result = ctr(*words, input=input, check=False)
+        result = ctr.run(name, *command, options=options or [], input=input, check=False)
         assert code is None or result.code == code, f"expected code {code}: {result}"
         return result
 
@@ -239,10 +238,10 @@ def run(ctr: Ctr, runtime: Runtime, name: str) -> RunTask:
 
 
 @pytest.fixture(scope="module")
-def shared(ctr: Ctr, runtime: Runtime, module_leaves_nothing: None) -> Iterator[str]:
+def shared(ctr: Ctr, module_leaves_nothing: None) -> Iterator[str]:
     """A running container for a whole file: tests that only `exec` in it share one VM."""
     with own_name(ctr) as given:
-        ctr("run", "--detach", "--runtime", runtime.name, images.IMAGE, given, "sleep", "100000")
+        ctr.start(given)
         yield given
 
 

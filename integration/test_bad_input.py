@@ -10,8 +10,6 @@ import pytest
 
 from .framework import releases, shim_config
 from .framework.ctr import Ctr, Result
-from .framework.images import IMAGE
-from .framework.runtime import Runtime
 
 
 def _refused(result: Result) -> str:
@@ -27,20 +25,17 @@ def _has_code(error: str, *codes: str) -> bool:
     return error.endswith(codes) or not releases.chosen().ctr_prints_codes
 
 
-def _run_with_config(ctr: Ctr, runtime: Runtime, name: str, config: Path) -> Result:
-    words = ("run", "--rm", "--runtime-config-path", config, "--runtime", runtime.name, IMAGE, name, "true")
-    return ctr(*words, check=False, within_s=100)
+def _run_with_config(ctr: Ctr, name: str, config: Path) -> Result:
+    return ctr.run(name, "true", config=config, check=False, within_s=100)
 
 
 @pytest.mark.vm
 @pytest.mark.parametrize("key", ["kernel", "image", "path", "virtio_fs_daemon"])
-def test_missing_file_of_the_configuration_is_named(
-    ctr: Ctr, runtime: Runtime, name: str, scratch: Path, key: str
-) -> None:
+def test_missing_file_of_the_configuration_is_named(ctr: Ctr, name: str, scratch: Path, key: str) -> None:
     missing = scratch / f"no-such-{key}"
     config = shim_config.variant(scratch, **{key: missing})
 
-    error = _refused(_run_with_config(ctr, runtime, name, config))
+    error = _refused(_run_with_config(ctr, name, config))
 
     assert str(missing) in error
     assert "no such file" in error.lower() or "ENOENT" in error
@@ -49,36 +44,32 @@ def test_missing_file_of_the_configuration_is_named(
 
 
 @pytest.mark.vm
-def test_kernel_that_is_no_kernel_fails_with_qemus_own_words(
-    ctr: Ctr, runtime: Runtime, name: str, scratch: Path
-) -> None:
+def test_kernel_that_is_no_kernel_fails_with_qemus_own_words(ctr: Ctr, name: str, scratch: Path) -> None:
     kernel = scratch / "kernel"
     kernel.write_bytes(b"not a kernel" * 1000)
     config = shim_config.variant(scratch, kernel=kernel)
 
-    error = _refused(_run_with_config(ctr, runtime, name, config))
+    error = _refused(_run_with_config(ctr, name, config))
 
     assert "qemu" in error
     assert "kernel" in error
 
 
 @pytest.mark.vm
-def test_configuration_that_does_not_exist_is_named(ctr: Ctr, runtime: Runtime, name: str, scratch: Path) -> None:
-    error = _refused(_run_with_config(ctr, runtime, name, scratch / "absent.toml"))
+def test_configuration_that_does_not_exist_is_named(ctr: Ctr, name: str, scratch: Path) -> None:
+    error = _refused(_run_with_config(ctr, name, scratch / "absent.toml"))
 
     assert str(scratch / "absent.toml") in error
 
 
 @pytest.mark.vm
-def test_vm_that_panics_at_boot_fails_the_run_with_the_last_console_lines(
-    ctr: Ctr, runtime: Runtime, name: str, scratch: Path
-) -> None:
+def test_vm_that_panics_at_boot_fails_the_run_with_the_last_console_lines(ctr: Ctr, name: str, scratch: Path) -> None:
     """The root image holds no file system: the guest's first process gives up, and the kernel panics."""
     image = scratch / "empty.img"
     image.write_bytes(bytes(1024 * 1024))
     config = shim_config.variant(scratch, image=image)
 
-    error = _refused(_run_with_config(ctr, runtime, name, config))
+    error = _refused(_run_with_config(ctr, name, config))
 
     assert "panic" in error.lower()
     assert "console" in error
@@ -92,24 +83,20 @@ def test_vm_that_panics_at_boot_fails_the_run_with_the_last_console_lines(
         ("rootfstype=ext4", "mount root image /dev/vda1 as ext4: mount: mounting /dev/vda1 on /root failed"),
     ],
 )
-def test_a_guest_without_its_root_image_says_so(
-    ctr: Ctr, runtime: Runtime, name: str, scratch: Path, params: str, reason: str
-) -> None:
+def test_a_guest_without_its_root_image_says_so(ctr: Ctr, name: str, scratch: Path, params: str, reason: str) -> None:
     config = shim_config.variant(scratch, kernel_params=params)
 
-    error = _refused(_run_with_config(ctr, runtime, name, config))
+    error = _refused(_run_with_config(ctr, name, config))
 
     assert f"guest init: cannot {reason}" in error
 
 
 @pytest.mark.vm
-def test_agent_that_never_answers_ends_in_a_deadline_that_names_it(
-    ctr: Ctr, runtime: Runtime, name: str, scratch: Path
-) -> None:
+def test_agent_that_never_answers_ends_in_a_deadline_that_names_it(ctr: Ctr, name: str, scratch: Path) -> None:
     """The guest boots into the debug shell of its loader: alive, without an agent that answers."""
     config = shim_config.variant(scratch, kernel_params="rdinit=/shell", dial_timeout=11)
 
-    error = _refused(_run_with_config(ctr, runtime, name, config))
+    error = _refused(_run_with_config(ctr, name, config))
 
     assert "agent" in error
     assert "no answer within 11 s" in error

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,9 +17,7 @@ from .framework import shim_config
 from .framework.cgroups import SandboxCgroups, hierarchy, members, pod_cgroup
 from .framework.ctr import Ctr
 from .framework.direct import update_task
-from .framework.images import IMAGE
 from .framework.loop_devices import loop_device
-from .framework.runtime import Runtime
 from .framework.waiting import eventually
 
 pytestmark = pytest.mark.vm
@@ -31,9 +28,8 @@ _CODE = tuple(path for path in ("/usr", "/lib", "/lib64") if Path(path).is_dir()
 _ALL = ("cpu", "cpuacct", "cpuset", "memory", "blkio", "pids", "freezer")
 
 
-def _run(ctr: Ctr, runtime: Runtime, name: str, config: Path, *options: str) -> SandboxCgroups:
-    words = ("run", "--detach", "--runtime", runtime.name, "--runtime-config-path", str(config), *options)
-    ctr(*words, IMAGE, name, "sleep", "100000")
+def _run(ctr: Ctr, name: str, config: Path, *options: str) -> SandboxCgroups:
+    ctr.start(name, *options, config=config)
     return SandboxCgroups(name)
 
 
@@ -42,13 +38,13 @@ def _other_threads(sandbox: SandboxCgroups) -> set[int]:
 
 
 def test_with_an_overhead_cgroup_only_vcpu_threads_are_in_the_pods_before_and_after_hotplug(
-    ctr: Ctr, runtime: Runtime, name: str, scratch: Path
+    ctr: Ctr, name: str, scratch: Path
 ) -> None:
     size = {"default_vcpus": 0.5, "default_memory": 256, "default_maxmemory": 1280}
     keys = {"static_sandbox_resource_mgmt": False, "sandbox_cgroup_only": False}
     config = shim_config.with_keys(scratch, hypervisor=size, runtime=keys)
 
-    sandbox = _run(ctr, runtime, name, config)
+    sandbox = _run(ctr, name, config)
 
     assert sandbox.path("sandbox") == f"/default/{name}"
     assert sandbox.path("overhead") == f"/kata_overhead/{name}"
@@ -90,28 +86,17 @@ def _assert_vcpus_apart(sandbox: SandboxCgroups) -> None:
 
 
 def test_with_sandbox_cgroup_only_all_is_in_the_pods_cgroup_and_within_limits_of_its_own(
-    ctr: Ctr, runtime: Runtime, name: str, scratch: Path
+    ctr: Ctr, name: str, scratch: Path
 ) -> None:
     """One VM: the place of each process, the files written, the CPU limit, and the report of a host OOM."""
     keys = {"sandbox_cgroup_only": True, "sandbox_cgroup_limits": True}
     config = shim_config.with_keys(scratch, hypervisor={"default_memory": 512}, runtime=keys)
     with pod_cgroup(f"pod-{name}") as parent, removed(ctr, name):
-        sandbox = _run(ctr, runtime, name, config, "--cgroup", f"{parent}/{name}", *_TMPFS)
+        sandbox = _run(ctr, name, config, "--cgroup", f"{parent}/{name}", *_TMPFS)
 
         assert sandbox.path("sandbox") == f"{parent}/{name}"
-        again = (
-            "run",
-            "--rm",
-            "--runtime",
-            runtime.name,
-            "--runtime-config-path",
-            config,
-            IMAGE,
-            f"{name}-twin",
-            "true",
-        )
-        refused = ctr(*again[:1], "--cgroup", f"{parent}/{name}", *again[1:], check=False)
-        assert f"make cgroup '{parent}/{name}': process" in refused.err
+        twin = ctr.run(f"{name}-twin", "true", options=["--cgroup", f"{parent}/{name}"], config=config, check=False)
+        assert f"make cgroup '{parent}/{name}': process" in twin.err
         assert not list(hierarchy("memory").glob(f"kata_overhead/{name}"))
         for controller in _ALL:
             inside = members(sandbox.directory("sandbox", controller))
@@ -124,7 +109,7 @@ def test_with_sandbox_cgroup_only_all_is_in_the_pods_cgroup_and_within_limits_of
         _assert_held_to_quota(ctr, name, cpu)
 
         (memory / "memory.limit_in_bytes").write_text(str(300 * MIB))
-        ctr("task", "exec", "--exec-id", "fill", name, "dd", "if=/dev/zero", "of=/fill/it", "bs=1M", check=False)
+        ctr.inside(name, "dd", "if=/dev/zero", "of=/fill/it", "bs=1M", check=False)
         ctr.wait_for_state(name, "STOPPED")
         failure = sandbox.state["Pyshim"]["Snapshot"]["Failure"]
         assert f"the host's OOM killer ended the VMM, as cgroup '{parent}/{name}' met its memory limit" in failure
@@ -134,7 +119,7 @@ def _assert_held_to_quota(ctr: Ctr, name: str, cpu: Path) -> None:
     """With half a CPU allowed, a guest that spins gets no more than that, and the kernel says that it was held."""
     (cpu / "cpu.cfs_quota_us").write_text("20000")
     before = _throttled(cpu)
-    ctr("task", "exec", "--exec-id", "spin", name, "sh", "-c", "i=0; while [ $i -lt 3000 ]; do i=$((i+1)); done")
+    ctr.inside(name, "sh", "-c", "i=0; while [ $i -lt 3000 ]; do i=$((i+1)); done")
     eventually(lambda: _throttled(cpu) > before, what="the vCPUs are throttled")
     (cpu / "cpu.cfs_quota_us").write_text("200000")
 
@@ -157,14 +142,14 @@ def _rate(ctr: Ctr, name: str, device: str) -> float:
     """Bytes a second that fio reads from the device in the guest."""
     argv = [str(_FIO), "--name=read", f"--filename={device}", "--rw=read", "--bs=64k", "--direct=1", "--thread"]
     argv += ["--ioengine=psync", "--time_based", "--runtime=4", "--output-format=json", "--disk_util=0"]
-    report = ctr("task", "exec", "--exec-id", f"fio-{time.monotonic_ns()}", name, *argv).out
+    report = ctr.inside(name, *argv).out
     (job,) = json.loads(report[report.index("{") :])["jobs"]
     assert job["error"] == 0
     return float(job["read"]["bw_bytes"])
 
 
 @pytest.mark.skipif(not _FIO.exists(), reason="needs fio")
-def test_a_block_io_limit_holds_while_it_is_set(ctr: Ctr, runtime: Runtime, name: str, scratch: Path) -> None:
+def test_a_block_io_limit_holds_while_it_is_set(ctr: Ctr, name: str, scratch: Path) -> None:
     """A quarter of what fio reads without the limit, in the same VM; its disk is a loop device."""
     data = scratch / "data"
     with data.open("wb") as file:
@@ -173,7 +158,7 @@ def test_a_block_io_limit_holds_while_it_is_set(ctr: Ctr, runtime: Runtime, name
     config = shim_config.with_keys(scratch, hypervisor=cache)
     code = [word for path in _CODE for word in ("--mount", f"type=bind,src={path},dst={path},options=rbind:ro")]
     with loop_device(data) as device, removed(ctr, name):
-        _run(ctr, runtime, name, config, "--device", device, *code)
+        _run(ctr, name, config, "--device", device, *code)
         number = os.stat(device).st_rdev
         disk = {"major": os.major(number), "minor": os.minor(number)}
         free = _rate(ctr, name, device)

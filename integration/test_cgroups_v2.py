@@ -18,9 +18,7 @@ from pyshim.model.units import MIB
 from .conftest import GROUND, own_name
 from .framework import shim_config
 from .framework.ctr import Ctr
-from .framework.images import IMAGE
 from .framework.loop_devices import loop_device
-from .framework.runtime import Runtime
 
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(600)]
 _WITHIN_S = 500
@@ -39,34 +37,25 @@ def package(module: ModuleType) -> tuple[str, str]:
     return bind(Path(module.__file__).parent, f"/packages/{module.__name__}")
 
 
+MOUNTS = (
+    *(*bind("/usr", "/usr"), *bind("/usr/lib", "/lib"), *bind("/usr/lib64", "/lib64")),
+    *(*bind(PROJECT, "/project"), *package(jeepney), *package(msgspec)),
+)
+
+
 @pytest.fixture(scope="module")
-def kernel(ctr: Ctr, runtime: Runtime, module_leaves_nothing: None) -> Any:
+def kernel(ctr: Ctr, module_leaves_nothing: None) -> Any:
     """The guest kernel's answers in each scene."""
-    mounts = [*bind("/usr", "/usr"), *bind("/usr/lib", "/lib"), *bind("/usr/lib64", "/lib64")]
-    mounts += [*bind(PROJECT, "/project"), *package(jeepney), *package(msgspec)]
     directory = GROUND / "scratch" / "cgroups-v2"
     directory.mkdir(parents=True)
     config = shim_config.variant(directory, default_vcpus=min(2, os.cpu_count() or 1), default_memory=2048)
     disk = directory / "disk"
     disk.write_bytes(bytes(MIB))
     with loop_device(disk) as device, own_name(ctr) as name:
-        words = (
-            "run",
-            "--rm",
-            "--runtime",
-            runtime.name,
-            "--runtime-config-path",
-            str(config),
-            "--cap-add",
-            "CAP_SYS_ADMIN",
-            "--device",
-            device,
-            *mounts,
-            IMAGE,
-            name,
-        )
+        options = ["--cap-add", "CAP_SYS_ADMIN", "--device", device, *MOUNTS]
         program = ("/project/integration/inside/cgroups_v2.py", "/project", "/packages", device)
-        done = ctr(*words, PYTHON, "-I", *program, check=False, within_s=_WITHIN_S)
+        command = (PYTHON, "-I", *program)
+        done = ctr.run(name, *command, options=options, config=config, check=False, within_s=_WITHIN_S)
     assert done.code == 0, str(done)
     return json.loads(done.lines[-1])
 
@@ -152,20 +141,17 @@ def test_a_cgroup_removed_under_us_fails_no_call(kernel: Any) -> None:
 
 
 @pytest.fixture(scope="module")
-def systemd(ctr: Ctr, runtime: Runtime, module_leaves_nothing: None) -> Any:
+def systemd(ctr: Ctr, module_leaves_nothing: None) -> Any:
     """The answers of a systemd, pid 1 of a container in the guest, to the calls about a sandbox's scope."""
     directory = GROUND / "scratch" / "systemd"
     directory.mkdir(parents=True)
-    mounts = [*bind("/usr", "/usr"), *bind("/usr/lib", "/lib"), *bind("/usr/lib64", "/lib64")]
-    mounts += [*bind(PROJECT, "/project"), *package(jeepney), *package(msgspec)]
-    mounts += ["--mount", f"type=bind,src={directory},dst=/result,options=rbind:rw"]
+    result = ["--mount", f"type=bind,src={directory},dst=/result,options=rbind:rw"]
     with own_name(ctr) as name:
-        words = ("run", "--rm", "--runtime", runtime.name, "--cap-add", "CAP_SYS_ADMIN", *mounts, IMAGE, name)
+        options = ["--cap-add", "CAP_SYS_ADMIN", *MOUNTS, *result]
         program = ("/project/integration/inside/systemd_scope.py", "/project", "/packages", "/result/it")
-        done = ctr(*words, PYTHON, "-I", *program, check=False, within_s=_WITHIN_S)
-    result = directory / "it"
-    assert result.exists(), str(done)
-    text = result.read_text()
+        done = ctr.run(name, PYTHON, "-I", *program, options=options, check=False, within_s=_WITHIN_S)
+    assert (directory / "it").exists(), str(done)
+    text = (directory / "it").read_text()
     assert text.startswith("{"), f"{text}\n{done}"
     return json.loads(text)
 

@@ -14,7 +14,6 @@ from tests.unit.state.kata_shape import SANDBOX_STATE, check
 
 from .framework.containerd import Containerd
 from .framework.ctr import Ctr
-from .framework.images import IMAGE
 from .framework.runtime import Runtime
 from .framework.waiting import eventually
 
@@ -30,7 +29,7 @@ def pyshim(*words: str, within_s: float = 120) -> subprocess.CompletedProcess[st
 def test_what_a_shim_left_that_died_while_containerd_was_away_is_cleaned(
     containerd: Containerd, ctr: Ctr, runtime: Runtime, name: str, state: str
 ) -> None:
-    ctr("run", "--detach", "--runtime", runtime.name, IMAGE, name, "sleep", "100000")
+    ctr.start(name)
     assert pyshim("cleanup", name).returncode == 4
     assert pyshim("cleanup", "--all").stdout == ""
     persisted = runtime.persisted(name)

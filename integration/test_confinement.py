@@ -17,7 +17,6 @@ from pyshim.host.processes.confinement import KEPT_CAPABILITIES
 from .framework import oci, processes, shim_config
 from .framework.cgroups import SandboxCgroups, hierarchy, members
 from .framework.ctr import Ctr
-from .framework.images import IMAGE
 from .framework.processes import Process
 from .framework.runtime import Runtime
 
@@ -105,7 +104,7 @@ def serving(found: list[Process]) -> Process:
 def test_the_programs_of_a_pod_have_the_rights_that_the_documentation_says(
     ctr: Ctr, runtime: Runtime, name: str
 ) -> None:
-    ctr("run", "--detach", "--runtime", runtime.name, IMAGE, name, "sleep", "100000")
+    ctr.start(name)
     (vmm,) = runtime.vmms(name)
     virtiofsd = serving([p for p in processes.running() if p.command[:1] and "virtiofsd" in p.command[0]])
     vsock_programs = runtime.vsock_programs(name)
@@ -197,10 +196,8 @@ def host_disk() -> Path:
     return found[0]
 
 
-def test_the_virtiofsd_that_serves_the_guest_reaches_no_disk_of_the_host(
-    ctr: Ctr, runtime: Runtime, name: str, scratch: Path
-) -> None:
-    ctr("run", "--detach", "--runtime", runtime.name, IMAGE, name, "sleep", "100000")
+def test_the_virtiofsd_that_serves_the_guest_reaches_no_disk_of_the_host(ctr: Ctr, name: str, scratch: Path) -> None:
+    ctr.start(name)
     sandbox = SandboxCgroups(name)
     family = [p for p in processes.running() if p.command[:1] and "virtiofsd" in p.command[0]]
     server = serving(family)
@@ -253,7 +250,7 @@ def own_capabilities() -> set[int]:
 
 def test_the_table_of_a_pods_processes_is_the_documented_one(ctr: Ctr, runtime: Runtime, name: str) -> None:
     """Each line is made from the kernel's answers; the documentation has them as they are."""
-    ctr("run", "--detach", "--runtime", runtime.name, IMAGE, name, "sleep", "100000")
+    ctr.start(name)
     (vmm,) = runtime.vmms(name)
     cgroup = SandboxCgroups(name).path("devices")
     family = [p for p in processes.running() if p.command[:1] and "virtiofsd" in p.command[0]]
@@ -275,7 +272,7 @@ def test_the_table_of_a_pods_processes_is_the_documented_one(ctr: Ctr, runtime: 
 
 def test_every_thread_of_the_shim_is_confined(ctr: Ctr, runtime: Runtime, name: str) -> None:
     """Those that read the configuration, before the shim gave up its rights, have ended."""
-    ctr("run", "--detach", "--runtime", runtime.name, IMAGE, name, "sleep", "100000")
+    ctr.start(name)
     (vmm,) = runtime.vmms(name)
 
     threads = [
@@ -300,15 +297,14 @@ with open(sys.argv[1], "w") as out:
 
 @pytest.mark.parametrize("confined", [True, False], ids=["confined", "the control"])
 def test_a_hook_is_refused_what_the_shim_has_given_up(
-    ctr: Ctr, runtime: Runtime, name: str, plain_rootfs: Path, scratch: Path, confined: bool
+    ctr: Ctr, name: str, plain_rootfs: Path, scratch: Path, confined: bool
 ) -> None:
     config = shim_config.with_keys(scratch, runtime={"confine_shim": confined})
     spec = oci.spec("true", name=name, rootfs=plain_rootfs)
     command = ["hook", "-I", "-c", _HOOK, str(scratch / "out")]
     spec["hooks"] = {"createRuntime": [{"path": sys.executable, "args": command}]}
 
-    words = ("--runtime-config-path", str(config), "--config", oci.write(spec, scratch), name)
-    ctr("run", "--rm", "--runtime", runtime.name, *words)
+    ctr(*ctr.run_words("--rm", "--config", oci.write(spec, scratch), config=config), name)
 
     answers = (scratch / "out").read_text().split()
     assert len(answers) == 6
@@ -326,19 +322,18 @@ RUST_VIRTIOFSD = shutil.which("virtiofsd")
     ids=["file handles off", "the control"],
 )
 def test_the_rust_virtiofsd_has_the_documented_rights_and_serves_files_of_any_owner(
-    ctr: Ctr, runtime: Runtime, name: str, scratch: Path, arguments: list[str], more: set[int]
+    ctr: Ctr, name: str, scratch: Path, arguments: list[str], more: set[int]
 ) -> None:
     keys = {"virtio_fs_extra_args": arguments}
     config = shim_config.with_keys(scratch, {"virtio_fs_daemon": RUST_VIRTIOFSD}, hypervisor=keys)
     shared = scratch / "shared"
     shared.mkdir(mode=0o700)
     os.chown(shared, 4_000_000_000, 4_000_000_001)
-    words = ("run", "--detach", "--runtime", runtime.name, "--runtime-config-path", str(config))
 
-    ctr(*words, "--mount", f"type=bind,src={shared},dst=/shared,options=rbind:rw", IMAGE, name, "sleep", "100000")
+    ctr.start(name, "--mount", f"type=bind,src={shared},dst=/shared,options=rbind:rw", config=config)
     server = serving([p for p in processes.running() if p.command[:1] and "virtiofsd" in p.command[0]])
     script = "cd /shared; touch f; chown 1879048192:65534 f; chmod 2750 f; mkfifo p; mknod n b 7 0 && echo made; "
-    seen = ctr("task", "exec", "--exec-id", "x", name, "sh", "-c", f"{script} stat -c %u:%g:%a . f p", check=False)
+    seen = ctr.inside(name, "sh", "-c", f"{script} stat -c %u:%g:%a . f p", check=False)
 
     assert capabilities(server) == FILE_SERVER | more
     assert (status(server)["NoNewPrivs"], status(server)["Seccomp"]) == ("1", FILTERED)

@@ -35,7 +35,7 @@ def test_killed_part_of_a_pod_ends_its_task_with_an_exit_event_and_leaves_nothin
         pytest.skip("needs `scripts/integration --vsock`")
     with ctr.background(scratch, "events") as watching:
         until_watching(ctr, watching.out)
-        words = ("run", "--runtime", runtime.name, IMAGE, name, "sh", "-c", "echo up; sleep 100000")
+        words = (*ctr.run_words(), IMAGE, name, "sh", "-c", "echo up; sleep 100000")
         with ctr.background(scratch, *words) as running:
             running.wait_for("up")
             found = _VICTIMS[victim](runtime, name)
@@ -65,7 +65,7 @@ def test_a_task_whose_guest_hangs_is_killed_with_an_exit_event_and_removed(
 ) -> None:
     with ctr.background(scratch, "events") as watching:
         until_watching(ctr, watching.out)
-        ctr("run", "--detach", "--runtime", runtime.name, IMAGE, name, "sleep", "100000")
+        ctr.start(name)
         (vmm,) = runtime.vmms(name)
         os.kill(vmm.pid, signal.SIGSTOP)
 
@@ -83,7 +83,7 @@ def test_a_task_whose_guest_hangs_is_killed_with_an_exit_event_and_removed(
 def test_a_hung_shim_is_ended_with_its_vm_by_the_containerd_that_cannot_reach_it(
     containerd: Containerd, ctr: Ctr, runtime: Runtime, name: str
 ) -> None:
-    ctr("run", "--detach", "--runtime", runtime.name, IMAGE, name, "sleep", "100000")
+    ctr.start(name)
     for process in runtime.shims(name):
         os.kill(process.pid, signal.SIGSTOP)
 
@@ -96,7 +96,7 @@ def test_a_hung_shim_is_ended_with_its_vm_by_the_containerd_that_cannot_reach_it
 
 @pytest.mark.vm
 def test_shim_killed_while_its_vm_boots_leaves_nothing(ctr: Ctr, runtime: Runtime, name: str, scratch: Path) -> None:
-    with ctr.background(scratch, "run", "--rm", "--runtime", runtime.name, IMAGE, name, "true") as running:
+    with ctr.background(scratch, *ctr.run_words("--rm"), IMAGE, name, "true") as running:
         eventually(lambda: runtime.vmms(name), what="the VMM is there", every_s=0.01)
         for process in runtime.shims(name):
             os.kill(process.pid, signal.SIGKILL)
@@ -109,7 +109,7 @@ def test_shim_killed_while_its_vm_boots_leaves_nothing(ctr: Ctr, runtime: Runtim
 def test_vmm_killed_while_it_boots_fails_the_run_and_leaves_nothing(
     ctr: Ctr, runtime: Runtime, name: str, scratch: Path
 ) -> None:
-    with ctr.background(scratch, "run", "--rm", "--runtime", runtime.name, IMAGE, name, "true") as running:
+    with ctr.background(scratch, *ctr.run_words("--rm"), IMAGE, name, "true") as running:
         found = eventually(lambda: runtime.vmms(name), what="the VMM is there", every_s=0.01)
         os.kill(found[0].pid, signal.SIGKILL)
 
@@ -123,7 +123,7 @@ def test_vmm_killed_while_it_boots_fails_the_run_and_leaves_nothing(
 def test_client_that_gives_up_while_the_vm_boots_leaves_nothing(
     ctr: Ctr, runtime: Runtime, name: str, scratch: Path
 ) -> None:
-    with ctr.background(scratch, "run", "--runtime", runtime.name, IMAGE, name, "sleep", "100000") as running:
+    with ctr.background(scratch, *ctr.run_words(), IMAGE, name, "sleep", "100000") as running:
         eventually(lambda: runtime.vmms(name), what="the VMM is there", every_s=0.01)
         running.process.kill()
         running.wait()

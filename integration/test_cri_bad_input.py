@@ -24,7 +24,7 @@ def test_a_pod_container_whose_sandbox_no_shim_serves_is_refused_by_name(cri: Cr
     ctr = cri.daemon.ctr
     labels = ("--annotation", "io.kubernetes.cri.container-type=container")
     sandbox = ("--annotation", "io.kubernetes.cri.sandbox-id=nobody")
-    words = ("run", "--rm", "--runtime", runtime.name, *labels, *sandbox, "docker.io/local/busybox:test", "orphan")
+    words = (*ctr.run_words("--rm", *labels, *sandbox), "docker.io/local/busybox:test", "orphan")
     try:
         done = ctr("--namespace", "k8s.io", *words, "true", check=False)
         assert done.code != 0

@@ -12,7 +12,7 @@ import pytest
 
 from protos.cri import v1_pb2 as pb
 
-from .framework.cri import Container, Cri, Pod, Security
+from .framework.cri import Cri, Pod, Security
 from .framework.spdy import EXEC, SpdyConnection
 from .framework.waiting import eventually
 
@@ -51,13 +51,6 @@ def test_a_rotated_log_goes_on_in_a_new_file(pod: Pod) -> None:
     last = int(rotated.read_text().split()[-1])
     assert int(container.log().split()[0]) == last + 1
     rotated.unlink()
-
-
-@pytest.mark.parametrize("code", [0, 3, 126, 255])
-def test_exec_gives_output_and_exit_code(pod: Pod, code: int) -> None:
-    done = pod.start().exec("sh", "-c", f"echo out; echo err >&2; exit {code}")
-
-    assert (done.code, done.out, done.err) == (code, "out\n", "err\n")
 
 
 def test_an_exec_that_exceeds_its_time_is_ended(pod: Pod) -> None:
@@ -197,39 +190,6 @@ def test_pods_and_containers_of_strange_names(cri: Cri) -> None:
     with cri.pod("p od'\"ü", annotations={"example.org/ä": "\"quoted\"\n'twice'"}) as pod:
         container = pod.start("echo", "fine", name="c 'ö\"")
         assert container.run_to_end() == "fine\n"
-
-
-def _cpu(container: Container) -> int:
-    stats = container.cri.call("ContainerStats", container_id=container.id).stats
-    return int(stats.cpu.usage_core_nano_seconds.value)
-
-
-def test_figures_of_a_container_are_its_own(pod: Pod) -> None:
-    busy, idle = pod.start("sh", "-c", "while :; do :; done"), pod.start()
-    hog = pod.start("sh", "-c", "head -c 33554432 /dev/zero | tail; sleep 1000")
-
-    eventually(lambda: _cpu(busy) > 10**8, what="CPU time is counted")
-    assert _cpu(idle) < _cpu(busy)
-
-    def working_sets() -> dict[str, int]:
-        listed = pod.cri.call("ListContainerStats", filter=pb.ContainerStatsFilter(pod_sandbox_id=pod.id)).stats
-        return {item.attributes.id: item.memory.working_set_bytes.value for item in listed}
-
-    # containerd keeps figures for some seconds: those of a container that has just started may be zero.
-    eventually(lambda: all(working_sets().values()), what=lambda: f"memory is counted: {working_sets()}")
-    assert working_sets().keys() == {busy.id, idle.id, hog.id}
-
-
-def test_a_container_killed_for_memory_says_so(pod: Pod) -> None:
-    container = pod.start(
-        "sh",
-        "-c",
-        "x=x; while :; do x=$x$x; done",
-        resources=pb.LinuxContainerResources(memory_limit_in_bytes=32 << 20),
-    )
-
-    assert container.exit_code() == 137
-    eventually(lambda: container.status.reason == "OOMKilled", what="the reason is OOMKilled")
 
 
 def test_a_container_without_a_terminal_has_no_input_to_wait_for(pod: Pod) -> None:

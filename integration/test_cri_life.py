@@ -70,23 +70,6 @@ def test_containers_created_together_start_in_any_order(cri: Cri, pod: Pod) -> N
     assert [container.run_to_end() for container in created] == ["0\n", "1\n", "2\n"]
 
 
-@pytest.mark.parametrize(
-    ("script", "code"),
-    [("exit 3", 3), ("kill -SEGV $$", 139), ("kill -KILL $$", 137)],
-    ids=["exit", "segfault", "killed"],
-)
-def test_a_container_that_ends_badly_ends_no_other(cri: Cri, pod: Pod, script: str, code: int) -> None:
-    neighbour = pod.start()
-    # The shell is PID 1 of its namespace and so immune to its own signals; a child of it is not.
-    wrapped = script if script.startswith("exit") else f"sh -c '{script}'; exit $?"
-
-    container = pod.start("sh", "-c", wrapped)
-
-    assert container.exit_code() == code
-    assert container.status.reason == "Error"
-    assert neighbour.sh("echo fine") == "fine\n"
-
-
 def test_a_program_that_does_not_exist_fails_the_start_and_leaves_the_pod_usable(cri: Cri, pod: Pod) -> None:
     container = pod.create("/no/such/program")
 
@@ -199,22 +182,6 @@ def test_a_pod_whose_guest_hangs_is_stopped_and_removed(cri: Cri, runtime: Runti
 
         assert sorted(container.exit_code() for container in containers) == [137, 255]
         assert not runtime.vmms(pod.id)
-
-
-def test_a_pod_is_recreated_after_its_loss(cri: Cri, runtime: Runtime) -> None:
-    """The kubelet's answer to a sandbox that is not ready: the same pod with the next attempt."""
-    with cri.pod("phoenix") as pod:
-        (vmm,) = runtime.vmms(pod.id)
-        os.kill(vmm.pid, signal.SIGKILL)
-        eventually(lambda: not pod.is_ready, what="the sandbox is not ready")
-        pod.stop()
-        again = type(pod.config).FromString(pod.config.SerializeToString())
-        again.metadata.attempt = 1
-        second = Pod.run(cri, again)
-        try:
-            assert second.start("echo", "back").run_to_end() == "back\n"
-        finally:
-            second.remove()
 
 
 @needs_pause_container

@@ -13,8 +13,6 @@ import pytest
 from .conftest import GROUND
 from .framework import shim_config
 from .framework.ctr import Ctr
-from .framework.images import IMAGE
-from .framework.runtime import Runtime
 
 PROJECT = Path(__file__).resolve().parents[1]
 EVERY_BYTE = bytes(range(256)) * 64
@@ -33,7 +31,7 @@ def ask(*words: str, given: bytes = b"") -> subprocess.CompletedProcess[bytes]:
 
 
 @pytest.fixture(scope="module")
-def sandbox(ctr: Ctr, runtime: Runtime, module_leaves_nothing: None) -> Iterator[str]:
+def sandbox(ctr: Ctr, module_leaves_nothing: None) -> Iterator[str]:
     """A container whose guest has a console."""
     program = shutil.which(shim_config.VSOCK_PROGRAM)
     assert program is not None
@@ -41,8 +39,7 @@ def sandbox(ctr: Ctr, runtime: Runtime, module_leaves_nothing: None) -> Iterator
     directory.mkdir()
     way = {"use_vsock": "vhost-user", "vhost_user_vsock_daemon": program}
     config = shim_config.with_keys(directory, way, agent={"debug_console_enabled": True})
-    words = ("--runtime", runtime.name, "--runtime-config-path", str(config), IMAGE, "console", "sleep", "100000")
-    ctr("run", "--detach", *words)
+    ctr.start("console", config=config)
     try:
         yield "console"
     finally:

@@ -19,8 +19,6 @@ from tests.fakes.kubelet import FakeKubelet, container, pod, serving
 
 from .framework import shim_config
 from .framework.ctr import Ctr
-from .framework.images import IMAGE
-from .framework.runtime import Runtime
 from .framework.waiting import eventually
 
 pytestmark = pytest.mark.vm
@@ -77,40 +75,19 @@ def config(scratch: Path, kubelet: Path | None = None, store: Path | None = None
     return shim_config.with_keys(scratch, hypervisor={"cold_plug_vfio": "root-port", **disks}, runtime=runtime)
 
 
-def run(
-    ctr: Ctr,
-    runtime: Runtime,
-    path: Path,
-    *words: str,
-    annotation: str,
-    name: str,
-    check: bool = True,
-    more: tuple[str, ...] = (),
-) -> str:
-    options = ("--runtime", runtime.name, "--runtime-config-path", path, "--annotation", f"cdi.k8s.io/toy={annotation}")
-    done = ctr("run", "--rm", *options, *more, IMAGE, name, *words, check=check)
-    return done.out + done.err
-
-
 @pytest.mark.skipif(not os.path.exists(STORAGE_DAEMON), reason=f"needs {STORAGE_DAEMON}")
 def test_what_a_devices_spec_sets_and_a_disk_a_program_serves_reach_the_container(
-    ctr: Ctr, runtime: Runtime, name: str, scratch: Path, specs: Path, store: Path
+    ctr: Ctr, name: str, scratch: Path, specs: Path, store: Path
 ) -> None:
     """The disk comes twice, as a device and as a mount of its node, and is one."""
     node = store / "block/devices/disk7"
     script = f"env; head -c 6 /dev/data; printf written | dd of={node} seek=1 bs=512 conv=fsync 2>/dev/null"
     same = f'[ "$(stat -c %t:%T /dev/data)" = "$(stat -c %t:%T {node})" ]'
-    more = ("--device", str(node), "--mount", f"type=bind,src={node},dst=/dev/data,options=rbind")
+    options = ["--annotation", "cdi.k8s.io/toy=toy.org/note=a", "--device", str(node)]
+    options += ["--mount", f"type=bind,src={node},dst=/dev/data,options=rbind"]
 
-    out = run(
-        ctr,
-        runtime,
-        config(scratch, store=store),
-        *("sh", "-c", f"{script}; {same} && echo one disk"),
-        annotation="toy.org/note=a",
-        name=name,
-        more=more,
-    )
+    script = f"{script}; {same} && echo one disk"
+    out = ctr.run(name, "sh", "-c", script, options=options, config=config(scratch, store=store)).out
 
     assert "TOY_a=yes" in out
     assert "TOY_b" not in out
@@ -119,26 +96,7 @@ def test_what_a_devices_spec_sets_and_a_disk_a_program_serves_reach_the_containe
     assert (scratch / "disk7.img").read_bytes()[512:].startswith(b"written")
 
 
-@pytest.mark.parametrize(
-    ("annotation", "words"),
-    [
-        ("toy.org/note=c,toy.org/none=d", ("no spec defines 'toy.org/note=c', 'toy.org/none=d'", "broken.json")),
-        ("toy.org/vfio=gpu", ("use '/dev/vfio/999999': this host has no IOMMU group 999999",)),
-        ("nonsense", ("read cdi annotation 'cdi.k8s.io/toy'", "want VENDOR/CLASS=NAME")),
-    ],
-    ids=["unresolved", "no-group", "no-name"],
-)
-def test_an_unavailable_device_starts_no_vm(
-    annotation: str, words: tuple[str, ...], ctr: Ctr, runtime: Runtime, name: str, scratch: Path, specs: Path
-) -> None:
-    out = run(ctr, runtime, config(scratch), "true", annotation=annotation, name=name, check=False)
-
-    assert all(word in out for word in words), out
-
-
-def test_each_container_of_a_pod_has_what_the_kubelet_gave_it(
-    ctr: Ctr, runtime: Runtime, name: str, scratch: Path, specs: Path
-) -> None:
+def test_each_container_of_a_pod_has_what_the_kubelet_gave_it(ctr: Ctr, name: str, scratch: Path, specs: Path) -> None:
     """A device plugin's device in one container, a DRA claim's in the other; a third has none."""
     socket = scratch / "kubelet.sock"
     path = config(scratch, socket)
@@ -153,11 +111,10 @@ def test_each_container_of_a_pod_has_what_the_kubelet_gave_it(
         keys = {"container-type": kind, "sandbox-id": name, "sandbox-name": "web", "sandbox-namespace": "shop"}
         keys |= {"container-name": container_name} if container_name else {}
         words = [word for key, value in keys.items() for word in ("--annotation", f"io.kubernetes.cri.{key}={value}")]
-        options = ("--detach", "--runtime", runtime.name, "--runtime-config-path", path)
-        ctr("run", *options, *words, IMAGE, container_id, "sleep", "100000")
+        ctr.start(container_id, *words, config=path)
 
     def toys(container_id: str) -> list[str]:
-        lines = ctr("task", "exec", "--exec-id", "look", container_id, "cat", "/proc/1/environ").out.split("\0")
+        lines = ctr.inside(container_id, "cat", "/proc/1/environ").out.split("\0")
         return [line for line in lines if line.startswith("TOY_")]
 
     with serving(FakeKubelet(pod("other", "shop"), given), socket) as kubelet:

@@ -1,60 +1,39 @@
-"""`ctr task exec`: a process added to a running container."""
+"""`ctr task exec`: a process added to a running container, its exit code or the signal that ended it."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable
+import signal
 
 import pytest
 
-from .framework.ctr import Ctr, Result
+from .framework.ctr import Ctr
 
-_ids = itertools.count(1)
-Exec = Callable[..., Result]
-
-
-@pytest.fixture
-def execute(ctr: Ctr, shared: str) -> Exec:
-    def run(*command: str, options: tuple[str, ...] = (), input: bytes | None = None) -> Result:
-        words = ("task", "exec", "--exec-id", f"e{next(_ids)}", *options, shared, *command)
-        return ctr(*words, input=input, check=False)
-
-    return run
+_CODES = (0, 1, 2, 3, 7, 10, 13, 42, 63, 64, 77, 99, 100, 125, 126, 127, 128, 200, 254, 255)
+_SIGNALS = ("HUP", "INT", "ABRT", "KILL", "USR1", "SEGV", "PIPE", "ALRM", "TERM")
 
 
-def test_exec_returns_output_and_error_apart(execute: Exec) -> None:
-    result = execute("sh", "-c", "echo to out; echo to err >&2")
+@pytest.mark.parametrize("code", _CODES)
+def test_exec_returns_the_exit_code_of_its_process(ctr: Ctr, shared: str, code: int) -> None:
+    assert ctr.inside(shared, "sh", "-c", f"exit {code}", check=False).code == code
+
+
+@pytest.mark.parametrize("name", _SIGNALS)
+def test_exec_killed_by_a_signal_returns_128_plus_its_number(ctr: Ctr, shared: str, name: str) -> None:
+    result = ctr.inside(shared, "sh", "-c", f"kill -{name} $$; sleep 60", check=False)
+
+    assert result.code == 128 + signal.Signals[f"SIG{name}"]
+
+
+def test_exec_returns_output_and_error_apart(ctr: Ctr, shared: str) -> None:
+    result = ctr.inside(shared, "sh", "-c", "test -t 1 || echo to out; echo to err >&2")
 
     assert (result.code, result.out, result.err) == (0, "to out\n", "to err\n")
 
 
-def test_exec_sees_the_processes_and_files_of_its_container(execute: Exec) -> None:
-    result = execute("sh", "-c", "cat /layer-marker; cat /proc/1/cmdline | tr '\\0' ' '")
+def test_exec_sees_the_processes_and_files_of_its_container(ctr: Ctr, shared: str) -> None:
+    result = ctr.inside(shared, "sh", "-c", "cat /layer-marker; cat /proc/1/cmdline | tr '\\0' ' '")
 
     assert result.out == "upper\nsleep 100000 "
-
-
-def test_exec_runs_in_the_directory_it_was_given(execute: Exec) -> None:
-    assert execute("pwd", options=("--cwd", "/var")).out == "/var\n"
-
-
-def test_exec_runs_as_the_user_it_was_given(execute: Exec) -> None:
-    assert execute("id", options=("--user", "1000:1000")).out.split()[:2] == ["uid=1000(alice)", "gid=1000(alice)"]
-
-
-def test_exec_without_terminal_has_none(execute: Exec) -> None:
-    assert execute("sh", "-c", "test -t 1 && echo terminal || echo none").out == "none\n"
-
-
-def test_terminal_follows_a_resize(ctr: Ctr, shared: str) -> None:
-    script = "echo ready; until [ \"$(stty size)\" = '50 132' ]; do sleep 0.1; done; echo resized"
-    words = ("task", "exec", "-t", "--exec-id", "resize", shared, "sh", "-c", script)
-    with ctr.on_terminal(*words, rows=24, columns=80) as terminal:
-        terminal.read_until("ready")
-        terminal.resize(50, 132)
-        terminal.read_until("resized")
-
-        assert terminal.wait() == 0
 
 
 def test_control_c_on_the_terminal_interrupts_the_process(ctr: Ctr, shared: str) -> None:
@@ -74,16 +53,5 @@ def test_terminal_gives_one_stream_with_carriage_returns(ctr: Ctr, shared: str) 
         terminal.read_until("err\r")
         terminal.type("typed\n")
         terminal.read_until("got typed\r")
-
-        assert terminal.wait() == 0
-
-
-def test_control_d_on_the_terminal_is_end_of_input(ctr: Ctr, shared: str) -> None:
-    with ctr.on_terminal(
-        "task", "exec", "-t", "--exec-id", "eof", shared, "sh", "-c", "echo ready; cat; echo ended"
-    ) as terminal:
-        terminal.read_until("ready")
-        terminal.type("\x04")
-        terminal.read_until("ended")
 
         assert terminal.wait() == 0

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from .framework.ctr import Ctr
-from .framework.images import IMAGE
 from .framework.runtime import Runtime
 from .framework.waiting import eventually
 from .test_cleanup import pyshim
@@ -57,7 +56,7 @@ def test_a_pod_whose_state_cannot_be_written_is_refused_with_the_reason(
     breaks, reason = BREAKS[how]
     breaks(place)
 
-    done = ctr("run", "--rm", "--runtime", runtime.name, IMAGE, name, "true", check=False)
+    done = ctr.run(name, "true", check=False)
 
     assert done.code != 0
     assert f"write state '{place}'" in done.err
@@ -68,10 +67,10 @@ def test_a_pod_whose_state_cannot_be_written_is_refused_with_the_reason(
 def test_a_pod_whose_state_disk_fills_up_serves_on_and_ends_as_usual(
     ctr: Ctr, runtime: Runtime, name: str, place: Path
 ) -> None:
-    ctr("run", "--detach", "--runtime", runtime.name, IMAGE, name, "sleep", "100000")
+    ctr.start(name)
     fill(place)
 
-    assert ctr("task", "exec", "--exec-id", "e1", name, "echo", "here").out == "here\n"
+    assert ctr.inside(name, "echo", "here").out == "here\n"
     ctr("task", "kill", "--signal", "KILL", name)
     ctr.wait_for_state(name, "STOPPED")
     assert "exit code 137" in ctr("task", "rm", name).err

@@ -30,8 +30,8 @@ def _hooks(out: Path, **scripts: str) -> dict[str, Any]:
     }
 
 
-def _run(ctr: Ctr, runtime: Runtime, name: str, spec: oci.Spec, scratch: Path) -> Result:
-    return ctr("run", "--rm", "--runtime", runtime.name, "--config", oci.write(spec, scratch), name, check=False)
+def _run(ctr: Ctr, name: str, spec: oci.Spec, scratch: Path) -> Result:
+    return ctr(*ctr.run_words("--rm", "--config", oci.write(spec, scratch)), name, check=False)
 
 
 def test_four_of_four_hooks_run_and_the_link_that_one_makes_is_the_guests(
@@ -43,7 +43,7 @@ def test_four_of_four_hooks_run_and_the_link_that_one_makes_is_the_guests(
         out, prestart=_RECORD, createRuntime=_RECORD + _MAKE_LINK, poststart=_RECORD, poststop=_RECORD
     )
 
-    result = _run(ctr, runtime, name, spec, scratch)
+    result = _run(ctr, name, spec, scratch)
 
     assert result.code == 0, result
     assert result.lines[0] == "02:00:00:00:99:02"
@@ -60,13 +60,13 @@ def test_four_of_four_hooks_run_and_the_link_that_one_makes_is_the_guests(
 
 @pytest.mark.parametrize("kind", ["prestart", "createRuntime"])
 def test_a_failing_hook_fails_the_create_with_its_words_and_poststop_runs(
-    ctr: Ctr, runtime: Runtime, name: str, plain_rootfs: Path, scratch: Path, kind: str
+    ctr: Ctr, name: str, plain_rootfs: Path, scratch: Path, kind: str
 ) -> None:
     out = scratch / "hooks"
     spec = oci.spec("true", name=name, rootfs=plain_rootfs)
     spec["hooks"] = _hooks(out, **{kind: "echo no bridge >&2; exit 3", "poststop": _RECORD})
 
-    result = _run(ctr, runtime, name, spec, scratch)
+    result = _run(ctr, name, spec, scratch)
 
     assert result.code != 0
     assert "no bridge" in result.err
@@ -74,15 +74,13 @@ def test_a_failing_hook_fails_the_create_with_its_words_and_poststop_runs(
 
 
 @pytest.mark.vm
-def test_a_hook_of_the_container_runs_in_the_guest(
-    ctr: Ctr, runtime: Runtime, name: str, plain_rootfs: Path, scratch: Path
-) -> None:
+def test_a_hook_of_the_container_runs_in_the_guest(ctr: Ctr, name: str, plain_rootfs: Path, scratch: Path) -> None:
     spec = oci.spec("cat", "/tmp/hook", name=name, rootfs=plain_rootfs)
     spec["hooks"] = {
         "startContainer": [{"path": "/bin/sh", "args": ["sh", "-c", "uname -r > /tmp/hook"], "env": ["PATH=/bin"]}]
     }
 
-    result = _run(ctr, runtime, name, spec, scratch)
+    result = _run(ctr, name, spec, scratch)
 
     assert result.code == 0, result
     assert result.lines != [Path("/proc/sys/kernel/osrelease").read_text().strip()]
@@ -90,12 +88,12 @@ def test_a_hook_of_the_container_runs_in_the_guest(
 
 @pytest.mark.vm
 def test_a_hook_of_the_container_whose_program_the_guest_lacks_fails_by_name(
-    ctr: Ctr, runtime: Runtime, name: str, plain_rootfs: Path, scratch: Path
+    ctr: Ctr, name: str, plain_rootfs: Path, scratch: Path
 ) -> None:
     spec = oci.spec("true", name=name, rootfs=plain_rootfs)
     spec["hooks"] = {"createContainer": [{"path": "/nowhere/program"}]}
 
-    result = _run(ctr, runtime, name, spec, scratch)
+    result = _run(ctr, name, spec, scratch)
 
     assert result.code != 0
     assert "create container" in result.err

@@ -19,8 +19,6 @@ from pyshim.config.values import toml_value
 
 from .framework import kata_agent, shim_config
 from .framework.ctr import Ctr
-from .framework.images import IMAGE
-from .framework.runtime import Runtime
 
 pytestmark = [
     pytest.mark.vm,
@@ -53,13 +51,12 @@ def _node() -> dict[str, object]:
 
 
 @pytest.mark.parametrize("file", GIVEN.split(":") if GIVEN else DIALECTS)
-def test_a_file_of_katas_boots_a_pod(ctr: Ctr, runtime: Runtime, name: str, scratch: Path, file: str) -> None:
+def test_a_file_of_katas_boots_a_pod(ctr: Ctr, name: str, scratch: Path, file: str) -> None:
     path = scratch / "configuration.toml"
     _put(file, path)
     shim_config.add_keys(scratch, hypervisor=_node())
 
-    options = ("--rm", "--runtime-config-path", path, "--runtime", runtime.name)
-    result = ctr("run", *options, IMAGE, name, "sh", "-c", SCRIPT, check=False, within_s=200)
+    result = ctr.run(name, "sh", "-c", SCRIPT, config=path, check=False, within_s=200)
 
     assert result.code == 0, result
     cmdline, cgroup, mounts = result.out.split("\n\n")

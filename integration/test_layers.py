@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -16,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from bench import stubs
 from protos.containerd import runtimeoptions_pb2, task_v2_pb2, types_pb2
 from pyshim.model.units import MIB
 from pyshim.ttrpc import RemoteError
@@ -148,89 +146,6 @@ def test_an_encrypted_file_shows_the_host_nothing_and_is_new_for_each_task(
     assert upper.stat().st_blocks * 512 > 1_000_000, "it was written"
 
 
-def _truncated(layers: list[Path], scratch: Path) -> list[types_pb2.Mount]:
-    os.truncate(layers[0], layers[0].stat().st_size - 4096)
-    return erofs.active_mounts(layers, scratch)
-
-
-def _vanished(layers: list[Path], scratch: Path) -> list[types_pb2.Mount]:
-    layers[0].unlink()
-    return erofs.active_mounts(layers, scratch)
-
-
-def _garbage(layers: list[Path], scratch: Path) -> list[types_pb2.Mount]:
-    layers[0].write_bytes(os.urandom(MIB))
-    return erofs.active_mounts(layers, scratch)
-
-
-def _two_hundred(layers: list[Path], scratch: Path) -> list[types_pb2.Mount]:
-    more = [scratch / f"{number}.erofs" for number in range(200)]
-    for path in more:
-        path.hardlink_to(layers[1])
-    return erofs.active_mounts(more, scratch)
-
-
-def _not_made(layers: list[Path], scratch: Path) -> list[types_pb2.Mount]:
-    _, *rest = erofs.block_mounts(layers, scratch / "rwlayer.img")
-    options = ["X-containerd.mkfs.fs=ext4", "X-containerd.mkfs.size=16777216", "rw", "loop"]
-    return [types_pb2.Mount(type="mkfs/ext4", source=str(scratch / "rwlayer.img"), options=options), *rest]
-
-
-def _unresolved(layers: list[Path], scratch: Path) -> list[types_pb2.Mount]:
-    *below, _ = erofs.view_mounts(layers)
-    return [*below, erofs.overlay_mount("lowerdir={{ overlay 0 7 }}")]
-
-
-def _out_of_order(layers: list[Path], scratch: Path) -> list[types_pb2.Mount]:
-    *below, overlay = erofs.view_mounts(layers)
-    return [overlay, *below]
-
-
-def _no_root_hash(layers: list[Path], scratch: Path) -> list[types_pb2.Mount]:
-    mounts = erofs.active_mounts(layers, scratch)
-    mounts[0].options.append(f"X-containerd.dmverity={layers[-1]}.dmverity")
-    return mounts
-
-
-def _no_hashes(layers: list[Path], scratch: Path) -> list[types_pb2.Mount]:
-    mounts = _no_root_hash(layers, scratch)
-    data = layers[-1].read_bytes()
-    verity.append_hashes(layers[-1])
-    layers[-1].write_bytes(data)
-    return mounts
-
-
-_BAD = {
-    "truncated": (_truncated, r"/snapshots/1/layer\.erofs.*truncated"),
-    "vanished": (_vanished, r"/snapshots/1/layer\.erofs.*(ENOENT|[Nn]o such file)"),
-    "garbage": (_garbage, r"/snapshots/1/layer\.erofs.*EROFS"),
-    "200 layers": (_two_hundred, "200 layers"),
-    "upper not made": (_not_made, r"mkfs/ext4.*rwlayer\.img"),
-    "template of no mount": (_unresolved, r"overlay 0 7"),
-    "overlay first": (_out_of_order, "overlay"),
-    "no root hash": (_no_root_hash, r"layer\.erofs\.dmverity.*no such file"),
-    "no hashes": (_no_hashes, r"/snapshots/2/layer\.erofs.*no dm-verity hashes"),
-}
-
-
-@pytest.mark.parametrize("bad", _BAD.values(), ids=_BAD)
-def test_layers_that_make_no_root_are_named(
-    runtime: Runtime,
-    containerd: Containerd,
-    name: str,
-    scratch: Path,
-    bad: tuple[Callable[[list[Path], Path], list[types_pb2.Mount]], str],
-) -> None:
-    make, said = bad
-    layers = erofs.layer_files(scratch / "snapshots", [images.layer({"file": bytes(100_000)}, mode=0o644)] * 2)
-    mounts = make(layers, scratch)
-
-    with _shim(runtime, name, scratch / "bundle", "true") as shim:
-        shim.start()
-        with pytest.raises(RemoteError, match=said):
-            _create(shim, mounts, stubs.config(scratch))
-
-
 def test_a_layer_with_a_root_hash_is_verified_block_by_block(run: Run, scratch: Path) -> None:
     mounts, layer = _verified(scratch)
     data = layer.read_bytes()
@@ -288,19 +203,18 @@ def _verified(scratch: Path) -> tuple[list[types_pb2.Mount], Path]:
 @_needs_snapshotter
 @pytest.mark.parametrize("keeps", [False, True], ids=["in memory", "in a file"])
 def test_a_task_that_is_started_again_has_its_file_but_no_memory_of_the_guest(
-    containerd: Containerd, runtime: Runtime, name: str, scratch: Path, keeps: bool
+    containerd: Containerd, name: str, scratch: Path, keeps: bool
 ) -> None:
     ctr = containerd.ctr
     table = f'[plugins."io.containerd.snapshotter.v1.{erofs.SNAPSHOTTER}"]\n'
     with containerd.with_settings(f'{table}  default_size = "24MiB"\n' if keeps else ""):
         how = (*releases.chosen().client_import, "--snapshotter", erofs.SNAPSHOTTER)
         ctr("images", "import", *how, GROUND / "busybox.tar")
-        config = ("--runtime-config-path", shim_config.variant(scratch, shared_fs="none"))
-        start = ("run", "--detach", "--snapshotter", erofs.SNAPSHOTTER, "--runtime", runtime.name, *config)
-        ctr(*start, images.IMAGE, name, "sleep", "100000")
+        config = shim_config.variant(scratch, shared_fs="none")
+        ctr.start(name, "--snapshotter", erofs.SNAPSHOTTER, config=config)
 
         def inside(script: str) -> list[str]:
-            return ctr("task", "exec", "--exec-id", "look", name, "sh", "-c", script).lines
+            return ctr.inside(name, "sh", "-c", script).lines
 
         assert inside("echo here > /file; cat /layer-marker") == ["upper"]
         assert not keeps or inside(_FILL) == ["1"]

@@ -15,9 +15,9 @@ _TALKS = "trap 'echo got TERM; exit 21' TERM; i=0; while :; do i=$((i+1)); echo 
 
 
 @pytest.fixture
-def background(ctr: Ctr, runtime: Runtime, name: str) -> str:
+def background(ctr: Ctr, name: str) -> str:
     """A detached container that does nothing until it is killed."""
-    ctr("run", "--detach", "--runtime", runtime.name, IMAGE, name, "sleep", "100000")
+    ctr.start(name)
     return name
 
 
@@ -33,8 +33,8 @@ def test_detached_task_runs_until_killed_and_then_goes_without_a_trace(ctr: Ctr,
     ctr("container", "rm", background)
 
 
-def test_attach_shows_the_output_and_ends_with_the_task(ctr: Ctr, runtime: Runtime, name: str, scratch: Path) -> None:
-    ctr("run", "--detach", "--runtime", runtime.name, IMAGE, name, "sh", "-c", _TALKS)
+def test_attach_shows_the_output_and_ends_with_the_task(ctr: Ctr, name: str, scratch: Path) -> None:
+    ctr.start(name, command=("sh", "-c", _TALKS))
 
     with ctr.background(scratch, "task", "attach", name) as attached:
         attached.wait_for("tick")
@@ -42,16 +42,6 @@ def test_attach_shows_the_output_and_ends_with_the_task(ctr: Ctr, runtime: Runti
         attached.wait_for("got TERM")
 
         assert attached.wait().code == 21
-
-
-def test_an_ended_task_takes_a_kill_and_no_exec(ctr: Ctr, background: str) -> None:
-    ctr("task", "kill", "--signal", "KILL", background)
-    ctr.wait_for_state(background, "STOPPED")
-
-    ctr("task", "kill", background)
-    refused = ctr("task", "exec", "--exec-id", "late", background, "true", check=False)
-
-    assert refused.code != 0
 
 
 def test_created_task_starts_only_when_told(ctr: Ctr, runtime: Runtime, name: str, scratch: Path) -> None:
@@ -94,19 +84,3 @@ def test_paused_task_stands_still_and_goes_on_after_resume(ctr: Ctr, shared: str
         eventually(lambda: len(counter.out()) > frozen, what="output goes on after resume")
         ctr("task", "kill", "--exec-id", "count", "--signal", "KILL", shared)
         assert counter.wait().code == 137
-
-
-def test_exec_in_a_paused_task_is_refused(ctr: Ctr, shared: str) -> None:
-    ctr("task", "pause", shared)
-    try:
-        refused = ctr("task", "exec", "--exec-id", "no", shared, "true", check=False, within_s=20)
-        assert refused.code != 0
-    finally:
-        ctr("task", "resume", shared)
-
-
-def test_pause_twice_and_resume_of_a_running_task_are_refused(ctr: Ctr, shared: str) -> None:
-    assert ctr("task", "resume", shared, check=False).code != 0
-    ctr("task", "pause", shared)
-    assert ctr("task", "pause", shared, check=False).code != 0
-    ctr("task", "resume", shared)

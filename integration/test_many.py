@@ -9,7 +9,6 @@ import pytest
 
 from .framework import shim_config
 from .framework.ctr import Ctr, Result
-from .framework.images import IMAGE
 from .framework.runtime import Runtime
 
 _TOGETHER = 10
@@ -21,12 +20,10 @@ def test_ten_containers_at_once_each_give_their_own_output_and_code(
 ) -> None:
     # Ten emulated guests boot at once on two CPUs which other tests use as well.
     config = shim_config.variant(scratch, dial_timeout=400) if runtime.has_vm else None
-    chosen = ("--runtime-config-path", config) if config else ()
 
     def one(number: int) -> Result:
         script = f"echo container {number}; hostname > /mine; cat /mine | wc -l; exit {number}"
-        words = ("run", "--rm", "--runtime", runtime.name, *chosen, IMAGE, f"{name}-{number}", "sh", "-c", script)
-        return ctr(*words, check=False, within_s=500)
+        return ctr.run(f"{name}-{number}", "sh", "-c", script, config=config, check=False, within_s=500)
 
     with concurrent.futures.ThreadPoolExecutor(_TOGETHER) as pool:
         results = list(pool.map(one, range(_TOGETHER)))

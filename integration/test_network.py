@@ -17,9 +17,7 @@ from tests.fakes.vhost_user import VhostUserBackend
 from .conftest import RunTask, own_name
 from .framework import shim_config
 from .framework.ctr import Ctr, Result
-from .framework.images import IMAGE
 from .framework.networks import PodNetwork, added_link, pod_network
-from .framework.runtime import Runtime
 from .framework.waiting import eventually
 
 
@@ -38,16 +36,15 @@ def network(module_leaves_nothing: None) -> Iterator[PodNetwork]:
 
 
 @pytest.fixture(scope="module")
-def connected(ctr: Ctr, runtime: Runtime, network: PodNetwork) -> Iterator[str]:
+def connected(ctr: Ctr, network: PodNetwork) -> Iterator[str]:
     """A container in the prepared namespace, shared by this file's tests."""
     with own_name(ctr) as name:
-        options = ("--with-ns", f"network:{network.namespace}")
-        ctr("run", "--detach", "--runtime", runtime.name, *options, IMAGE, name, "sleep", "100000")
+        ctr.start(name, "--with-ns", f"network:{network.namespace}")
         yield name
 
 
 def _inside(ctr: Ctr, container: str, script: str) -> Result:
-    return ctr("task", "exec", "--exec-id", "net", container, "sh", "-c", script, check=False)
+    return ctr.inside(container, "sh", "-c", script, check=False)
 
 
 def test_one_mebibyte_over_tcp_arrives_whole(ctr: Ctr, network: PodNetwork, connected: str, scratch: Path) -> None:
@@ -80,13 +77,9 @@ def test_an_interface_that_comes_later_reaches_the_guest_and_leaves_it_with_its_
 
 
 @pytest.mark.skipif(not shim_config.OVMF.exists(), reason=f"needs {shim_config.OVMF} (hint: apt install ovmf)")
-def test_an_interface_that_comes_later_reaches_a_guest_booted_by_firmware(
-    ctr: Ctr, runtime: Runtime, name: str, scratch: Path
-) -> None:
+def test_an_interface_that_comes_later_reaches_a_guest_booted_by_firmware(ctr: Ctr, name: str, scratch: Path) -> None:
     with pod_network("it-firmware", subnet=11) as network:
-        options = ("--runtime-config-path", shim_config.with_firmware(scratch), "--with-ns")
-        where = f"network:{network.namespace}"
-        ctr("run", "--detach", "--runtime", runtime.name, *options, where, IMAGE, name, "sleep", "100000")
+        ctr.start(name, "--with-ns", f"network:{network.namespace}", config=shim_config.with_firmware(scratch))
         with added_link(network, "eth1", subnet=12) as gateway:
             _eventually_inside(ctr, name, "ip route | grep 10.12.0.0/16")
             reached = _inside(ctr, name, f"ping -c 3 -W 5 {gateway}").out
@@ -109,10 +102,10 @@ def _links_in(network: PodNetwork) -> set[str]:
 
 
 def test_a_second_pod_in_the_same_namespace_is_refused_and_the_first_keeps_its_network(
-    ctr: Ctr, runtime: Runtime, network: PodNetwork, connected: str, name: str
+    ctr: Ctr, network: PodNetwork, connected: str, name: str
 ) -> None:
-    options = ("--with-ns", f"network:{network.namespace}")
-    refused = ctr("run", "--rm", "--runtime", runtime.name, *options, IMAGE, name, "true", check=False)
+    options = ["--with-ns", f"network:{network.namespace}"]
+    refused = ctr.run(name, "true", options=options, check=False)
 
     assert refused.code != 0
     assert f"connect link '{network.interface}'" in refused.err
@@ -120,9 +113,9 @@ def test_a_second_pod_in_the_same_namespace_is_refused_and_the_first_keeps_its_n
     assert " 0% packet loss" in _inside(ctr, connected, f"ping -c 3 -W 5 {network.peer_address}").out
 
 
-def test_a_namespace_that_is_gone_is_refused_by_its_path(ctr: Ctr, runtime: Runtime, name: str) -> None:
-    options = ("--with-ns", "network:/run/netns/no such 'namespace'")
-    refused = ctr("run", "--rm", "--runtime", runtime.name, *options, IMAGE, name, "true", check=False)
+def test_a_namespace_that_is_gone_is_refused_by_its_path(ctr: Ctr, name: str) -> None:
+    options = ["--with-ns", "network:/run/netns/no such 'namespace'"]
+    refused = ctr.run(name, "true", options=options, check=False)
 
     assert refused.code != 0
     assert "/run/netns/no such 'namespace'" in refused.err.replace("\\", "")
@@ -137,15 +130,14 @@ def test_a_namespace_that_is_gone_is_refused_by_its_path(ctr: Ctr, runtime: Runt
     ids=["tcfilter", "macvtap"],
 )
 def test_prepared_namespace_is_as_it_was_after_a_pod_with_limited_rates_is_gone(
-    ctr: Ctr, runtime: Runtime, name: str, scratch: Path, model: str, limits: dict[str, int], expected: dict[str, int]
+    ctr: Ctr, name: str, scratch: Path, model: str, limits: dict[str, int], expected: dict[str, int]
 ) -> None:
     """Links, addresses, routes and traffic rules: the namespace belongs to who made it."""
     keys = {f"{way}_rate_limiter_max_rate": rate for way, rate in limits.items()}
     config = shim_config.with_keys(scratch, {"internetworking_model": model}, hypervisor=keys)
     with pod_network("it-after", subnet=8) as made:
         before = _everything_in("it-after")
-        options = ("--with-ns", f"network:{made.namespace}", "--runtime-config-path", config)
-        ctr("run", "--detach", "--runtime", runtime.name, *options, IMAGE, name, "sleep", "100000")
+        ctr.start(name, "--with-ns", f"network:{made.namespace}", config=config)
 
         assert _rates_in("it-after") == expected
         assert " 0% packet loss" in _inside(ctr, name, f"ping -c 3 -W 5 {made.peer_address}").out
@@ -160,7 +152,7 @@ def _rates_in(namespace: str) -> dict[str, int]:
 
 
 def test_a_directly_attached_network_is_the_guests_and_the_namespace_is_left_alone(
-    ctr: Ctr, runtime: Runtime, name: str, scratch: Path
+    ctr: Ctr, name: str, scratch: Path
 ) -> None:
     """Behind a vhost-user socket, a host that answers pings; in the namespace, an interface to be left alone."""
     config = shim_config.with_keys(scratch, runtime={"dan_conf": scratch})
@@ -179,8 +171,7 @@ def test_a_directly_attached_network_is_the_guests_and_the_namespace_is_left_alo
     gateway = EchoHost("02:00:5e:00:00:01", "10.231.31.1")
     with pod_network("it-direct", subnet=30) as unused, VhostUserBackend(end, gateway):
         before = _everything_in("it-direct")
-        options = ("--with-ns", f"network:{unused.namespace}", "--runtime-config-path", config)
-        ctr("run", "--detach", "--runtime", runtime.name, *options, IMAGE, name, "sleep", "100000")
+        ctr.start(name, "--with-ns", f"network:{unused.namespace}", config=config)
 
         assert " 0% packet loss" in _inside(ctr, name, "ping -c 3 -W 10 -s 1300 10.231.31.1").out
         shown = _inside(ctr, name, "ip addr; ip route; ip neigh").out

@@ -22,7 +22,6 @@ from .framework.images import IMAGE
 from .framework.kubelet_volumes import Payload
 from .framework.networks import PodNetwork, pod_network
 from .framework.registry import Registry, registry
-from .framework.runtime import Runtime
 from .framework.waiting import eventually
 
 pytestmark = pytest.mark.vm
@@ -89,7 +88,6 @@ def scratch_volume(host_files: Path) -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def container(
     ctr: Ctr,
-    runtime: Runtime,
     network: PodNetwork,
     images: Registry,
     host_files: Path,
@@ -106,15 +104,15 @@ def container(
         "io.kubernetes.cri.image-name": f"docker.io/{IMAGE}",
     }
     with own_name(ctr) as name:
-        ctr(
-            *("run", "--detach", "--runtime", runtime.name, "--runtime-config-path", config),
+        ctr.start(
+            name,
             *("--with-ns", f"network:{network.namespace}"),
             *(word for item in annotations.items() for word in ("--annotation", "=".join(item))),
             *("--mount", f"type=bind,src={host_files}/tree,dst=/tree,options=rbind:rw"),
             *("--mount", f"type=bind,src={host_files}/single,dst=/etc/single,options=bind:ro"),
             *("--mount", f"type=bind,src={settings.path},dst=/settings,options=rbind:ro"),
             *("--mount", f"type=bind,src={scratch_volume},dst=/cache,options=rbind:rw"),
-            *(IMAGE, name, "sleep", "100000"),
+            config=config,
         )
         yield name
 
@@ -124,7 +122,7 @@ def inside(ctr: Ctr, container: str) -> Callable[[str], Result]:
     """Runs a shell script in the container."""
 
     def run(script: str) -> Result:
-        return ctr("task", "exec", "--exec-id", "inside", container, "sh", "-c", script, check=False)
+        return ctr.inside(container, "sh", "-c", script, check=False)
 
     return run
 
@@ -234,17 +232,3 @@ def test_initdata_is_a_read_only_disk_with_the_document(inside: Script) -> None:
     found = inside('for d in /sys/block/vd*; do [ "$(cat $d/serial)" = initdata ] && cat $d/ro $d/size; done; true')
 
     assert found.lines == ["1", str(len(disk_image(parse(DOCUMENT, "test"))) // 512)]
-
-
-def test_an_image_the_registry_does_not_have_is_named_and_nothing_is_left(
-    ctr: Ctr, runtime: Runtime, name: str, network: PodNetwork, images: Registry, scratch: Path
-) -> None:
-    config = shim_config.variant(scratch, shared_fs="none")
-    base = ("run", "--rm", "--runtime", runtime.name, "--runtime-config-path", config)
-    pull = ("--annotation", C + "runtime.experimental_force_guest_pull=true")
-
-    unnamed = ctr(*base, *pull, IMAGE, name, "true", check=False)
-    unshared = ctr(*base, IMAGE, name, "true", check=False)
-
-    assert "needs the image's name in annotation 'io.kubernetes.cri.image-name'" in unnamed.err
-    assert 'shared_fs = "none" leaves no way to its root file system' in unshared.err

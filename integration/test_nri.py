@@ -26,7 +26,6 @@ from .framework.cgroups import SandboxCgroups
 from .framework.cri import Container, Cri, Pod, pod_config
 from .framework.cri_session import NRI_SOCKET, RUNC_HANDLER, STAND_IN_CONFIG, STAND_IN_HANDLER
 from .framework.ctr import Ctr
-from .framework.images import IMAGE
 from .framework.runtime import Runtime
 from .framework.waiting import eventually
 
@@ -377,7 +376,7 @@ def test_a_runtime_that_refuses_the_plugin_is_quoted_and_a_wrong_name_is_not_eve
 
 @_needs_two_cpus
 def test_the_threads_of_a_vm_are_where_the_plugin_placed_them_before_it_booted(
-    ctr: Ctr, runtime: Runtime, name: str, scratch: Path
+    ctr: Ctr, name: str, scratch: Path
 ) -> None:
     """Through the shim's own question: no NRI is needed."""
     plugin = PluginProcess(scratch)
@@ -385,9 +384,8 @@ def test_the_threads_of_a_vm_are_where_the_plugin_placed_them_before_it_booted(
     plugin.start(scratch / "no-runtime.sock")
     try:
         eventually(plugin.socket.exists, what=lambda: f"the plugin answers: {plugin.log()}")
-        words = ("run", "--detach", "--runtime", runtime.name, "--runtime-config-path", str(config))
         limits = ("--cpu-quota", "100000", "--cpu-period", "100000", "--cpu-shares", "1024")
-        ctr(*words, *limits, IMAGE, name, "sleep", "100000")
+        ctr.start(name, *limits, config=config)
         sandbox = SandboxCgroups(name)
         (thread,) = sandbox.vcpu_threads
 

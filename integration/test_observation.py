@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from .framework.ctr import Ctr
 from .framework.events import task_events, until_watching
-from .framework.images import IMAGE
-from .framework.runtime import Runtime
 from .framework.waiting import eventually
 
 PROJECT = Path(__file__).resolve().parents[1]
@@ -30,10 +26,10 @@ def test_ps_lists_an_added_process_while_it_runs(ctr: Ctr, shared: str, scratch:
     eventually(lambda: len(ctr("task", "ps", shared).rows()) == before, what="the ended process is off the list")
 
 
-def test_events_come_in_the_order_of_the_tasks_life(ctr: Ctr, runtime: Runtime, name: str, scratch: Path) -> None:
+def test_events_come_in_the_order_of_the_tasks_life(ctr: Ctr, name: str, scratch: Path) -> None:
     with ctr.background(scratch, "events") as watching:
         until_watching(ctr, watching.out)
-        ctr("run", "--detach", "--runtime", runtime.name, IMAGE, name, "sleep", "100000")
+        ctr.start(name)
         ctr("task", "exec", "--exec-id", "added", name, "sh", "-c", "exit 3", check=False)
         ctr("task", "pause", name)
         ctr("task", "resume", name)
@@ -61,30 +57,12 @@ def test_events_come_in_the_order_of_the_tasks_life(ctr: Ctr, runtime: Runtime, 
 
 @pytest.mark.parametrize("code", [0, 5])
 def test_start_is_published_before_exit_even_for_a_process_that_ends_at_once(
-    ctr: Ctr, runtime: Runtime, name: str, scratch: Path, code: int
+    ctr: Ctr, name: str, scratch: Path, code: int
 ) -> None:
     with ctr.background(scratch, "events") as watching:
         until_watching(ctr, watching.out)
-        ctr("run", "--rm", "--runtime", runtime.name, IMAGE, name, "sh", "-c", f"exit {code}", check=False)
+        ctr.run(name, "sh", "-c", f"exit {code}", check=False)
         watching.wait_for("/tasks/delete")
         events = task_events(watching.out(), name)
 
     assert [topic for topic, _ in events] == ["/tasks/create", "/tasks/start", "/tasks/exit", "/tasks/delete"]
-
-
-@pytest.mark.vm
-def test_a_trace_tells_where_the_time_went_until_the_first_output(ctr: Ctr, runtime: Runtime, name: str) -> None:
-    command = [str(PROJECT / "bin" / "pyshim"), "trace", name]
-    script = "echo up; sleep 100000"
-    ctr("run", "--detach", "--runtime", runtime.name, IMAGE, name, "sh", "-c", script)
-
-    def names() -> list[str]:
-        done = subprocess.run([*command, "--json"], capture_output=True, check=True, timeout=60)
-        (resource,) = json.loads(done.stdout)["resourceSpans"]
-        return [span["name"] for span in resource["scopeSpans"][0]["spans"]]
-
-    # With `--detach` ctr reads no output, but the pipe takes this much.
-    eventually(lambda: "first output" in names(), what=lambda: f"the first output is in the trace: {names()}")
-    assert {f"create {name}", "start vmm", "wait for agent", f"start {name}"} <= set(names())
-    text = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
-    assert "wait for agent" in text

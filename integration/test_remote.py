@@ -102,25 +102,6 @@ def test_a_file_of_the_node_is_copied_into_the_vm(execute: Exec) -> None:
     assert execute("cat", "/copied").out == "from the node\n"
 
 
-def test_statistics_are_the_containers_in_its_vm(ctr: Ctr, container: str) -> None:
-    told = dict(line.split() for line in ctr("task", "metrics", container).lines if len(line.split()) == 2)
-
-    assert int(told["cpuacct.usage"]) > 0
-    assert 0 < int(told["memory.usage_in_bytes"]) < MEMORY_MIB << 20
-
-
-def test_a_container_is_paused_and_resumed_in_its_vm(ctr: Ctr, container: str, execute: Exec) -> None:
-    ctr("task", "pause", container)
-    paused = ctr.state_of(container)
-    refused = execute("true")
-    ctr("task", "resume", container)
-
-    assert paused == "PAUSED"
-    assert refused.code != 0
-    assert ctr.state_of(container) == "RUNNING"
-    assert execute("echo", "again").out == "again\n"
-
-
 def test_a_signal_reaches_the_process_and_its_status_comes_back(
     ctr: Ctr, peer: RemotePeer, remote_run: RemoteRun, name: str, scratch: Path
 ) -> None:

@@ -16,8 +16,6 @@ from pyshim.ttrpc import RemoteError
 from .framework import shim_config
 from .framework.ctr import Ctr
 from .framework.direct import update_task
-from .framework.images import IMAGE
-from .framework.runtime import Runtime
 from .framework.waiting import eventually
 
 pytestmark = pytest.mark.vm
@@ -35,9 +33,7 @@ class Guest:
 
     def look(self) -> tuple[int, int]:
         """CPUs and MiB the guest itself counts."""
-        result = self.ctr(
-            "task", "exec", "--exec-id", "look", self.name, "sh", "-c", "nproc; grep MemTotal /proc/meminfo"
-        )
+        result = self.ctr.inside(self.name, "sh", "-c", "nproc; grep MemTotal /proc/meminfo")
         cpus, total = result.lines
         return int(cpus), int(total.split()[1]) // 1024
 
@@ -61,9 +57,8 @@ def _config(scratch: Path, policy: str = "overhead", **hypervisor: object) -> Pa
     return shim_config.with_keys(scratch, hypervisor=hypervisor, runtime=runtime)
 
 
-def _run(ctr: Ctr, runtime: Runtime, name: str, config: Path, *options: str) -> Guest:
-    words = ("run", "--detach", "--runtime", runtime.name, "--runtime-config-path", str(config), *options)
-    ctr(*words, IMAGE, name, "sleep", "100000")
+def _run(ctr: Ctr, name: str, config: Path, *options: str) -> Guest:
+    ctr.start(name, *options, config=config)
     return Guest(ctr, name)
 
 
@@ -74,10 +69,10 @@ def _agrees(guest: Guest) -> bool:
     return seen_cpus == vcpus and memory_mib * 0.85 - 32 < seen_mib <= memory_mib
 
 
-def test_static_vm_takes_updates_up_to_its_size(ctr: Ctr, runtime: Runtime, name: str, scratch: Path) -> None:
+def test_static_vm_takes_updates_up_to_its_size(ctr: Ctr, name: str, scratch: Path) -> None:
     config = _config(scratch, "sum", default_vcpus=1, default_memory=512)
     cgroup = ("--mount", "type=cgroup,src=cgroup,dst=/sys/fs/cgroup,options=ro")
-    guest = _run(ctr, runtime, name, config, "--memory-limit", str(300 * MIB), *cgroup)
+    guest = _run(ctr, name, config, "--memory-limit", str(300 * MIB), *cgroup)
     size = guest.granted()
 
     update_task(guest.name, memory={"limit": 200 * MIB}, cpu={"quota": 50_000, "period": 100_000})
@@ -85,20 +80,16 @@ def test_static_vm_takes_updates_up_to_its_size(ctr: Ctr, runtime: Runtime, name
         update_task(guest.name, memory={"limit": 900 * MIB})
 
     assert int(refused.value.code) == FAILED_PRECONDITION
-    limits = guest.ctr(
-        "task", "exec", "--exec-id", "limits", name, "sh", "-c", "cd /sys/fs/cgroup; cat memory.max cpu.max"
-    )
+    limits = guest.ctr.inside(name, "sh", "-c", "cd /sys/fs/cgroup; cat memory.max cpu.max")
     assert limits.lines == [str(200 * MIB), "50000 100000"]
     assert guest.granted() == size == (1, 812)
     assert _agrees(guest), (guest.record(), guest.look())
 
 
-def test_dynamic_vm_grows_by_hotplug_for_its_container_and_by_update(
-    ctr: Ctr, runtime: Runtime, name: str, scratch: Path
-) -> None:
+def test_dynamic_vm_grows_by_hotplug_for_its_container_and_by_update(ctr: Ctr, name: str, scratch: Path) -> None:
     config = _config(scratch, default_vcpus=0.5, default_memory=256, default_maxmemory=1280)
 
-    guest = _run(ctr, runtime, name, config, "--memory-limit", str(200 * MIB))
+    guest = _run(ctr, name, config, "--memory-limit", str(200 * MIB))
 
     assert guest.granted() == (1, 256 + 2 * _BLOCK_MIB)
     eventually(lambda: _agrees(guest), what=lambda: f"{guest.record()} in the guest, not {guest.look()}")
@@ -114,19 +105,17 @@ def test_dynamic_vm_grows_by_hotplug_for_its_container_and_by_update(
     guest.comes_to(cpus + 1, before_mib + 6 * _BLOCK_MIB)
 
 
-def test_vm_of_a_pod_follows_its_containers_as_they_come_and_end(
-    ctr: Ctr, runtime: Runtime, name: str, scratch: Path
-) -> None:
+def test_vm_of_a_pod_follows_its_containers_as_they_come_and_end(ctr: Ctr, name: str, scratch: Path) -> None:
     """One VM: what the first container sees grows for the second and shrinks when that one ends."""
     config = _config(scratch, default_vcpus=0.5, default_memory=256, enable_virtio_mem=True)
-    _run(ctr, runtime, name, config, *_member_of(name, "sandbox"))
-    first = _run(ctr, runtime, f"{name}-a", config, *_member_of(name, "container"), "--memory-limit", str(100 * MIB))
+    _run(ctr, name, config, *_member_of(name, "sandbox"))
+    first = _run(ctr, f"{name}-a", config, *_member_of(name, "container"), "--memory-limit", str(100 * MIB))
     pod = Guest(ctr, name)
     cpus, before_mib = first.look()
     assert (cpus, pod.granted()) == (1, (1, 256 + _BLOCK_MIB))
 
     limits = ("--cpu-period", "100000", "--cpu-quota", "75000", "--memory-limit", str(200 * MIB))
-    second = _run(ctr, runtime, f"{name}-b", config, *_member_of(name, "container"), *limits)
+    second = _run(ctr, f"{name}-b", config, *_member_of(name, "container"), *limits)
 
     # 100 and 200 MiB, rounded up together.
     assert pod.granted() == (2, 256 + 3 * _BLOCK_MIB)
@@ -141,18 +130,3 @@ def test_vm_of_a_pod_follows_its_containers_as_they_come_and_end(
 def _member_of(sandbox: str, kind: str) -> tuple[str, ...]:
     keys = {"container-type": kind, "sandbox-id": sandbox}
     return tuple(word for key, value in keys.items() for word in ("--annotation", f"io.kubernetes.cri.{key}={value}"))
-
-
-def test_virtio_mem_follows_updates_up_and_down(ctr: Ctr, runtime: Runtime, name: str, scratch: Path) -> None:
-    config = _config(scratch, default_memory=256, default_maxmemory=2816, enable_virtio_mem=True)
-    guest = _run(ctr, runtime, name, config)
-    _, boot_mib = guest.look()
-    assert guest.granted() == (1, 256)
-
-    update_task(guest.name, memory={"limit": 2560 * MIB})
-    assert guest.granted() == (1, 2816)
-    assert guest.look()[1] == boot_mib + 2560
-    update_task(guest.name, memory={"limit": 256 * MIB})
-
-    eventually(lambda: guest.granted() == (1, 512), what=lambda: f"memory given back: {guest.record()}")
-    assert guest.look()[1] == boot_mib + 256

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from .framework.containerd import Containerd
 from .framework.ctr import Ctr
-from .framework.images import IMAGE
-from .framework.runtime import Runtime
 
 
-def test_output_written_without_a_reader_does_not_end_the_task(
-    containerd: Containerd, ctr: Ctr, runtime: Runtime, name: str
-) -> None:
+def test_output_written_without_a_reader_does_not_end_the_task(containerd: Containerd, ctr: Ctr, name: str) -> None:
     """The reader of the FIFOs vanishes with its client: no SIGPIPE, no end of the container."""
     script = "while :; do echo line; sleep 0.1; done"
-    ctr("run", "--detach", "--runtime", runtime.name, IMAGE, name, "sh", "-c", script)
+    ctr.start(name, command=("sh", "-c", script))
 
     containerd.restart()
 
     assert ctr.state_of(name) == "RUNNING"
-    assert ctr("task", "exec", "--exec-id", "still", name, "echo", "here").out == "here\n"
+    assert ctr.inside(name, "echo", "here").out == "here\n"

@@ -10,15 +10,12 @@ import pytest
 
 from .conftest import GROUND
 from .framework import erofs, images, releases
-from .framework.ctr import Ctr
-from .framework.images import IMAGE
-from .framework.runtime import Runtime
+from .framework.ctr import Ctr, Result
 
 _CHECK = (
     "cat /layer-marker; echo new > /created && cat /created; rm /etc/group; ls /etc;"
     " chmod 640 /created; stat -c %a /created"
 )
-_PATH = ("--env", "PATH=/bin")  # a root file system without an image has no environment
 _EXPECTED = ["upper", "new", "os-release", "passwd", "640"]
 
 
@@ -43,38 +40,30 @@ def snapshotter(request: pytest.FixtureRequest, ctr: Ctr) -> Iterator[str]:
                 ctr("snapshot", "--snapshotter", chosen, "rm", key)
 
 
-def test_root_of_a_snapshot_can_be_read_written_and_changed(
-    ctr: Ctr, runtime: Runtime, name: str, snapshotter: str
-) -> None:
-    words = ("run", "--rm", "--snapshotter", snapshotter, "--runtime", runtime.name, IMAGE, name, "sh", "-c", _CHECK)
-
-    assert ctr(*words).lines == _EXPECTED
+def test_root_of_a_snapshot_can_be_read_written_and_changed(ctr: Ctr, name: str, snapshotter: str) -> None:
+    assert ctr.run(name, "sh", "-c", _CHECK, options=["--snapshotter", snapshotter]).lines == _EXPECTED
 
 
-def test_writes_to_a_snapshot_are_gone_with_the_container(ctr: Ctr, runtime: Runtime, name: str) -> None:
-    start = ("run", "--rm", "--runtime", runtime.name, IMAGE, name, "sh", "-c")
-
-    assert ctr(*start, "test ! -e /created && echo new > /created && cat /created").out == "new\n"
-    assert ctr(*start, "test ! -e /created && echo clean").out == "clean\n"
+def _run(ctr: Ctr, name: str, rootfs: Path, script: str) -> Result:
+    # A root file system without an image has no environment.
+    return ctr(*ctr.run_words("--rm", "--rootfs", "--env", "PATH=/bin"), rootfs, name, "sh", "-c", script)
 
 
-def test_root_in_a_plain_directory_keeps_what_was_written(ctr: Ctr, runtime: Runtime, name: str, scratch: Path) -> None:
+def test_root_in_a_plain_directory_keeps_what_was_written(ctr: Ctr, name: str, scratch: Path) -> None:
     rootfs = images.unpack_rootfs(scratch / "rootfs")
-    words = ("run", "--rm", "--rootfs", *_PATH, "--runtime", runtime.name, rootfs, name, "sh", "-c", _CHECK)
-
-    assert ctr(*words).lines == _EXPECTED
+    assert _run(ctr, name, rootfs, _CHECK).lines == _EXPECTED
     assert (rootfs / "created").read_text() == "new\n"
     assert not (rootfs / "etc/group").exists()
 
 
-def test_owners_and_links_are_the_same_on_both_sides(ctr: Ctr, runtime: Runtime, name: str, scratch: Path) -> None:
+def test_owners_and_links_are_the_same_on_both_sides(ctr: Ctr, name: str, scratch: Path) -> None:
     rootfs = images.unpack_rootfs(scratch / "rootfs")
     script = (
         "echo x > /a && chown 1000:50 /a && ln /a /hard && ln -s a /soft && mkfifo /pipe && mkdir -m 700 /dir"
         " && stat -c '%n %u %g %h %F' /a /soft /pipe"
     )
 
-    result = ctr("run", "--rm", "--rootfs", *_PATH, "--runtime", runtime.name, rootfs, name, "sh", "-c", script)
+    result = _run(ctr, name, rootfs, script)
 
     assert result.lines == ["/a 1000 50 2 regular file", "/soft 0 0 1 symbolic link", "/pipe 0 0 1 fifo"]
     status = (rootfs / "a").stat()
@@ -85,20 +74,16 @@ def test_owners_and_links_are_the_same_on_both_sides(ctr: Ctr, runtime: Runtime,
     assert (rootfs / "dir").stat().st_mode & 0o777 == 0o700
 
 
-def test_sixteen_mebibytes_written_inside_are_the_same_bytes_outside(
-    ctr: Ctr, runtime: Runtime, name: str, scratch: Path
-) -> None:
+def test_sixteen_mebibytes_written_inside_are_the_same_bytes_outside(ctr: Ctr, name: str, scratch: Path) -> None:
     rootfs = images.unpack_rootfs(scratch / "rootfs")
     script = "head -c 16777216 /dev/urandom > /big && sync && sha256sum < /big"
 
-    result = ctr("run", "--rm", "--rootfs", *_PATH, "--runtime", runtime.name, rootfs, name, "sh", "-c", script)
+    result = _run(ctr, name, rootfs, script)
 
     assert result.out.split()[0] == hashlib.sha256((rootfs / "big").read_bytes()).hexdigest()
 
 
-def test_symlink_in_the_container_does_not_lead_out_to_the_host(
-    ctr: Ctr, runtime: Runtime, name: str, scratch: Path
-) -> None:
+def test_symlink_in_the_container_does_not_lead_out_to_the_host(ctr: Ctr, name: str, scratch: Path) -> None:
     """A guest that plants links must not make anyone on the host follow them."""
     rootfs = images.unpack_rootfs(scratch / "rootfs")
     victim = scratch / "victim"
@@ -106,10 +91,7 @@ def test_symlink_in_the_container_does_not_lead_out_to_the_host(
     (rootfs / "escape").symlink_to(victim)
     (rootfs / "up").symlink_to("../../../../../../../../../../" + str(victim))
 
-    result = ctr(
-        "run", "--rm", "--rootfs", *_PATH, "--runtime", runtime.name, rootfs, name, "sh", "-c",
-        "cat /escape /up; echo owned > /escape; echo owned > /up; exit 0", check=False,
-    )  # fmt: skip
+    result = _run(ctr, name, rootfs, "cat /escape /up; echo owned > /escape; echo owned > /up; exit 0")
 
     assert result.code == 0, result
     assert "untouched" not in result.out

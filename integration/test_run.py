@@ -22,16 +22,26 @@ def test_container_runs_on_a_kernel_of_its_own(run: RunTask) -> None:
     assert guest != platform.release()
 
 
-def test_terminal_run_is_a_session_on_a_terminal(ctr: Ctr, runtime: Runtime, name: str) -> None:
+def test_terminal_run_is_a_session_on_a_terminal(ctr: Ctr, name: str) -> None:
     script = "echo ready; read line; echo got $line; tty; stty size; exit 7"
-    words = ("run", "--rm", "-t", "--runtime", runtime.name, IMAGE, name, "sh", "-c", script)
-    with ctr.on_terminal(*words, rows=31, columns=91) as terminal:
+    with ctr.on_terminal(
+        *ctr.run_words("--rm", "-t"), IMAGE, name, "sh", "-c", script, rows=31, columns=91
+    ) as terminal:
         terminal.read_until("ready")
         terminal.type("hello\n")
         terminal.read_until("got hello")
         terminal.read_until("31 91")
 
         assert terminal.wait() == 7
+
+
+def test_a_container_has_the_device_that_it_was_given_and_opens_no_other(run: RunTask) -> None:
+    # Making the node is refused, or opening what was made.
+    script = "stat -c '%F %t:%T' /dev/fuse; mknod /dev/kmsg c 1 11 && head -c 1 /dev/kmsg && echo opened"
+
+    result = run("sh", "-c", script, options=["--device", "/dev/fuse"], code=None)
+
+    assert result.out == "character special file a:e5\n"
 
 
 def test_missing_program_fails_the_run_and_names_it(run: RunTask) -> None:
@@ -48,12 +58,6 @@ def test_output_of_a_process_that_ends_at_once_is_complete(run: RunTask) -> None
 
     assert len(result.stdout) == size
     assert set(result.stdout) == {ord("x")}
-
-
-@pytest.mark.vm
-def test_same_name_can_run_again_after_it_was_removed(run: RunTask) -> None:
-    assert run("echo", "first").out == "first\n"
-    assert run("echo", "second").out == "second\n"
 
 
 @pytest.mark.vm

@@ -70,7 +70,7 @@ def test_a_pod_has_no_pause_container(cri: Cri, runtime: Runtime, pod: Pod) -> N
     assert pod.is_ready
 
 
-def test_a_verbose_status_has_the_sizing_and_the_vmm(cri: Cri, runtime: Runtime, pod: Pod) -> None:
+def test_a_verbose_status_has_the_sizing_and_the_vmm(cri: Cri, pod: Pod) -> None:
     info = cri.call("PodSandboxStatus", pod_sandbox_id=pod.id, verbose=True).info
 
     vm = json.loads(info["vm"])

@@ -10,8 +10,6 @@ from pathlib import Path
 import pytest
 
 from .framework.ctr import Ctr
-from .framework.images import IMAGE
-from .framework.runtime import Runtime
 from .framework.waiting import eventually
 
 _LARGE_BYTES = 64 * 1024 * 1024
@@ -24,7 +22,7 @@ def large() -> bytes:
 
 
 def test_64_mib_through_stdin_and_back_through_stdout_are_the_same_bytes(ctr: Ctr, shared: str, large: bytes) -> None:
-    result = ctr("task", "exec", "--exec-id", "through", shared, "cat", input=large)
+    result = ctr.inside(shared, "cat", input=large)
 
     assert len(result.stdout) == len(large)
     assert hashlib.sha256(result.stdout).digest() == hashlib.sha256(large).digest()
@@ -48,14 +46,12 @@ def test_end_of_the_clients_input_is_end_of_input_for_the_process(
 
 def test_input_the_process_does_not_read_does_not_keep_it_from_ending(ctr: Ctr, shared: str) -> None:
     # ctr holds more input than any pipe on the way takes; the process reads none of it.
-    result = ctr("task", "exec", "--exec-id", "unread", shared, "sh", "-c", "exit 9", input=b"x" * 300_000, check=False)
+    result = ctr.inside(shared, "sh", "-c", "exit 9", input=b"x" * 300_000, check=False)
 
     assert result.code == 9
 
 
-def test_a_client_that_does_not_read_stops_the_process_and_loses_nothing(
-    ctr: Ctr, runtime: Runtime, shared: str, scratch: Path
-) -> None:
+def test_a_client_that_does_not_read_stops_the_process_and_loses_nothing(ctr: Ctr, shared: str, scratch: Path) -> None:
     """Back-pressure: without a reader the writer stands still instead of filling memory."""
     size, progress = 32 * 1024 * 1024, "/tmp/progress"
     script = f"i=0; while [ $i -lt 512 ]; do head -c 65536 /dev/zero; i=$((i+1)); echo $i > {progress}; done"
@@ -66,9 +62,7 @@ def test_a_client_that_does_not_read_stops_the_process_and_loses_nothing(
         seen = [-1, -2]
 
         def stands_still() -> bool:
-            done = ctr(
-                "task", "exec", "--exec-id", f"look{len(seen)}", shared, "cat", progress, check=False
-            ).out.strip()
+            done = ctr.inside(shared, "cat", progress, check=False).out.strip()
             seen.append(int(done or 0))
             return seen[-1] == seen[-2] == seen[-3] > 0
 
@@ -87,28 +81,26 @@ def test_output_of_a_background_child_ends_with_the_process_that_owns_the_exec(c
     """A grandchild that keeps the pipe open must not keep `exec` from returning."""
     script = "sleep 8 & echo started; exit 6"
 
-    result = ctr("task", "exec", "--exec-id", "orphan", shared, "sh", "-c", script, check=False, within_s=60)
+    result = ctr.inside(shared, "sh", "-c", script, check=False, within_s=60)
 
     assert (result.code, result.out) == (6, "started\n")
 
 
 def test_a_background_child_that_prints_on_is_cut_when_the_exec_has_ended(ctr: Ctr, shared: str) -> None:
-    result = ctr("task", "exec", "--exec-id", "yes", shared, "sh", "-c", "(yes) & exit 7", check=False, within_s=60)
+    result = ctr.inside(shared, "sh", "-c", "(yes) & exit 7", check=False, within_s=60)
 
     assert result.code == 7
     assert result.out.startswith("y\ny\n")
 
 
-def test_null_io_runs_without_any_stream(ctr: Ctr, runtime: Runtime, name: str) -> None:
-    words = ("run", "--rm", "--null-io", "--runtime", runtime.name, IMAGE, name, "sh", "-c", "echo lost; exit 11")
-
-    result = ctr(*words, check=False)
+def test_null_io_runs_without_any_stream(ctr: Ctr, name: str) -> None:
+    result = ctr.run(name, "sh", "-c", "echo lost; exit 11", options=["--null-io"], check=False)
 
     assert (result.code, result.out) == (11, "")
 
 
 @pytest.mark.parametrize("scheme", ["file", "binary"])
-def test_log_uri_receives_the_output(ctr: Ctr, runtime: Runtime, name: str, scratch: Path, scheme: str) -> None:
+def test_log_uri_receives_the_output(ctr: Ctr, name: str, scratch: Path, scheme: str) -> None:
     log = scratch / "deep" / "er" / "out.log"
     uri = f"file://{log}"
     if scheme == "binary":
@@ -121,21 +113,8 @@ def test_log_uri_receives_the_output(ctr: Ctr, runtime: Runtime, name: str, scra
         )
         logger.chmod(0o755)
         uri = f"binary://{logger}"
-    words = (
-        "run",
-        "--detach",
-        "--log-uri",
-        uri,
-        "--runtime",
-        runtime.name,
-        IMAGE,
-        name,
-        "sh",
-        "-c",
-        "echo kept; exit 0",
-    )
 
-    ctr(*words)
+    ctr.start(name, "--log-uri", uri, command=("sh", "-c", "echo kept; exit 0"))
     ctr.wait_for_state(name, "STOPPED")
     ctr("task", "rm", name)
 

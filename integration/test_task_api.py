@@ -73,16 +73,6 @@ def test_life_of_a_task_from_create_to_delete(shim_for: Shims) -> None:
     assert not os.path.exists(shim.socket_path)
 
 
-def test_second_start_is_refused_and_changes_nothing(shim_for: Shims) -> None:
-    shim = shim_for("sleep", "1000")
-    shim.call("Create", bundle=str(shim.bundle))
-    shim.call("Start")
-
-    with pytest.raises(RemoteError):
-        shim.call("Start")
-    assert _state(shim).status == RUNNING
-
-
 @pytest.mark.vm
 def test_state_answers_while_the_vm_boots(shim_for: Shims) -> None:
     """containerd gives State two seconds, and a boot takes longer."""

@@ -14,8 +14,6 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from .framework import shim_config
 from .framework.ctr import Ctr
-from .framework.images import IMAGE
-from .framework.runtime import Runtime
 from .framework.waiting import eventually
 
 
@@ -44,13 +42,12 @@ def receiver(requests: list[ExportTraceServiceRequest]) -> Iterator[str]:
 
 
 @pytest.mark.vm
-def test_the_spans_of_a_containers_whole_life_arrive(ctr: Ctr, runtime: Runtime, name: str, scratch: Path) -> None:
+def test_the_spans_of_a_containers_whole_life_arrive(ctr: Ctr, name: str, scratch: Path) -> None:
     requests: list[ExportTraceServiceRequest] = []
     with receiver(requests) as url:
         keys = {"enable_tracing": True, "otlp_endpoint": url}
         config = shim_config.with_keys(scratch, runtime=keys, agent={"enable_tracing": True})
-        options = ("--rm", "--runtime-config-path", config, "--runtime", runtime.name)
-        done = ctr("run", *options, IMAGE, name, "cat", "/proc/cmdline", within_s=100)
+        done = ctr.run(name, "cat", "/proc/cmdline", config=config, within_s=100)
 
         def found() -> dict[str, Span]:
             groups = [group for request in requests for group in request.resource_spans]

@@ -23,7 +23,6 @@ from .framework import erofs, oci, shim_config
 from .framework.containerd import Containerd
 from .framework.ctr import Ctr, Result
 from .framework.direct import direct_shim
-from .framework.images import IMAGE
 from .framework.networks import pod_network
 from .framework.runtime import WARM_CHOICE, Runtime
 from .framework.waiting import eventually
@@ -77,18 +76,11 @@ def continued(containerd: Containerd, request: pytest.FixtureRequest) -> Callabl
     return lines
 
 
-def start(ctr: Ctr, runtime: Runtime, config: Path, name: str, *options: str) -> None:
-    words = ("--runtime-config-path", str(config), *options, IMAGE, name, "sleep", "100000")
-    ctr("run", "--detach", "--runtime", runtime.name, *words)
-
-
 def inside(ctr: Ctr, name: str, script: str) -> Result:
-    return ctr("task", "exec", "--exec-id", "look", name, "sh", "-c", script)
+    return ctr.inside(name, "sh", "-c", script)
 
 
-def test_two_clones_are_two_machines(
-    ctr: Ctr, runtime: Runtime, warm: Path, name: str, continued: Callable[[], list[str]]
-) -> None:
+def test_two_clones_are_two_machines(ctr: Ctr, warm: Path, name: str, continued: Callable[[], list[str]]) -> None:
     random = "/proc/sys/kernel/random"
     different = {
         "uuid": f"cat {random}/uuid",
@@ -104,7 +96,7 @@ def test_two_clones_are_two_machines(
         pod_network("it-warm-2", subnet=31) as other_network,
     ):
         for each, network in ((name, one_network), (other, other_network)):
-            start(ctr, runtime, warm, each, "--with-ns", f"network:{network.namespace}")
+            ctr.start(each, "--with-ns", f"network:{network.namespace}", config=warm)
         for what, script in different.items():
             one, two = (inside(ctr, each, script).out for each in (name, other))
             assert one, what
@@ -133,7 +125,7 @@ def test_a_clone_has_the_right_time_an_hour_after_its_template_was_made(
     qemu.chmod(0o755)
 
     with template(scratch / "behind", scratch / "templates", path=qemu) as config:
-        start(ctr, runtime, config, name, "--cap-add", "CAP_SYSLOG")
+        ctr.start(name, "--cap-add", "CAP_SYSLOG", config=config)
         now = int(inside(ctr, name, "date +%s").out)
         boot_log = inside(ctr, name, "dmesg").out
         state = json.loads(runtime.persisted(name).read_text())["Pyshim"]["Snapshot"]
@@ -146,12 +138,12 @@ def test_a_clone_has_the_right_time_an_hour_after_its_template_was_made(
 
 
 def test_a_clone_has_volumes_network_and_execs(
-    ctr: Ctr, runtime: Runtime, warm: Path, name: str, scratch: Path, continued: Callable[[], list[str]]
+    ctr: Ctr, warm: Path, name: str, scratch: Path, continued: Callable[[], list[str]]
 ) -> None:
     (scratch / "file").write_text("of the host\n")
     with pod_network("it-warm", subnet=29) as network:
         mount = f"type=bind,src={scratch},dst=/volume,options=rbind:rw"
-        start(ctr, runtime, warm, name, "--mount", mount, "--with-ns", f"network:{network.namespace}")
+        ctr.start(name, "--mount", mount, "--with-ns", f"network:{network.namespace}", config=warm)
 
         assert inside(ctr, name, "cat /volume/file; echo of the guest > /volume/answer").out == "of the host\n"
         assert (scratch / "answer").read_text() == "of the guest\n"
@@ -194,7 +186,7 @@ def test_a_clone_without_a_share_has_its_image_on_disks(
 def test_a_clone_grows_to_the_size_of_its_pod(
     ctr: Ctr, runtime: Runtime, warm: Path, name: str, continued: Callable[[], list[str]]
 ) -> None:
-    start(ctr, runtime, warm, name, "--memory-limit", str(300 << 20), "--cpus", "1")
+    ctr.start(name, "--memory-limit", str(300 << 20), "--cpus", "1", config=warm)
 
     cpus, total_kib = inside(ctr, name, "nproc; sed -n 's/^MemTotal: *\\([0-9]*\\).*/\\1/p' /proc/meminfo").lines
 
@@ -207,7 +199,7 @@ def test_a_clone_grows_to_the_size_of_its_pod(
 
 
 def test_the_end_of_its_vmm_is_the_end_of_a_clone(ctr: Ctr, runtime: Runtime, warm: Path, name: str) -> None:
-    start(ctr, runtime, warm, name)
+    ctr.start(name, config=warm)
     (vmm,) = runtime.vmms(name)
 
     os.kill(vmm.pid, signal.SIGKILL)
@@ -216,16 +208,16 @@ def test_the_end_of_its_vmm_is_the_end_of_a_clone(ctr: Ctr, runtime: Runtime, wa
 
 
 def test_a_template_is_made_once_beside_the_first_pods_that_could_have_used_it(
-    ctr: Ctr, runtime: Runtime, warm: Path, name: str, continued: Callable[[], list[str]]
+    ctr: Ctr, warm: Path, name: str, continued: Callable[[], list[str]]
 ) -> None:
     assert "1 templates removed" in factory(warm, "destroy")
     with own_name(ctr) as second, own_name(ctr) as third:
         # At once: a busy machine would have the template before a second pod begins after the first.
         with ThreadPoolExecutor() as pool:
-            list(pool.map(lambda each: start(ctr, runtime, warm, each), (name, second)))
+            list(pool.map(lambda each: ctr.start(each, config=warm), (name, second)))
         made = eventually(lambda: list(TEMPLATES.glob("*/template.json")), what="a template is made", within_s=120)
         eventually(lambda: not list(TEMPLATES.glob("*.tried")), what="its maker has ended")
-        start(ctr, runtime, warm, third)
+        ctr.start(third, config=warm)
 
     assert len(made) == 1
     *boots, last = continued()

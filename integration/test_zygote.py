@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 
 from .conftest import session_zygote
-from .framework import direct, oci, processes, zygote
+from .framework import oci, processes, zygote
 from .framework.ctr import Ctr
 from .framework.direct import direct_shim
-from .framework.images import IMAGE
 from .framework.processes import Process
 from .framework.runtime import Runtime
 from .framework.waiting import eventually
@@ -77,9 +76,9 @@ def test_a_pod_survives_the_end_of_the_zygote_and_the_next_one_needs_none(
     assert forked.never_executed
     node_zygote.stop(number)
 
-    assert ctr("task", "exec", "--exec-id", "still", shared, "echo", "here").out == "here\n"
+    assert ctr.inside(shared, "echo", "here").out == "here\n"
     eventually(lambda: forked.pid in {p.pid for p in processes.running() if p.parent == 1}, what="init has the shim")
-    ctr("run", "--detach", "--runtime", runtime.name, IMAGE, name, "sleep", "1000")
+    ctr.start(name)
     (executed,) = runtime.shims(name)
     assert executed.command[3] == forked.command[3]
     assert not executed.never_executed
@@ -115,25 +114,6 @@ def test_the_first_start_leaves_a_zygote_from_which_the_next_one_has_its_shim(
         assert not listening()
 
     node_zygote.start()
-
-
-@pytest.mark.executed("PYSHIM_ZYGOTE is off")
-def test_containerds_environment_switches_it_off_and_the_shim_says_so(
-    runtime: Runtime, name: str, scratch: Path
-) -> None:
-    config = oci.spec("true", name=name, rootfs=scratch)
-    with direct_shim(runtime, BINARIES, name, scratch / name, config) as shim:
-        shim.environment["PYSHIM_ZYGOTE"] = "off"
-        shim.start()
-        (executed,) = eventually(lambda: runtime.shims(name), what=f"a shim serves {name!r}")
-
-        assert not executed.never_executed
-        eventually(lambda: 'made_by=exec reason="PYSHIM_ZYGOTE is off"' in said(), what="the shim's log has the reason")
-
-
-def said() -> str:
-    direct.take_logs()
-    return direct.LOG.read_text()
 
 
 def listening() -> bool:

@@ -43,7 +43,6 @@ DIFFERENCES = {
     "test_a_byte_is_counted_once_in_the_network_figures_of_a_pod[pykata-False]": "with CRI-O the kubelet counts the "
     "processes of a pod in a VM as well",
     "test_an_unknown_sysctl_is_refused_by_its_name": "CRI-O sets sysctls in its pinned namespaces itself: pinns",
-    "test_capabilities_are_added_and_dropped": "CRI-O's ALL is what its build knows, not what it has itself",
     "test_a_capability_the_guest_does_not_know_gives_nothing": "CRI-O refuses a capability that it does not know",
     "test_a_volume_that_is_not_there[dangling]": "CRI-O resolves the link, and the refusal names its target",
     "test_a_pod_reaches_its_gateway_and_the_host_reaches_the_pod": "CRI-O gives no NET_RAW, which ping needs",
@@ -53,7 +52,6 @@ DIFFERENCES = {
     "internal/config/cgmgr/cgroupfs_linux.go, SandboxCgroupManager",
     "test_a_pod_whose_guest_hangs_is_stopped_and_removed": "CRI-O waits for SIGTERM as long as the call may last: "
     "server/utils.go, stopTimeoutFromContext",
-    "test_seccomp_holds_inside_the_guest[runtime-default]": _NO_SECCOMP,
     "test_a_local_seccomp_profile_denies_what_it_says_and_survives_unknown_calls": _NO_SECCOMP,
     "test_a_seccomp_profile_that_is_no_profile_is_refused": _NO_SECCOMP,
     "test_a_forwarded_port_is_answered_by_who_listens_in_the_pod": _NO_PORT_FORWARD,

@@ -5,6 +5,7 @@ terminals.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import shlex
 import subprocess
 import time
@@ -15,10 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from . import processes
+from .images import IMAGE
+from .runtime import Runtime
 from .terminal import Terminal
 from .waiting import PATIENCE_S, eventually
 
 _LIMIT_S = 120.0
+_exec_ids = itertools.count(1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +146,37 @@ class Ctr:
             yield terminal
 
     # -- what the tests ask again and again --------------------------------------------------------------------------
+
+    def run_words(self, *options: str | Path, config: Path | None = None) -> tuple[str | Path, ...]:
+        """`run` with the runtime under test, its configuration file and `options`; image, name and command follow."""
+        file = () if config is None else ("--runtime-config-path", config)
+        return ("run", "--runtime", Runtime.chosen().name, *file, *options)
+
+    def start(
+        self,
+        name: str,
+        *options: str | Path,
+        config: Path | None = None,
+        command: Sequence[str | Path] = ("sleep", "100000"),
+    ) -> Result:
+        """A container of the test image runs in the background."""
+        return self(*self.run_words("--detach", *options, config=config), IMAGE, name, *command)
+
+    def run(
+        self,
+        name: str,
+        *command: str | Path,
+        options: Sequence[str | Path] = (),
+        config: Path | None = None,
+        **call: Any,
+    ) -> Result:
+        """A container of the test image has run to its end and is removed; `call` may name a `config`, too."""
+        words = self.run_words("--rm", *options, config=call.pop("config", None))
+        return self(*words, IMAGE, name, *command, **call)
+
+    def inside(self, container: str, *command: str | Path, **call: Any) -> Result:
+        """A process added to a running container has run to its end."""
+        return self("task", "exec", "--exec-id", f"inside{next(_exec_ids)}", container, *command, **call)
 
     def state_of(self, container: str) -> str | None:
         """RUNNING, STOPPED, PAUSED, CREATED; None when there is no such task."""
