@@ -151,10 +151,10 @@ async def running(path: str, **runtime: Any) -> AsyncIterator[tuple[Any, Vmm]]:
     cgroups = sandbox(path, None, **runtime)
     await cgroups.enter()
     try:
-        async with cgroups.birth_of_vmm():
+        async with cgroups.starting_vmm():
             vmm = Vmm()
         cgroups._hypervisor = vmm
-        await cgroups.allow_nodes()
+        await cgroups.restrict_devices()
         await cgroups.place(vmm.process.pid, vmm.virtiofsd.pid)
         yield cgroups, vmm
         for process in (vmm.process, vmm.virtiofsd):
@@ -246,7 +246,7 @@ async def out_of_memory() -> object:
 
     async with running("/pods/pod1/c1", sandbox_cgroup_only=True) as (cgroups, _):
         (ROOT / "pods/pod1/memory.max").write_text(str(64 << 20))
-        async with cgroups.birth_of_vmm():
+        async with cgroups.starting_vmm():
             code = run_python(_FILL)
         told = await cgroups.explain(VmExit(kind=VmExitKind.VMM_DIED, reason="qemu was killed by SIGKILL"))
         calm = await cgroups.explain(VmExit(kind=VmExitKind.GUEST_PANIC, reason="the guest's kernel panicked"))
@@ -275,7 +275,7 @@ async def refused(prepare: Any, path: str, **runtime: Any) -> object:
         error = f"{type(exc).__name__}: {exc}"
     finally:
         undo()
-    notes = [*cgroups._notes]
+    notes = cgroups.saved()["Notes"]
     await cgroups.leave()
     left = left_over()
     return {"error": error, "notes": notes, "left": left, "shim": where(os.getpid())}

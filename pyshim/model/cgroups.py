@@ -69,8 +69,8 @@ class CgroupPlan(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...]
     """One sentence for each request that is not met in full, with the reason."""
 
-    def group(self, role: Role) -> Group | None:
-        return next((group for group in self.groups if group.role is role), None)
+    def group(self, role: Role) -> Group:
+        return next(group for group in self.groups if group.role is role)
 
     @property
     def listed(self) -> tuple[Role, ...]:
@@ -79,11 +79,6 @@ class CgroupPlan(msgspec.Struct, frozen=True, kw_only=True):
         if self.mode is CgroupMode.V2:
             serving |= {self.members[Member.VMM], self.members[Member.VCPUS]} - {self.members[Member.SHIM]}
         return tuple(group.role for group in self.groups if group.role in serving)
-
-    def path(self, role: Role) -> str:
-        """The path; empty without such a cgroup."""
-        group = self.group(role)
-        return group.path if group is not None else ""
 
 
 class HostOom(msgspec.Struct, frozen=True, kw_only=True):

@@ -367,11 +367,11 @@ class Sandbox:
 
     async def _start_vmm(self, vm: VmConfig) -> None:
         self._undo.push_for(vm.stop_timeout_s, self.hypervisor.stop)
-        async with self.cgroups.birth_of_vmm():
+        async with self.cgroups.starting_vmm():
             await together(
-                step("start vmm", self.hypervisor.create(vm)), step("allow devices", self.cgroups.allow_nodes())
+                step("start vmm", self.hypervisor.create(vm)), step("allow devices", self.cgroups.restrict_devices())
             )
-        self.pid = self.hypervisor.pid or self.cgroups.own_pid
+        self.pid = self.hypervisor.pid or os.getpid()
         await self.cgroups.place(self.hypervisor.pid, self.virtiofsd_pid)
         await self.hypervisor.start()
 

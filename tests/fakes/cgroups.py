@@ -30,6 +30,8 @@ class FakeCgroups:
         self.classes: list[tuple[str, tuple[int, ...]]] = []
         """(resctrl group, processes) of every move."""
         self.pins: dict[int, tuple[int, ...]] = {}
+        self.unpinnable: set[int] = set()
+        """Threads and processes whose pinning the kernel refuses."""
         self.may_join, self.may_leave = asyncio.Event(), asyncio.Event()
         """Cleared, `join` or `leave` does not return: the kernel takes its time."""
         self.may_join.set()
@@ -102,12 +104,13 @@ class FakeCgroups:
         self.classes.append((name, tuple(pids)))
 
     async def pin(self, tid: int, cpus: Iterable[int]) -> str:
+        if tid in self.unpinnable:
+            return "EINVAL"
         self.pins[tid] = tuple(sorted(cpus))
         return ""
 
     async def pin_family(self, pid: int, cpus: Iterable[int], but: Collection[int]) -> str:
-        self.pins[pid] = tuple(sorted(cpus))
-        return ""
+        return await self.pin(pid, cpus)
 
     def release(self, path: str) -> None:
         self.there.pop(path, None)

@@ -1,1 +1,1 @@
-"""The sandbox's control groups on the host."""
+"""The sandbox's control groups on the host. Read `live.py` first."""

@@ -16,8 +16,8 @@ import msgspec
 from msgspec.structs import replace
 
 from hypervisors.base import Hypervisor
-from pyshim.concurrency.tasks import to_the_end, together
-from pyshim.model.cgroups import Group, GroupSetting, Member, Role
+from pyshim.concurrency.tasks import together
+from pyshim.model.cgroups import Member, Role
 from pyshim.model.cpusets import cpu_set
 from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, ShimError
 from pyshim.model.host_facts import CgroupMode
@@ -28,9 +28,10 @@ from pyshim.model.sizing import SizingRecord
 from pyshim.model.stats import NO_STATS, ContainerStats, MemoryUse
 from pyshim.model.units import MIB
 from pyshim.model.vm import Device, VmExit, VmExitKind
+from pyshim.resources.cgroups.affinity import CpuAffinity
+from pyshim.resources.cgroups.applied import AppliedSettings
 from pyshim.resources.cgroups.plan.block_io import Device as BlockDevice
 from pyshim.resources.cgroups.plan.block_io import block_io_settings, limited_devices
-from pyshim.resources.cgroups.plan.pinning import Pinning, pinning, placed_pinning, service_cpus, vcpu_cpus
 from pyshim.resources.cgroups.plan.rdt import rdt_class
 from pyshim.resources.cgroups.plan.settings import (
     DEVICE_NODES,
@@ -50,7 +51,6 @@ CLAIM_S = 10.0
 CLAIM_PAUSE_S = 0.005
 Resources = Mapping[str, Any]
 _BY_PLACEMENT = "the placement that the node's plugin gave"
-_NOT_PINNED = Pinning(pairs={}, reason="enable_vcpus_pinning is false")
 
 
 class SandboxCgroups:
@@ -68,22 +68,20 @@ class SandboxCgroups:
         self._config = plan.config
         self._sandbox_id = plan.sandbox_id
         self._plan = plan.cgroups
-        self._placed = plan.placement
         self._nodes = plan.vm.numa
         self._numa_why = plan.numa_why
         self._host = host
         self._records = records
         self._hypervisor = hypervisor
-        self.own_pid = os.getpid()
-        """The shim's."""
         self._on_change = on_change
         self._record = plan.sizing
         self._entries: list[LedgerEntry] = []
-        self._settings: dict[tuple[Role, str, str], GroupSetting] = {}
-        self._notes: dict[str, None] = dict.fromkeys(self._plan.notes)
+        self._settings = AppliedSettings(plan=self._plan, host=host, sandbox_id=plan.sandbox_id)
+        self._affinity = CpuAffinity(
+            plan=plan, host=host, records=records, note=self._settings.note, on_change=on_change
+        )
         self._threads: tuple[int, ...] = ()
         self._pids: dict[Member, int] = {}
-        self._pinning = _NOT_PINNED
         self._rdt_class = ""
         self._io_limited: frozenset[BlockDevice] = frozenset()
         self._lock = asyncio.Lock()
@@ -104,53 +102,42 @@ class SandboxCgroups:
         await self._claim()
         if plan.scope is not None:
             await self._host.start_scope(plan.scope)
-        self._note(*await self._host.make(plan.groups))
-        await self._apply(limit_settings(plan, self._config, self._record))
+        self._settings.note(*await self._host.make(plan.groups))
+        await self._settings.apply(limit_settings(plan, self._config, self._record))
         await self._try_placement()
-        await self._join(Member.SHIM, self.own_pid)
-        if self._placed is not None:
-            # The shim's children start with these CPUs.
-            cpus = service_cpus(self._placed.placement, self._placement_cpus())
-            if problem := await self._host.pin(self.own_pid, cpus):
-                self._note(problem)
+        await self._join(Member.SHIM, os.getpid())
+        await self._affinity.pin_shim()
 
     async def _try_placement(self) -> None:
         """The cgroup has the placement's CPUs. If the pod's cgroup does not allow it, it is dropped, with a note.
 
         Memory nodes are not limited: when they are full the kernel would kill processes, although others have room.
         """
-        if self._placed is None:
+        cpus = self._affinity.placement_cpus
+        if not cpus:
             return
-        cpus = self._placement_cpus()
         try:
             await self._check_sets(cpus, frozenset())
-            await self._apply(cpuset_settings(self._plan, cpus, frozenset(), source=_BY_PLACEMENT))
+            await self._settings.apply(cpuset_settings(self._plan, cpus, frozenset(), source=_BY_PLACEMENT))
         except ShimError as error:
-            self._note(f"not placed: {error}")
-            self._placed = None
-
-    def _placement_cpus(self) -> frozenset[int]:
-        """Empty without a placement."""
-        if self._placed is None:
-            return frozenset()
-        placement = self._placed.placement
-        return frozenset((*placement.vcpu_cpus, *placement.service_cpus))
+            self._affinity.drop_placement(str(error))
 
     async def _claim(self) -> None:
-        """The cgroups are in this sandbox's ledger only: an undo kills the processes in them."""
+        """The cgroups are in this sandbox's ledger, and in no other, whose undo would kill the processes in them."""
         paths = [group.path for group in self._plan.groups]
         until = asyncio.get_running_loop().time() + CLAIM_S
         while True:
             with self._records.claims(paths) as others:
                 if others is not None:
-                    self._claim_unless(others)
+                    self._acquire(others)
                     return
             if asyncio.get_running_loop().time() > until:
                 raise DeadlineExceeded(f"claim cgroup '{paths[0]}': other shims decide for more than {CLAIM_S:g} s")
             await asyncio.sleep(CLAIM_PAUSE_S)
 
-    def _claim_unless(self, taken: Mapping[str, str]) -> None:
-        for path, other in taken.items():
+    def _acquire(self, others: Mapping[str, str]) -> None:
+        """The cgroups are in the ledger. `others` has the sandbox of each that another one has, which is an error."""
+        for path, other in others.items():
             raise FailedPrecondition(
                 f"make cgroup '{path}': sandbox '{other}' has it: another sandbox has the same cgroupsPath "
                 f"(hint: if its shim is gone, 'pyshim cleanup {other}')"
@@ -163,33 +150,34 @@ class SandboxCgroups:
         self._entries += entries
 
     @contextlib.asynccontextmanager
-    async def birth_of_vmm(self) -> AsyncIterator[None]:
+    async def starting_vmm(self) -> AsyncIterator[None]:
         """Children that the shim starts in the block are in the VMM's cgroup from their first page.
 
-        v2 never moves a page's charge to another cgroup.
+        On v2 a page's charge never moves to another cgroup.
         """
         members = self._plan.members
         apart = bool(self._plan.groups) and members[Member.VMM] is not members[Member.SHIM]
         if apart:
-            await self._host.join(self._group(members[Member.VMM]), (self.own_pid,))
+            await self._host.join(self._plan.group(members[Member.VMM]), (os.getpid(),))
         try:
             yield
         finally:
             if apart:
-                await self._join(Member.SHIM, self.own_pid)
+                await self._join(Member.SHIM, os.getpid())
 
-    async def allow_nodes(self) -> None:
-        """Cgroups with a device list, still without processes, allow only the devices a VMM needs.
+    async def restrict_devices(self) -> None:
+        """Processes of cgroups with a device list, which have none yet, may open only the devices that a VMM needs.
 
-        The pod's functions are bound to VFIO already, so their groups are known. The cgroup in which the shim starts
-        the VMM gets its list after the shim has left it.
+        The pod's PCI functions are bound to VFIO already, so their groups are known. The cgroup in which the shim
+        starts the VMM gets its list after the shim has left it.
         """
-        await self._list_devices([role for role in self._plan.listed if role is not self._plan.members[Member.VMM]])
+        vmm_role = self._plan.members.get(Member.VMM)
+        await self._write_device_list([role for role in self._plan.listed if role is not vmm_role])
 
-    async def _list_devices(self, roles: Iterable[Role]) -> None:
+    async def _write_device_list(self, roles: Iterable[Role]) -> None:
         if roles:
             rules = await self._host.device_rules(DEVICE_NODES)
-            await self._apply(setting for role in roles for setting in device_settings(role, rules))
+            await self._settings.apply(setting for role in roles for setting in device_settings(role, rules))
 
     async def place(self, vmm_pid: int, virtiofsd_pid: int) -> None:
         """All processes that serve the guest are bound by a device list, and the vCPU threads are in their cgroup.
@@ -202,23 +190,22 @@ class SandboxCgroups:
             return
         programs: tuple[int, ...] = (vmm_pid, virtiofsd_pid, *self._hypervisor.helper_pids)
         if (vmm_role := self._plan.members[Member.VMM]) in self._plan.listed:
-            await self._list_devices([vmm_role])
+            await self._write_device_list([vmm_role])
             programs = (virtiofsd_pid,)  # the others were born in this cgroup
-        moved = self._host.join_family(self._group(Role.DEVICES), filter(None, programs))
+        moved = self._host.join_family(self._plan.group(Role.DEVICES), filter(None, programs))
         if self._plan.mode is CgroupMode.V2:
             await moved  # first, since it moves all threads
             await self._place_vcpus()
         else:
             await together(moved, self._place_vcpus())  # the VMM answers while the kernel moves it
-        if self._placed is not None or self._nodes:
-            await self._pin(self._placement_cpus())
+        await self._affinity.pin_at_boot(self._threads, self._plan.group(Role.SANDBOX))
 
     async def allow(self, device: Device) -> None:
         """The VMM may open the device that is plugged next."""
         path = getattr(device, "path", "")
         if roles := self._plan.listed:
             rules = await self._host.device_rules((path,) if path else ())
-            await self._apply(setting for role in roles for setting in allowed_devices(role, rules))
+            await self._settings.apply(setting for role in roles for setting in allowed_devices(role, rules))
 
     # ---- while it runs
 
@@ -237,20 +224,20 @@ class SandboxCgroups:
         async with self._lock:
             if self._left:
                 return
-            had, same_size = self.saved(), record is self._record
+            former, same_size = self.saved(), record is self._record
             self._record = record
-            cpus, mems = cpuset_union(containers, "cpus"), cpuset_union(containers, "mems")
-            source = "" if cpus or self._placed is None else _BY_PLACEMENT
-            cpus = cpus or self._placement_cpus()
+            by_containers, mems = cpuset_union(containers, "cpus"), cpuset_union(containers, "mems")
+            cpus = by_containers or self._affinity.placement_cpus
+            source = "" if cpus == by_containers else _BY_PLACEMENT
             await self._check_sets(cpus, mems)
-            if cpus or mems or any(each.controller == "cpuset" for each in self._settings.values()):
-                await self._apply(cpuset_settings(self._plan, cpus, mems, source=source))
-            await self._apply((*limit_settings(self._plan, self._config, record), *block_io))
+            if cpus or mems or any(each.controller == "cpuset" for each in self._settings.written):
+                await self._settings.apply(cpuset_settings(self._plan, cpus, mems, source=source))
+            await self._settings.apply((*limit_settings(self._plan, self._config, record), *block_io))
             self._io_limited = limited_devices(containers)
             if not same_size or not self._threads:
                 await self._place_vcpus()
-            await self._pin(cpus)
-            if self.saved() != had:
+            await self._affinity.pin(self._threads, cpus, self._plan.group(Role.SANDBOX), base=record.vcpus.base)
+            if self.saved() != former:
                 self._on_change()
 
     async def enter_class(self, container_id: str, linux: Mapping[str, Any]) -> None:
@@ -260,7 +247,8 @@ class SandboxCgroups:
         name, FailedPrecondition if the node lacks the class or the VM has another.
         """
         name, left_out = rdt_class(linux)
-        self._note(*(f"container '{container_id}': linux.intelRdt.{key} is not done for a VM" for key in left_out))
+        for key in left_out:
+            self._settings.note(f"container '{container_id}': linux.intelRdt.{key} is not done for a VM")
         known = (self._pids.get(Member.VMM), self._pids.get(Member.VIRTIOFSD), *self._hypervisor.helper_pids)
         programs = tuple(pid for pid in known if pid)
         if not name or not programs:
@@ -278,13 +266,13 @@ class SandboxCgroups:
             self._on_change()
 
     async def _check_sets(self, cpus: frozenset[int], mems: frozenset[int]) -> None:
-        group = self._group(Role.SANDBOX)
+        group = self._plan.group(Role.SANDBOX)
         for wanted, name, what in ((cpus, "cpus", "CPUs"), (mems, "mems", "memory nodes")):
             if wanted and (allowed := await self._host.allowed(group, name)):
                 checked_cpuset(wanted, cpu_set(allowed, f"cpuset.{name}"), what, group.path)
 
     async def _place_vcpus(self) -> None:
-        had = self._threads
+        former = self._threads
         try:
             self._threads = await self._hypervisor.vcpu_thread_ids()
         except ShimError as exc:
@@ -292,45 +280,7 @@ class SandboxCgroups:
             return
         role = self._plan.members[Member.VCPUS]
         if role is not self._plan.members[Member.VMM]:
-            await self._host.join_threads(self._group(role), [tid for tid in self._threads if tid not in had])
-
-    async def _pin(self, cpus: frozenset[int]) -> None:
-        """Each vCPU thread runs on its own CPU, or on `cpus`. With a placement, other threads are pinned as well."""
-        had = self._pinning
-        if self._placed is not None:
-            cpus = service_cpus(self._placed.placement, cpus)
-            self._pinning = placed_pinning(self._placed.placement, len(self._threads))
-            # The VMM and its servers are children of the shim.
-            if problem := await self._host.pin_family(self.own_pid, cpus, self._threads):
-                self._note(f"a thread is not where it is placed: {problem}")
-            self._on_change()
-        elif self._config.runtime.enable_vcpus_pinning:
-            # A cancellation between lock and release would leave it locked.
-            await to_the_end(self._decide_pinning(cpus))
-        if self._placed is None and not (self._pinning.pairs or had.pairs or self._nodes):
-            return
-        anywhere = cpus or await self._all_cpus()
-        for vcpu, tid in enumerate(self._threads):
-            if problem := await self._host.pin(tid, vcpu_cpus(vcpu, self._pinning, anywhere, self._nodes)):
-                self._note(f"vCPU {vcpu} is not where it is pinned to: {problem}")
-
-    async def _decide_pinning(self, cpus: frozenset[int]) -> None:
-        had = self._pinning
-        with contextlib.ExitStack() as lock:
-            taken = await asyncio.to_thread(lock.enter_context, self._records.pins())
-            self._pinning = pinning(
-                vcpus=len(self._threads),
-                base=self._record.vcpus.base,
-                cpus=cpus,
-                taken=taken,
-                nodes=self._nodes,
-            )
-            if self._pinning != had:
-                log.info("vCPU pinning", extra={"sandbox": self._sandbox_id, "reason": self._pinning.reason})
-                self._on_change()  # on disk before the next shim looks
-
-    async def _all_cpus(self) -> frozenset[int]:
-        return cpu_set(await self._host.allowed(self._group(Role.SANDBOX), "cpus"), "cpuset.cpus")
+            await self._host.join_threads(self._plan.group(role), [tid for tid in self._threads if tid not in former])
 
     # ---- the end
 
@@ -348,7 +298,7 @@ class SandboxCgroups:
         return await self._with_oom(Member.VIRTIOFSD, "virtiofsd", reason) if self._plan.groups else reason
 
     async def _with_oom(self, member: Member, name: str, reason: str) -> str:
-        group = self._group(self._plan.members[member])
+        group = self._plan.group(self._plan.members[member])
         try:
             oom = await self._host.oom(group)
         except ShimError as exc:
@@ -374,14 +324,13 @@ class SandboxCgroups:
                 await self._records.ledger.release(self._entries[-1])
                 self._entries.pop()
 
-    # ---- what is known
+    # ---- reports
 
     async def stats(self) -> ContainerStats:
         """The VM's use of the host, as the kernel counts it for the pod's cgroup."""
-        group = self._plan.group(Role.SANDBOX)
-        if group is None:
+        if not self._plan.groups:
             return NO_STATS
-        used = await self._host.usage(group)
+        used = await self._host.usage(self._plan.group(Role.SANDBOX))
         memory = MemoryUse(
             usage_bytes=used.get("memory_bytes", 0),
             max_usage_bytes=used.get("memory_peak_bytes", 0),
@@ -397,17 +346,17 @@ class SandboxCgroups:
         )
 
     def saved(self) -> Mapping[str, object]:
-        """A JSON object; the numbers of processes are those at the sandbox's end."""
+        """A JSON object. Process ids may be those of processes that have ended."""
         plan = self._plan
-        saved: dict[str, object] = {"Mode": str(plan.mode), "Notes": list(self._notes)}
+        saved: dict[str, object] = {"Mode": str(plan.mode), "Notes": list(self._settings.notes)}
         if self._rdt_class:
             saved["RdtClass"] = self._rdt_class
         if not plan.groups:
             return saved
         if self._numa_why:
             saved["Numa"] = {"Why": self._numa_why, "Nodes": msgspec.to_builtins(self._nodes)}
-        if self._placed is not None:
-            saved["Placed"] = msgspec.to_builtins(self._placed)
+        if self._affinity.placed is not None:
+            saved["Placed"] = msgspec.to_builtins(self._affinity.placed)
         return saved | {
             "SandboxCgroupOnly": self._config.runtime.sandbox_cgroup_only,
             "Unit": plan.scope.unit if plan.scope is not None else "",
@@ -420,49 +369,14 @@ class SandboxCgroups:
             "VcpuThreads": list(self._threads),
             "Settings": [
                 {"Role": str(each.role), "File": each.file, "Value": each.value, "Source": each.source}
-                for each in self._settings.values()
+                for each in self._settings.written
             ],
-            "Pinned": {str(vcpu): cpu for vcpu, cpu in self._pinning.pairs.items()},
-            "Pinning": self._pinning.reason,
+            "Pinned": {str(vcpu): cpu for vcpu, cpu in self._affinity.pinning.pairs.items()},
+            "Pinning": self._affinity.pinning.reason,
         }
 
     # ---- pieces
 
     async def _join(self, member: Member, pid: int) -> None:
         self._pids[member] = pid
-        await self._host.join(self._group(self._plan.members[member]), (pid,))
-
-    async def _apply(self, settings: Iterable[GroupSetting]) -> None:
-        """Each is written, or noted with the reason; raises FailedPrecondition for one that must not be missing."""
-        settings = tuple(settings)
-        for role in dict.fromkeys(setting.role for setting in settings):
-            group = self._group(role)
-            failed = await self._host.apply(group, [setting for setting in settings if setting.role is role])
-            for setting, problem in failed.items():
-                text = f"set {setting.file} of '{group.path}' to '{setting.value}': {problem}"
-                if setting.controller == "devices" and self._plan.mode is CgroupMode.V2:
-                    text = f"no device list for '{group.path}': {problem}"  # one cause for all its rules
-                if setting.required:
-                    raise FailedPrecondition(text)
-                self._note(text)
-            for setting in settings:
-                if setting.role is role and setting not in failed:
-                    self._settings[role, setting.file, _repeated(setting)] = setting
-
-    def _note(self, *notes: str) -> None:
-        for note in notes:
-            if note not in self._notes:
-                log.warning("cgroups", extra={"sandbox": self._sandbox_id, "problem": note})
-                self._notes[note] = None
-
-    def _group(self, role: Role) -> Group:
-        group = self._plan.group(role)
-        assert group is not None, f"the plan has a cgroup for its {role}"
-        return group
-
-
-def _repeated(setting: GroupSetting) -> str:
-    """Distinguishes the settings of a file that takes several: by the rule, or by the line's device."""
-    if setting.controller == "devices":
-        return setting.value
-    return setting.value.partition(" ")[0] if setting.controller in ("io", "blkio") else ""
+        await self._host.join(self._plan.group(self._plan.members[member]), (pid,))

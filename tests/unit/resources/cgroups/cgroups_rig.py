@@ -84,9 +84,9 @@ class Rig:
 
     async def start(self) -> None:
         await self.cgroups.enter()
-        async with self.cgroups.birth_of_vmm():
+        async with self.cgroups.starting_vmm():
             self.host.history.append("vmm is made")
-        await self.cgroups.allow_nodes()
+        await self.cgroups.restrict_devices()
         await self.cgroups.place(50, 40)
 
     async def fit(self, *containers: Mapping[str, Any], record: SizingRecord | None = None) -> None:

@@ -408,6 +408,21 @@ async def test_a_placement_that_the_pods_cgroup_does_not_allow_is_given_up_and_n
     assert any("not placed: set cpuset" in str(note) for note in rig.cgroups.saved()["Notes"])  # type: ignore[attr-defined]
 
 
+async def test_a_thread_that_the_kernel_does_not_pin_is_a_note_and_stops_nothing() -> None:
+    rig = Rig(placement=_placed(exclusive=True, cpus=(2, 3), service=(0, 1)))
+    rig.threads = (71, 72)
+    rig.host.unpinnable = {SHIM, 72}
+
+    await rig.start()
+
+    assert rig.host.pins == {71: (2,)}
+    assert list(rig.cgroups.saved()["Notes"])[1:] == [  # type: ignore[call-overload]
+        "the shim is not where it is placed: EINVAL",
+        "a thread is not where it is placed: EINVAL",
+        "vCPU 1 is not where it is pinned to: EINVAL",
+    ]
+
+
 def _node(vcpus: tuple[int, ...], cpus: tuple[int, ...]) -> GuestNode:
     return GuestNode(vcpus=vcpus, memory_mib=128, distances=(10, 21), memory_nodes=(0,), cpus=cpus)
 

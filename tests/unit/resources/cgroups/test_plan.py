@@ -63,7 +63,7 @@ def test_of_a_remote_vm_there_is_the_shim_alone(mode: CgroupMode, only: bool, pa
     )
 
     assert [group.path for group in plan.groups] == paths
-    assert {plan.path(role) for role in plan.members.values()} == {paths[-1]}
+    assert {plan.group(role).path for role in plan.members.values()} == {paths[-1]}
     assert plan.listed == ()
 
 
@@ -201,7 +201,7 @@ def test_systemd_is_asked_only_where_it_runs_and_has_all_of_the_sandbox(
     plan = _plan(facts, "kubepods-pod1.slice:cri-containerd:c1", sandbox_cgroup_only=only)
 
     assert (plan.scope is not None) is is_unit
-    assert plan.path(Role.SANDBOX) == "/kubepods.slice/kubepods-pod1.slice/cri-containerd-c1.scope"
+    assert plan.group(Role.SANDBOX).path == "/kubepods.slice/kubepods-pod1.slice/cri-containerd-c1.scope"
     assert is_unit or any("no systemd unit" in note for note in plan.notes)
 
 
