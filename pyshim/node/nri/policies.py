@@ -109,7 +109,7 @@ def _busy(assignments: Assignments) -> set[int]:
 
 
 def _vcpus_by_node(assignments: Assignments) -> dict[int, Fraction]:
-    """vCPUs of the VMs, those of a VM on several nodes spread over them."""
+    """vCPUs of the VMs by node; those of a VM on several nodes are divided among them."""
     found = dict.fromkeys(_sockets(assignments), Fraction(0))
     for sandbox_id, placement in assignments.placements.items():
         for node in placement.cpu_nodes:
