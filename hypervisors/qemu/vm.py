@@ -25,32 +25,19 @@ from hypervisors.qemu.exits import ExitClues, vm_exit
 from hypervisors.qemu.guards.launch import ask_encryption, attest
 from hypervisors.qemu.guards.sev import NO_ENCRYPTION, Encryption
 from hypervisors.qemu.hotplug import Hotplug, capabilities_of
+from hypervisors.qemu.isolation import isolated_qemu, isolated_vsock_program
 from hypervisors.qemu.memory_dump import dump_memory
 from hypervisors.qemu.qmp import Monitor, QmpError, QmpEvent
 from hypervisors.qemu.saved_machine import continue_machine, fill_memory, machine_memory, save_machine, saved_memory
-from hypervisors.qemu.user import (
-    first_denied,
-    hand_over,
-    lacks_users,
-    needs_root,
-    out_of_reach,
-    reserve_user,
-    vsock_user,
-)
-from hypervisors.qemu.view import host_view_reason, vmm_view, vsock_view
+from hypervisors.qemu.user import lacks_users, reserve_user
 from hypervisors.qemu.vsock import reserve_cid, start_program
 from pyshim.concurrency.deadlines import CHANGE_S, MARGIN_S, VM_S, given_s, within_s
 from pyshim.concurrency.tasks import cancel_all, succeeded, together
-from pyshim.concurrency.threads import ended
 from pyshim.host.fds import OwnedFd
-from pyshim.host.mounts.view import ViewPath, make_view
 from pyshim.host.os_errors import describe_os_error, os_errors
 from pyshim.host.processes.children import Child, Children
-from pyshim.host.processes.identity import is_script
 from pyshim.host.processes.launch import Apart, User
-from pyshim.host.processes.own_thread import in_own_thread
 from pyshim.host.sockets import listening_socket
-from pyshim.host.syscalls import CAP_DAC_OVERRIDE, CAP_IPC_LOCK
 from pyshim.model.agent_address import AgentAddress, HvsockAddress, SerialAddress, VsockAddress
 from pyshim.model.confidential import SevGuard, SnpGuard
 from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, Internal, InvalidArgument, ShimError, Unavailable
@@ -71,9 +58,6 @@ from pyshim.model.vm import (
 
 log = logging.getLogger(__name__)
 
-CAPABILITIES = frozenset({CAP_DAC_OVERRIDE, CAP_IPC_LOCK})
-"""All that QEMU keeps as root; another user has none. Kernels and images may be of any owner; VFIO locks the guest's
-memory, all of it. Disks, taps, vhost-net, vhost-vsock and QMP come as descriptors."""
 QUIT_GRACE_S = 2.0
 _LAST_EVENTS_S = 2.0
 _LOST_CONTROL_GRACE_S = 2.0
@@ -241,15 +225,12 @@ class QemuVm:
         self, config: VmConfig, argv: tuple[str, ...], theirs: Mapping[int, int], fds: ExitStack, reserved: User | None
     ) -> None:
         """QEMU runs and QMP answers; `fds` are closed, QEMU has copies."""
-        view = await self._view(config)
-        if view is not None:
-            fds.enter_context(view)
-        user = await self._user(config, reserved, view)
+        apart = await isolated_qemu(config, reserved, fds)
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
             # Before the spawn: if QEMU dies early, its copy of the listener closes and this end sees that at once.
             connection.connect(qmp_path(config))
-            await self._spawn(config, argv, theirs, view, user)
+            await self._spawn(config, argv, theirs, apart)
             fds.close()
         except BaseException:
             connection.close()
@@ -279,30 +260,17 @@ class QemuVm:
     async def _start_vsock_program(
         self, channel: VhostUserVsockChannel, config: VmConfig, reserved: User | None
     ) -> socket.socket:
-        directory, program, user = os.path.dirname(channel.device_path), channel.program, None
+        """The program serves the guest's vsock; returns the connection to it for QEMU."""
+        directory = os.path.dirname(channel.device_path)
         if directory != config.vm_dir:
             self._acquire(LedgerEntry(kind=ResourceKind.DIRECTORY, key=directory))
             os.makedirs(directory, mode=0o700, exist_ok=True)
-        with ExitStack() as views:
-            view = None
-            if not config.is_privileged and not is_script(program):
-                view = await self._make_view("vsock program", vsock_view(channel), config)
-            if view is not None:
-                views.enter_context(view)
-            if view is not None and reserved is not None and directory != config.vm_dir:
-                # Only in the view: on the host it cannot enter the VM's directory.
-                user = vsock_user(reserved)
-                os.chown(directory, user.id, user.id)
-                if path := await first_denied({program: os.X_OK}, user, view):
-                    reason = f"{path!r} cannot be executed by other users"
-                    log.warning("vsock program runs as root", extra={"sandbox": config.sandbox_id, "reason": reason})
-                    os.chown(directory, 0, 0)
-                    user = None
+        with ExitStack() as fds:
             self._vsock_program, device = await start_program(
                 channel,
                 self._children,
                 self._ledger,
-                apart=_apart(config, view, user, frozenset()),
+                apart=await isolated_vsock_program(channel, config, reserved, fds),
                 dumps_core=config.dumps_core,
                 timeout_s=config.start_timeout_s,
             )
@@ -329,58 +297,15 @@ class QemuVm:
         with os_errors(f"make directory {config.vm_dir!r}", Internal):
             os.makedirs(config.vm_dir, mode=0o700, exist_ok=True)
 
-    async def _view(self, config: VmConfig) -> OwnedFd | None:
-        """The files that QEMU sees; None for the host's."""
-        program = config.hypervisor_path
-        if reason := host_view_reason(config, is_script=is_script(program)):
-            log.info("qemu sees the host's files", extra={"sandbox": config.sandbox_id, "reason": reason})
-            return None
-        return await self._make_view("qemu", vmm_view(config, program=_real(program)), config)
-
-    async def _make_view(self, who: str, kept: tuple[ViewPath, ...], config: VmConfig) -> OwnedFd | None:
-        """None if the host does not allow it, as in some user namespaces, or if a file of the view is missing."""
-        made: list[OwnedFd] = []
-
-        def make() -> None:
-            made.append(make_view(kept, config.vm_dir))
-
-        try:
-            await ended(asyncio.ensure_future(in_own_thread(make)))
-            return made[0]
-        except asyncio.CancelledError:
-            for view in made:
-                view.close()
-            raise
-        except OSError as error:
-            reason = describe_os_error(error) + (f" {error.filename!r}" if error.filename else "")
-            log.warning(f"{who} sees the host's files", extra={"sandbox": config.sandbox_id, "reason": reason})
-            return None
-
-    async def _user(self, config: VmConfig, reserved: User | None, view: OwnedFd | None) -> User | None:
-        """The user that QEMU runs as; None for root."""
-        if not config.first_user_id:
-            return None
-        reason = needs_root(config) or lacks_users(config)
-        if not reason and reserved is not None:
-            hand_over(config, reserved)
-            path = await out_of_reach(config, reserved, view)
-            if not path:
-                return reserved
-            reason = f"{path!r} cannot be opened by other users"
-        log.warning("qemu runs as root", extra={"sandbox": config.sandbox_id, "reason": reason})
-        return None
-
     def _acquire(self, entry: LedgerEntry) -> None:
         self._ledger.acquire(entry)
         self._owned.append(entry)
 
-    async def _spawn(
-        self, config: VmConfig, argv: tuple[str, ...], fds: Mapping[int, int], view: OwnedFd | None, user: User | None
-    ) -> None:
+    async def _spawn(self, config: VmConfig, argv: tuple[str, ...], fds: Mapping[int, int], apart: Apart) -> None:
         self._child = await self._children.spawn(
             argv,
             fds=fds,
-            apart=_apart(config, view, user, CAPABILITIES if user is None else frozenset()),
+            apart=apart,
             dumps_core=config.dumps_core,
             ledger=self._ledger,
             ledger_key=config.uuid,
@@ -655,18 +580,6 @@ def check_files(config: VmConfig) -> int:
     return image_bytes
 
 
-def _apart(config: VmConfig, view: OwnedFd | None, user: User | None, capabilities: frozenset[int]) -> Apart:
-    """The rights of a program of the VM that differ from the shim's."""
-    return Apart(
-        netns_path=config.netns_path,
-        empty_netns=config.has_empty_netns,
-        view=view,
-        capabilities=None if config.is_privileged else capabilities,
-        user=user,
-        labels=config.labels,
-    )
-
-
 async def _exited_within(seconds: float, child: Child) -> None:
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
@@ -676,10 +589,6 @@ async def _exited_within(seconds: float, child: Child) -> None:
 async def _exited_after(error: Exception, child: Child) -> None:
     """After a closed connection, waits for the exit that closed it: either may be seen first."""
     await _exited_within(_LAST_EVENTS_S if isinstance(error, Unavailable) else 0, child)
-
-
-def _real(path: str) -> str:
-    return os.path.realpath(path)
 
 
 def _are_threads_of(pid: int, threads: tuple[int, ...]) -> bool:
