@@ -1,5 +1,7 @@
 """VmConfig -> QEMU's argv. Pure and deterministic: the same config and descriptors give the same words."""
 
+import itertools
+
 import msgspec
 
 from hypervisors.qemu import block, devices, guards, pci
@@ -7,66 +9,35 @@ from hypervisors.qemu.guards.sev import NO_ENCRYPTION, Encryption
 from pyshim.model.errors import InvalidArgument
 from pyshim.model.vm import SerialChannel, VhostUserVsockChannel, VmConfig
 
-FIRST_FD = 3
+# QEMU's descriptors, by their numbers there.
+QMP_FD = 3
+"""Listening."""
+CONSOLE_FD, SERIAL_FD = 4, 5
+"""Connected."""
+AGENT_FD = 6
+"""By the agent's channel: listening (serial port), the open vhost-vsock device, or connected (vhost-user-vsock)."""
+MONITOR_FD = 7
+"""Listening, with `extra_monitor`."""
+MEMORY_FD = 8
+"""The file with the guest's memory, with `is_copyable`."""
+_FIRST_NIC_FD = 9
 MAX_KERNEL_COMMAND_LINE = 2047
 """COMMAND_LINE_SIZE of x86, less the final NUL: the kernel cuts what is longer without a word."""
 
 
 class NicFds(msgspec.Struct, frozen=True, kw_only=True):
-    taps: tuple[int, ...]
+    """One NIC's descriptor numbers in QEMU, in the order of its queues."""
+
     vhosts: tuple[int, ...]
+    taps: tuple[int, ...]
 
 
-class FdTable(msgspec.Struct, frozen=True, kw_only=True):
-    """Descriptor numbers as QEMU sees them, and other facts of the host."""
-
-    qmp: int
-    """Listening."""
-    console: int
-    serial: int
-    """Both connected."""
-    agent: int
-    """Listening (serial channel), the open vhost-vsock device, or connected (vhost-user-vsock)."""
-    nics: tuple[NicFds, ...]
-    monitor: int
-    """Listening: the second monitor, where there is one."""
-    memory: int
-    """The guest's memory, of a machine that can be copied."""
-    memory_is_saved: bool
-    """It is that of the saved machine itself, which the VM must not change."""
-    guest_cid: int
-    """0 without vsock."""
-    image_bytes: int
-    """Size of the root image; 0 without one."""
-    encryption: Encryption
-    """NO_ENCRYPTION without a guard of SEV's kinds."""
-
-
-def fd_table(
-    config: VmConfig,
-    *,
-    guest_cid: int,
-    image_bytes: int,
-    memory_is_saved: bool = False,
-    encryption: Encryption = NO_ENCRYPTION,
-) -> FdTable:
-    """Numbers from FIRST_FD up, in the order of the fields; per NIC first its vhost fds, then its taps."""
-    numbers = iter(range(FIRST_FD, 1 << 16))
-    return FdTable(
-        qmp=next(numbers),
-        console=next(numbers),
-        serial=next(numbers),
-        agent=next(numbers),
-        nics=tuple(
-            NicFds(vhosts=tuple(next(numbers) for _ in nic.vhost_fds), taps=tuple(next(numbers) for _ in nic.tap_fds))
-            for nic in config.nics
-        ),
-        monitor=next(numbers),
-        memory=next(numbers),
-        memory_is_saved=memory_is_saved,
-        guest_cid=guest_cid,
-        image_bytes=image_bytes,
-        encryption=encryption,
+def nic_fds(config: VmConfig) -> tuple[NicFds, ...]:
+    """The descriptor numbers of each NIC of `config.nics`."""
+    numbers = itertools.count(_FIRST_NIC_FD)
+    return tuple(
+        NicFds(vhosts=tuple(next(numbers) for _ in nic.vhost_fds), taps=tuple(next(numbers) for _ in nic.tap_fds))
+        for nic in config.nics
     )
 
 
@@ -126,23 +97,35 @@ def _outside_quotes(text: str) -> str:
     return "".join(text.split('"')[::2])
 
 
-def qemu_argv(config: VmConfig, fds: FdTable) -> tuple[str, ...]:
-    """The argv of one VM, paused at its first instruction."""
+def qemu_argv(
+    config: VmConfig,
+    *,
+    guest_cid: int,
+    image_bytes: int,
+    memory_is_saved: bool = False,
+    encryption: Encryption = NO_ENCRYPTION,
+) -> tuple[str, ...]:
+    """The argv of one VM, paused at its first instruction.
+
+    `guest_cid` is 0 without vhost-vsock, `image_bytes`, the size of the root image, 0 without one. With
+    `memory_is_saved` MEMORY_FD is the saved machine's own file, which QEMU only reads. A guard of SEV's kinds needs the
+    host's `encryption`.
+    """
     bus = devices.bus_of(config)
     hotplug = can_hotplug(config)
-    image_bytes = fds.image_bytes if devices.is_image_pmem(config) else 0
+    pmem_bytes = image_bytes if devices.is_image_pmem(config) else 0
     words: list[str] = [config.hypervisor_path]
     words += ("-name", devices.option(f"sandbox-{config.sandbox_id}", {"debug-threads": True} if config.debug else {}))
     words += ("-uuid", config.uuid)
     guarded = guards.machine_properties(config.guard) if config.guard else {}
     words += devices.machine(config, pci.machine_properties(config.pci) | guarded)
     if config.guard is not None:
-        words += guards.guard_object(config.guard, fds.encryption)
+        words += guards.guard_object(config.guard, encryption)
     words += ("-cpu", config.cpu.model)
     words += devices.cpus(config.cpu, hotplug=hotplug)
-    words += devices.memory(config.memory, hotplug=hotplug, pmem_bytes=image_bytes)
+    words += devices.memory(config.memory, hotplug=hotplug, pmem_bytes=pmem_bytes)
     if config.is_copyable:
-        words += devices.ram_in_file(config.memory, fds.memory, is_saved=fds.memory_is_saved)
+        words += devices.ram_in_file(config.memory, MEMORY_FD, is_saved=memory_is_saved)
     else:
         words += devices.numa(config.memory, config.numa) if config.numa else devices.ram(config.memory)
     words += ("-no-user-config", "-nodefaults", "-display", "none", "-vga", "none", "-no-reboot", "-S")
@@ -153,10 +136,10 @@ def qemu_argv(config: VmConfig, fds: FdTable) -> tuple[str, ...]:
     else:
         # QEMU's virtio-mmio speaks the legacy protocol by default, and vhost-user back ends do not.
         words += ("-global", "virtio-mmio.force-legacy=false")
-    words += devices.qmp(fds.qmp)
+    words += devices.qmp(QMP_FD)
     if config.extra_monitor:
-        words += devices.extra_monitor(config.extra_monitor, fds.monitor)
-    words += _devices(config, fds, bus, hotplug)
+        words += devices.extra_monitor(config.extra_monitor, MONITOR_FD)
+    words += _devices(config, bus, guest_cid=guest_cid, image_bytes=image_bytes)
     words += _boot(config)
     if config.saved_machine:
         words += ("-incoming", "defer")
@@ -165,7 +148,8 @@ def qemu_argv(config: VmConfig, fds: FdTable) -> tuple[str, ...]:
     return tuple(words)
 
 
-def _devices(config: VmConfig, fds: FdTable, bus: devices.Bus, hotplug: bool) -> list[str]:
+def _devices(config: VmConfig, bus: devices.Bus, *, guest_cid: int, image_bytes: int) -> list[str]:
+    hotplug = can_hotplug(config)
     words: list[str] = [*pci.iommu(config.pci)]
     if hotplug:
         # Bridges first: they sit at fixed slots, everything after takes what is free.
@@ -174,9 +158,9 @@ def _devices(config: VmConfig, fds: FdTable, bus: devices.Bus, hotplug: bool) ->
         words += pci.ports(config.pci)
         if devices.virtio_mem_mib(config.memory):
             words += devices.virtio_mem(config.memory)
-    words += devices.console(bus, hvc_fd=fds.console, serial_fd=fds.serial)
+    words += devices.console(bus, hvc_fd=CONSOLE_FD, serial_fd=SERIAL_FD)
     if config.boot.image is not None:
-        words += devices.root_image(config.boot.image, config.boot.image_driver, bus, image_bytes=fds.image_bytes)
+        words += devices.root_image(config.boot.image, config.boot.image_driver, bus, image_bytes=image_bytes)
     if config.machine_type == "q35":
         words += ("-device", "pvpanic")
     if config.initdata:
@@ -188,7 +172,7 @@ def _devices(config: VmConfig, fds: FdTable, bus: devices.Bus, hotplug: bool) ->
     if config.memory.reclaim:
         words += devices.balloon(bus)
     assert config.agent_channel is not None, "only a remote VM has no channel"
-    words += devices.agent_channel(config.agent_channel, bus, fd=fds.agent, guest_cid=fds.guest_cid)
+    words += devices.agent_channel(config.agent_channel, bus, fd=AGENT_FD, guest_cid=guest_cid)
     if isinstance(config.agent_channel, VhostUserVsockChannel) and not config.saved_machine:
         driver, fields = devices.vsock_of_program(config)
         place = {"bus": devices.bridge_id(0), "addr": "0x1"} if config.is_copyable else {}
@@ -197,8 +181,8 @@ def _devices(config: VmConfig, fds: FdTable, bus: devices.Bus, hotplug: bool) ->
         words += devices.generation_id()
     if config.share is not None and not config.saved_machine:
         words += devices.share(config.share, bus)
-    for nic, nic_fds in zip(config.nics, fds.nics, strict=True):
-        words += devices.nic(nic, bus, tap_fds=nic_fds.taps, vhost_fds=nic_fds.vhosts)
+    for nic, numbers in zip(config.nics, nic_fds(config), strict=True):
+        words += devices.nic(nic, bus, tap_fds=numbers.taps, vhost_fds=numbers.vhosts)
     for vhost_user in config.vhost_user_nics:
         words += devices.vhost_user_nic(vhost_user, bus, config.cpu.accelerator)
     if hotplug and config.scsi is not None:

@@ -18,7 +18,20 @@ from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from enum import StrEnum
 
-from hypervisors.qemu.cmdline import check_config, extra_monitor_path, fd_table, qemu_argv, qmp_path, socket_paths
+from hypervisors.qemu.cmdline import (
+    AGENT_FD,
+    CONSOLE_FD,
+    MEMORY_FD,
+    MONITOR_FD,
+    QMP_FD,
+    SERIAL_FD,
+    check_config,
+    extra_monitor_path,
+    nic_fds,
+    qemu_argv,
+    qmp_path,
+    socket_paths,
+)
 from hypervisors.qemu.console import Console
 from hypervisors.qemu.devices import VSOCK_ID, bus_of, vsock_path
 from hypervisors.qemu.exits import ExitClues, vm_exit
@@ -36,7 +49,7 @@ from pyshim.concurrency.tasks import cancel_all, succeeded, together
 from pyshim.host.fds import OwnedFd
 from pyshim.host.os_errors import describe_os_error, os_errors
 from pyshim.host.processes.children import Child, Children
-from pyshim.host.processes.launch import Apart, User
+from pyshim.host.processes.launch import User
 from pyshim.host.sockets import listening_socket
 from pyshim.model.agent_address import AgentAddress, HvsockAddress, SerialAddress, VsockAddress
 from pyshim.model.confidential import SevGuard, SnpGuard
@@ -175,46 +188,41 @@ class QemuVm:
         self._make_vm_dir(config)
         reserved = await reserve_user(config) if config.first_user_id and not lacks_users(config) else None
         self._console = Console(log_path=f"{config.vm_dir}/console.log", to_log=config.debug)
-        theirs: list[int] = [fds.enter_context(listening_socket(qmp_path(config))).fileno()]
-        for _ in ("hvc0", "ttyS0"):
+        qemu_fds = {QMP_FD: fds.enter_context(listening_socket(qmp_path(config))).fileno()}
+        for number in (CONSOLE_FD, SERIAL_FD):
             ours, guests = socket.socketpair()
             self._console.attach(ours)
-            theirs.append(fds.enter_context(guests).fileno())
+            qemu_fds[number] = fds.enter_context(guests).fileno()
         guest_cid = 0
         match config.agent_channel:
             case SerialChannel(socket_path=path):
-                theirs.append(fds.enter_context(listening_socket(path)).fileno())
+                qemu_fds[AGENT_FD] = fds.enter_context(listening_socket(path)).fileno()
                 self._address = SerialAddress(path)
             case VsockChannel(port=port):
                 vsock, guest_cid = reserve_cid()
-                theirs.append(fds.enter_context(vsock).fileno())
+                qemu_fds[AGENT_FD] = fds.enter_context(vsock).fileno()
                 self._address = VsockAddress(guest_cid, port)
             case VhostUserVsockChannel() as channel:
                 device = await self._start_vsock_program(channel, config, reserved)
-                theirs.append(fds.enter_context(device).fileno())
+                qemu_fds[AGENT_FD] = fds.enter_context(device).fileno()
                 self._address = HvsockAddress(channel.socket_path, channel.port)
-        encryption = await self._encryption(config)
+        for nic, numbers in zip(config.nics, nic_fds(config), strict=True):
+            qemu_fds |= zip(numbers.vhosts, nic.vhost_fds, strict=True)
+            qemu_fds |= zip(numbers.taps, nic.tap_fds, strict=True)
+        if config.extra_monitor:
+            qemu_fds[MONITOR_FD] = fds.enter_context(listening_socket(extra_monitor_path(config))).fileno()
         self._memory = saved = saved_memory(config)
-        table = fd_table(
+        if config.is_copyable:
+            self._memory = saved or machine_memory(config)
+            qemu_fds[MEMORY_FD] = self._memory.fileno()
+        argv = qemu_argv(
             config,
             guest_cid=guest_cid,
             image_bytes=image_bytes,
             memory_is_saved=saved is not None,
-            encryption=encryption,
+            encryption=await self._encryption(config),
         )
-        numbers = [table.qmp, table.console, table.serial, table.agent]
-        for nic, nic_fds in zip(config.nics, table.nics, strict=True):
-            theirs += (*nic.vhost_fds, *nic.tap_fds)
-            numbers += (*nic_fds.vhosts, *nic_fds.taps)
-        if config.extra_monitor:
-            theirs.append(fds.enter_context(listening_socket(extra_monitor_path(config))).fileno())
-            numbers.append(table.monitor)
-        if config.is_copyable:
-            self._memory = saved or machine_memory(config)
-            theirs.append(self._memory.fileno())
-            numbers.append(table.memory)
-        argv = qemu_argv(config, table)
-        coming_up = self._come_up(config, argv, dict(zip(numbers, theirs, strict=True)), fds, reserved)
+        coming_up = self._come_up(config, argv, qemu_fds, fds, reserved)
         await together(coming_up, *(() if saved else (self._fill_memory(config),)))
         if config.saved_machine:
             await self._continue_machine(config)
@@ -222,15 +230,28 @@ class QemuVm:
         await self._plugged.check_places()
 
     async def _come_up(
-        self, config: VmConfig, argv: tuple[str, ...], theirs: Mapping[int, int], fds: ExitStack, reserved: User | None
+        self,
+        config: VmConfig,
+        argv: tuple[str, ...],
+        qemu_fds: Mapping[int, int],
+        fds: ExitStack,
+        reserved: User | None,
     ) -> None:
-        """QEMU runs and QMP answers; `fds` are closed, QEMU has copies."""
+        """QEMU runs and QMP answers. `qemu_fds`: its numbers to the shim's descriptors; these, in `fds`, are closed."""
         apart = await isolated_qemu(config, reserved, fds)
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
             # Before the spawn: if QEMU dies early, its copy of the listener closes and this end sees that at once.
             connection.connect(qmp_path(config))
-            await self._spawn(config, argv, theirs, apart)
+            self._child = await self._children.spawn(
+                argv,
+                fds=qemu_fds,
+                apart=apart,
+                dumps_core=config.dumps_core,
+                ledger=self._ledger,
+                ledger_key=config.uuid,
+            )
+            self._owned.append(LedgerEntry(kind=ResourceKind.PROCESS, key=config.uuid))
             fds.close()
         except BaseException:
             connection.close()
@@ -300,17 +321,6 @@ class QemuVm:
     def _acquire(self, entry: LedgerEntry) -> None:
         self._ledger.acquire(entry)
         self._owned.append(entry)
-
-    async def _spawn(self, config: VmConfig, argv: tuple[str, ...], fds: Mapping[int, int], apart: Apart) -> None:
-        self._child = await self._children.spawn(
-            argv,
-            fds=fds,
-            apart=apart,
-            dumps_core=config.dumps_core,
-            ledger=self._ledger,
-            ledger_key=config.uuid,
-        )
-        self._owned.append(LedgerEntry(kind=ResourceKind.PROCESS, key=config.uuid))
 
     async def _greet(self, config: VmConfig, connection: socket.socket) -> None:
         """QMP answers. Raises VmStartFailed with QEMU's last output as soon as QEMU has died."""

@@ -12,7 +12,7 @@ from typing import Any
 import click
 import msgspec
 
-from hypervisors.qemu.cmdline import check_config, fd_table, qemu_argv
+from hypervisors.qemu.cmdline import check_config, qemu_argv
 from hypervisors.qemu.devices import is_image_pmem
 from pyshim.config.load import load_config
 from pyshim.config.sources import named_file
@@ -280,7 +280,7 @@ def _argv(plan: SandboxPlan) -> tuple[str, ...]:
     image_bytes = 0
     if is_image_pmem(plan.vm) and plan.vm.boot.image and os.path.exists(plan.vm.boot.image):
         image_bytes = os.path.getsize(plan.vm.boot.image)
-    return qemu_argv(plan.vm, fd_table(plan.vm, guest_cid=_FIRST_GUEST_CID, image_bytes=image_bytes))
+    return qemu_argv(plan.vm, guest_cid=_FIRST_GUEST_CID, image_bytes=image_bytes)
 
 
 def lines(plan: Plan) -> Iterator[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from hypervisors.qemu.cmdline import FdTable, check_config, fd_table, kernel_command_line, qemu_argv, socket_paths
+from hypervisors.qemu.cmdline import check_config, kernel_command_line, qemu_argv, socket_paths
 from pyshim.model.errors import InvalidArgument
 from pyshim.model.host_facts import Accelerator
 from pyshim.model.vm import (
@@ -90,9 +90,10 @@ CONFIGS = {
 }
 
 
-def table(config: VmConfig) -> FdTable:
+def argv_of(config: VmConfig) -> tuple[str, ...]:
     has_vsock = isinstance(config.agent_channel, VsockChannel)
-    return fd_table(config, guest_cid=4242 if has_vsock else 0, image_bytes=IMAGE_BYTES if config.boot.image else 0)
+    image_bytes = IMAGE_BYTES if config.boot.image else 0
+    return qemu_argv(config, guest_cid=4242 if has_vsock else 0, image_bytes=image_bytes)
 
 
 def as_text(argv: tuple[str, ...]) -> str:
@@ -109,7 +110,7 @@ def as_text(argv: tuple[str, ...]) -> str:
 @pytest.mark.parametrize("name", CONFIGS)
 def test_argv_is_the_golden_one(name: str) -> None:
     check_config(CONFIGS[name])
-    text = as_text(qemu_argv(CONFIGS[name], table(CONFIGS[name])))
+    text = as_text(argv_of(CONFIGS[name]))
     file = GOLDEN / f"{name}.txt"
     if os.environ.get("PYSHIM_UPDATE_GOLDEN"):
         file.write_text(text)
@@ -124,7 +125,7 @@ def test_every_golden_file_belongs_to_a_config() -> None:
 def test_commas_in_paths_are_doubled_where_qemu_splits_at_them() -> None:
     config = with_boot(vm_config(vm_dir="/vm,1"), image="/img,1", kernel="/k,1", initrd="/i,1")
 
-    argv = qemu_argv(config, table(config))
+    argv = argv_of(config)
 
     assert "file.filename=/img,,1" in argv[argv.index("-blockdev") + 1]
     assert "socket,id=share0,path=/vm,,1/vhost-fs.sock" in argv
@@ -142,7 +143,7 @@ def test_memory_comes_from_the_hosts_nodes_in_every_versions_words(
 ) -> None:
     config = with_memory(vm_config(share=None), backing=backing, host_nodes=nodes)
 
-    argv = qemu_argv(config, table(config))
+    argv = argv_of(config)
 
     ram = next(argv[index + 1] for index, word in enumerate(argv) if word == "-object")
     assert words in ram
@@ -153,7 +154,7 @@ def test_memory_comes_from_the_hosts_nodes_in_every_versions_words(
 def test_a_pmem_image_gets_a_slot_and_room_of_its_own() -> None:
     config = with_memory(CONFIGS["q35-image-pmem"], max_mib=0)
 
-    argv = qemu_argv(config, fd_table(config, guest_cid=0, image_bytes=(10 << 20) + 1))
+    argv = qemu_argv(config, guest_cid=0, image_bytes=(10 << 20) + 1)
 
     assert argv[argv.index("-m") + 1] == "256M,slots=1,maxmem=267M"
 
@@ -162,7 +163,7 @@ def test_a_pmem_image_gets_a_slot_and_room_of_its_own() -> None:
 def test_without_room_there_is_no_virtio_mem_device(max_mib: int) -> None:
     config = with_memory(vm_config(), max_mib=max_mib, virtio_mem=True)
 
-    argv = qemu_argv(config, table(config))
+    argv = argv_of(config)
 
     assert [word for word in argv if "virtio-mem" in word] == []
     assert argv[argv.index("-m") + 1] == "256M"
@@ -230,6 +231,6 @@ def test_socket_paths_are_all_there_are() -> None:
 def test_a_clone_has_the_cid_that_was_reserved_for_it() -> None:
     config = vm_config(agent_channel=VsockChannel(port=1024), is_copyable=True, saved_machine="/run/vc/vm/template/0")
     for cid in (17, 18):
-        argv = qemu_argv(config, fd_table(config, guest_cid=cid, image_bytes=0))
+        argv = qemu_argv(config, guest_cid=cid, image_bytes=0)
         (device,) = (word for word in argv if word.startswith("vhost-vsock"))
         assert device.endswith(f"guest-cid={cid}")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from hypervisors.qemu.cmdline import check_config, fd_table, qemu_argv
+from hypervisors.qemu.cmdline import check_config, qemu_argv
 from hypervisors.qemu.guards.sev import Encryption
 from pyshim.config.load import build_config
 from pyshim.config.sources import read_source
@@ -30,7 +30,7 @@ from tests.fakes.vm_config import nic, vm_config
 from tests.grammar.check import minimum_version, problems, tables
 from tests.grammar.introspect import introspected
 
-from .test_cmdline import CONFIGS, as_text, table
+from .test_cmdline import CONFIGS, argv_of, as_text
 from .test_guards import GUARDS, confidential
 
 ROOT = Path(__file__).parents[3]
@@ -80,7 +80,7 @@ def planned(shipped: str, facts: TeeFacts) -> VmConfig:
 
 def argv(config: VmConfig) -> tuple[str, ...]:
     check_config(config)
-    return qemu_argv(config, fd_table(config, guest_cid=4242, image_bytes=64 << 20, encryption=Encryption(51, 1)))
+    return qemu_argv(config, guest_cid=4242, image_bytes=64 << 20, encryption=Encryption(51, 1))
 
 
 def described(shipped: str, host: str) -> str:
@@ -112,7 +112,7 @@ def test_every_golden_file_belongs_to_a_cell() -> None:
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_every_version_understands_the_plain_argvs(name: str) -> None:
-    words = qemu_argv(CONFIGS[name], table(CONFIGS[name]))
+    words = argv_of(CONFIGS[name])
 
     assert not [problem for grammar in tables().values() for problem in problems(words, grammar)]
 
@@ -122,7 +122,7 @@ def test_the_installed_qemu_understands_every_argv_of_its_age() -> None:
     grammar = introspected(QEMU)
     version = tuple(map(int, grammar.version.split(".")))
     everything = {
-        **{name: qemu_argv(config, table(config)) for name, config in CONFIGS.items()},
+        **{name: argv_of(config) for name, config in CONFIGS.items()},
         **{name: argv(confidential(guard)) for name, guard in GUARDS.items()},
     }
 
@@ -187,7 +187,7 @@ def test_a_read_only_disk_beside_the_image_is_realized_with_its_serial_number(tm
     disk.write_bytes(bytes(512))
     extension = ExtensionDisk(name="coco", path=str(disk))
     config = vm_config(initdata=str(disk)) if name == "initdata" else vm_config(extensions=(extension,))
-    words = qemu_argv(config, table(config))
+    words = argv_of(config)
     node, device = [(option, value) for option, value in pairwise(words) if name in value]
 
     ended = started(("-machine", "q35,accel=tcg", *node, *device))

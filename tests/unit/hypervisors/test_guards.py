@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from hypervisors.qemu.cmdline import check_config, fd_table, qemu_argv
+from hypervisors.qemu.cmdline import check_config, qemu_argv
 from hypervisors.qemu.guards.launch import ask_encryption, attest, secret_of
 from hypervisors.qemu.guards.sev import Encryption, encryption_of
 from hypervisors.qemu.hotplug import capabilities_of
@@ -45,7 +45,7 @@ def confidential(guard: Guard | None, **changes: Any) -> VmConfig:
 
 
 def argv(config: VmConfig) -> tuple[str, ...]:
-    return qemu_argv(config, fd_table(config, guest_cid=42, image_bytes=1 << 20, encryption=Encryption(51, 1)))
+    return qemu_argv(config, guest_cid=42, image_bytes=1 << 20, encryption=Encryption(51, 1))
 
 
 def test_quotes_can_come_by_a_unix_socket() -> None:

@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from hypervisors.qemu import pci
-from hypervisors.qemu.cmdline import check_config, fd_table, qemu_argv
+from hypervisors.qemu.cmdline import check_config, qemu_argv
 from hypervisors.qemu.vm import QemuVm
 from pyshim.cleanup.release import release
 from pyshim.host.processes.children import Children
@@ -90,7 +90,7 @@ def test_the_words_of_a_switch() -> None:
 def test_the_guests_iommu_is_there_before_every_pci_device(version: str) -> None:
     config = replace(vm_config(share=None), pci=replace(layout((GPU,)), iommu=True))
 
-    argv = qemu_argv(config, fd_table(config, guest_cid=3, image_bytes=1))
+    argv = qemu_argv(config, guest_cid=3, image_bytes=1)
 
     devices = [argv[index + 1] for index, word in enumerate(argv) if word == "-device"]
     assert devices[0] == "intel-iommu,intremap=on,device-iotlb=on,caching-mode=on"

@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from hypervisors.qemu import plugged_share
-from hypervisors.qemu.cmdline import fd_table, qemu_argv
+from hypervisors.qemu.cmdline import qemu_argv
 from hypervisors.qemu.plugged_share import plug_share
 from hypervisors.qemu.qmp import QmpError
 from hypervisors.qemu.saved_machine import continue_machine, save_machine, saved_memory
@@ -138,7 +138,7 @@ def test_only_memory_that_is_a_vms_own_is_mapped_from_the_saved_file(
     found = saved_memory(vm)
 
     assert (found is not None) == maps
-    argv = qemu_argv(vm, fd_table(vm, guest_cid=0, image_bytes=0, memory_is_saved=maps))
+    argv = qemu_argv(vm, guest_cid=0, image_bytes=0, memory_is_saved=maps)
     (backend,) = (word for word in argv if word.startswith("memory-backend-file"))
     assert backend.endswith("share=off,readonly=on,rom=off" if maps else "share=on")
 
