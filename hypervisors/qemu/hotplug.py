@@ -157,7 +157,7 @@ class Hotplug:
         given: list[str] = []
         try:
             for name, fd in {**taps, **vhosts}.items():
-                await self._qmp.give_fd(name, fd)
+                await self._qmp.getfd(name, fd)
                 given.append(name)
             arguments: dict[str, object] = {"type": "tap", "id": netdev, "fds": ":".join(taps)}
             if vhosts:
@@ -166,7 +166,7 @@ class Hotplug:
         except ShimError:
             for name in given:
                 with suppress(ShimError):
-                    await self._qmp.drop_fd(name)
+                    await self._qmp.closefd(name)
             raise
         try:
             fields = devices.nic_fields(device, devices.bus_of(self._config), len(taps))

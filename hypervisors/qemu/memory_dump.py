@@ -34,7 +34,7 @@ async def dump_memory(monitor: Monitor, plan: MemoryDump, sandbox_id: str) -> st
     path = f"{directory}/vmcore-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}.elf"
     with OwnedFd(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)) as file:
         try:
-            await monitor.give_fd(_FD_NAME, file.fileno())
+            await monitor.getfd(_FD_NAME, file.fileno())
             await _dumped(monitor, plan.paging, _FIRST_S + size_bytes * _S_PER_BYTE)
         except BaseException:
             os.unlink(path)

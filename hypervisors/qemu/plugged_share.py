@@ -21,7 +21,7 @@ async def plug_share(monitor: Monitor, share: ShareDevice, bridges: Bridges) -> 
     """
     chardev = devices.chardev_id(share.id)
     with connected(share.id, share.socket_path) as connection:
-        await monitor.give_fd(chardev, connection.fileno())
+        await monitor.getfd(chardev, connection.fileno())
         await monitor.chardev_add(devices.connected_chardev(chardev, fd_name=chardev))
     try:
         fields = devices.share_fields(share, chardev)

@@ -370,34 +370,33 @@ class Monitor:
     async def qom_set(self, path: str, name: str, value: object) -> None:
         await self.execute("qom-set", {"path": path, "property": name, "value": value})
 
-    async def give_fd(self, name: str, fd: int) -> None:
-        """QEMU holds a copy of `fd` under `name`. One at a time: QEMU keeps only the newest unclaimed descriptor."""
+    async def getfd(self, name: str, fd: int) -> None:
+        """QEMU has a copy of `fd` called `name`."""
+        await self._execute_with_fd("getfd", {"fdname": name}, fd)
+
+    async def closefd(self, name: str) -> None:
+        await self.execute("closefd", {"fdname": name})
+
+    async def add_fd(self, fd: int) -> int:
+        """QEMU has a copy of `fd` in a new set. Returns the set's number: QEMU opens it as `/dev/fdset/NUMBER`."""
+        return _int(_mapping(await self._execute_with_fd("add-fd", None, fd), "add-fd"), "fdset-id", "add-fd")
+
+    async def remove_fd(self, fdset: int) -> None:
+        await self.execute("remove-fd", {"fdset-id": fdset})
+
+    async def _execute_with_fd(self, command: str, arguments: Mapping[str, object] | None, fd: int) -> object:
+        """Like `execute`, with a copy of `fd` for the command. One at a time: QEMU keeps only the newest descriptor."""
         async with self._fd_lock:
             try:
                 self._client.send_fd_scm(fd)
             except (QMPError, OSError) as error:
-                raise QmpGone(f"send descriptor {name!r} to qemu: {_cause(error)}") from error
-            await self.execute("getfd", {"fdname": name})
+                raise QmpGone(f"send descriptor to qemu for {command!r}: {_cause(error)}") from error
+            return await self.execute(command, arguments)
 
     async def dump_guest_memory(self, fd_name: str, *, paging: bool) -> None:
         """QEMU has begun to write the guest's memory into the descriptor of that name; DUMP_COMPLETED says its end."""
         fields = {"paging": paging, "protocol": f"fd:{fd_name}", "detach": True}
         await self.execute("dump-guest-memory", fields)
-
-    async def add_fd(self, fd: int) -> int:
-        """QEMU holds a copy of `fd` in a new set, whose number is returned: QEMU opens it as `/dev/fdset/NUMBER`."""
-        async with self._fd_lock:
-            try:
-                self._client.send_fd_scm(fd)
-            except (QMPError, OSError) as error:
-                raise QmpGone(f"send descriptor to qemu: {_cause(error)}") from error
-            return _int(_mapping(await self.execute("add-fd"), "add-fd"), "fdset-id", "add-fd")
-
-    async def remove_fd(self, fdset: int) -> None:
-        await self.execute("remove-fd", {"fdset-id": fdset})
-
-    async def drop_fd(self, name: str) -> None:
-        await self.execute("closefd", {"fdname": name})
 
 
 def _cause(error: BaseException) -> str:

@@ -99,7 +99,7 @@ def _opened(path: str, flags: int) -> OwnedFd:
 async def _uri(monitor: Monitor, file: OwnedFd) -> str:
     if monitor.version >= _FILE_URIS:
         return f"file:/dev/fdset/{await monitor.add_fd(file.fileno())}"
-    await monitor.give_fd(_FD_NAME, file.fileno())
+    await monitor.getfd(_FD_NAME, file.fileno())
     return f"fd:{_FD_NAME}"
 
 

@@ -52,13 +52,13 @@ class VhostUserDisks:
         fd_name = devices.chardev_id(disk.id) if connection is not None else ""
         chardev = block.vhost_user_chardev(disk, self._qmp.version, fd_name=fd_name)
         if connection is not None:
-            await self._qmp.give_fd(fd_name, connection.fileno())
+            await self._qmp.getfd(fd_name, connection.fileno())
         try:
             await self._qmp.chardev_add(chardev)
         except QmpCommandFailed as error:
             if connection is not None:
                 with suppress(ShimError):
-                    await self._qmp.drop_fd(fd_name)
+                    await self._qmp.closefd(fd_name)
             raise Unavailable(f"plug {disk.id!r}: connect to {disk.path!r}: {error}") from error
 
     async def _add_device(self, disk: BlockDevice, connection: socket.socket | None) -> GuestLocation:

@@ -354,7 +354,7 @@ async def test_the_slot_of_a_device_passed_through_is_free_again_only_when_it_is
 TIMEOUT = QmpTimeout("ask qemu: no answer within 10 s")
 REFUSAL = QmpCommandFailed("command", "GenericError", "no")
 WAIT_S = 60.0
-PLUGGED = [("give_fd", "char-d"), ("chardev_add", "char-d"), ("plug", "d")]
+PLUGGED = [("getfd", "char-d"), ("chardev_add", "char-d"), ("plug", "d")]
 TAKEN_BACK = [("device_remove", "virtio-d"), ("chardev_remove", "char-d"), ("free", "d")]
 
 
@@ -373,12 +373,12 @@ class Qemu:
         if errors := self._fails.get(command):
             raise errors.pop(0)
 
-    async def give_fd(self, name: str, fd: int) -> None:
+    async def getfd(self, name: str, fd: int) -> None:
         self.fds.append(os.dup(fd))
-        self._say("give_fd", name)
+        self._say("getfd", name)
 
-    async def drop_fd(self, name: str) -> None:
-        self._say("drop_fd", name)
+    async def closefd(self, name: str) -> None:
+        self._say("closefd", name)
 
     async def chardev_add(self, fields: Mapping[str, Any]) -> None:
         self._say("chardev_add", fields["id"])
@@ -474,7 +474,7 @@ def test_a_disk_that_qemu_still_holds_is_named_until_it_lets_go(program: socket.
 @pytest.mark.parametrize(
     ("failing", "kind", "rest"),
     [
-        ("chardev_add", Unavailable, [*PLUGGED[:2], ("drop_fd", "char-d")]),
+        ("chardev_add", Unavailable, [*PLUGGED[:2], ("closefd", "char-d")]),
         ("plug", QmpCommandFailed, [*PLUGGED, ("chardev_remove", "char-d")]),
     ],
 )

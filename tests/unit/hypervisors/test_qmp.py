@@ -222,11 +222,11 @@ async def test_real_qemu_answers_takes_descriptors_and_quits(real_clock: None) -
     with pytest.raises(QmpCommandFailed, match="nonsense"):
         await monitor.execute("nonsense")
     # At once: QEMU keeps only the newest unclaimed descriptor, so without the lock one of these fails.
-    await asyncio.gather(*(monitor.give_fd(f"fd{n}", null) for n in range(8)))
+    await asyncio.gather(*(monitor.getfd(f"fd{n}", null) for n in range(8)))
     for n in range(8):
-        await monitor.drop_fd(f"fd{n}")
+        await monitor.closefd(f"fd{n}")
     with pytest.raises(QmpCommandFailed, match="fd0"):
-        await monitor.drop_fd("fd0")
+        await monitor.closefd("fd0")
     await monitor.quit(10)
     assert await monitor.closed()
     await monitor.close()
