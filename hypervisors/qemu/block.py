@@ -4,7 +4,7 @@ The order on the monitor is Kata's: [object-add iothread], blockdev-add, device_
 blockdev-del. One virtio-scsi controller serves all SCSI disks of a VM, and is there from the start.
 """
 
-from hypervisors.qemu.devices import Words, chardev_id, node_name, option, qdev_id
+from hypervisors.qemu.options import Args, chardev_id, node_name, option, qdev_id
 from pyshim.model.errors import InvalidArgument
 from pyshim.model.vm import BlockDevice, DiskAio, DiskBus, ScsiController
 
@@ -83,9 +83,9 @@ def vhost_user_blk(disk: BlockDevice) -> Fields:
     return fields
 
 
-def scsi_controller(controller: ScsiController) -> Words:
+def scsi_controller(controller: ScsiController) -> Args:
     """The controller in the argv, with its I/O thread."""
-    words: list[str] = []
+    args: list[str] = []
     fields: dict[str, str | int | bool | list[int]] = {"id": SCSI_QDEV, "romfile": ""}
     if controller.queues:
         fields["num_queues"] = controller.queues
@@ -93,8 +93,8 @@ def scsi_controller(controller: ScsiController) -> Words:
         fields["virtqueue_size"] = controller.queue_size
     if controller.iothread:
         fields["iothread"] = iothread_id(controller.iothread)
-        words += ("-object", option("iothread", {"id": iothread_id(controller.iothread)}))
-    return (*words, "-device", option("virtio-scsi-pci", fields))
+        args += ("-object", option("iothread", {"id": iothread_id(controller.iothread)}))
+    return (*args, "-device", option("virtio-scsi-pci", fields))
 
 
 def scsi_disk(disk: BlockDevice, index: int) -> Fields:

@@ -6,6 +6,7 @@ The shim chooses the slots; the path is read from QEMU's object model (qom).
 from collections.abc import Mapping
 
 from hypervisors.qemu import devices
+from hypervisors.qemu.options import qdev_id
 from hypervisors.qemu.qmp import COMMAND_TIMEOUT_S, Monitor, QmpError, QmpTimeout
 from pyshim.model.errors import ResourceExhausted, ShimError
 from pyshim.model.vm import FIRST_BRIDGE_SLOT, GuestLocation, PlacedDevice, VmConfig
@@ -65,7 +66,7 @@ class Bridges:
         self, driver: str, device_id: str, fields: Mapping[str, object], timeout_s: float = COMMAND_TIMEOUT_S
     ) -> GuestLocation:
         """A device of QEMU's `driver` is at the first free slot. Errors as of `add`, and QmpError."""
-        qdev = devices.qdev_id(device_id)
+        qdev = qdev_id(device_id)
         await self.add(driver, device_id, qdev, fields, timeout_s)
         return await self.locate(qdev)
 

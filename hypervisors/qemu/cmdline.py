@@ -4,8 +4,9 @@ import itertools
 
 import msgspec
 
-from hypervisors.qemu import block, devices, guards, pci
+from hypervisors.qemu import block, devices, guards, memory, pci
 from hypervisors.qemu.guards.sev import NO_ENCRYPTION, Encryption
+from hypervisors.qemu.options import option
 from pyshim.model.errors import InvalidArgument
 from pyshim.model.vm import SerialChannel, VhostUserVsockChannel, VmConfig
 
@@ -114,94 +115,94 @@ def qemu_argv(
     bus = devices.bus_of(config)
     hotplug = can_hotplug(config)
     pmem_bytes = image_bytes if devices.is_image_pmem(config) else 0
-    words: list[str] = [config.hypervisor_path]
-    words += ("-name", devices.option(f"sandbox-{config.sandbox_id}", {"debug-threads": True} if config.debug else {}))
-    words += ("-uuid", config.uuid)
+    args: list[str] = [config.hypervisor_path]
+    args += ("-name", option(f"sandbox-{config.sandbox_id}", {"debug-threads": True} if config.debug else {}))
+    args += ("-uuid", config.uuid)
     guarded = guards.machine_properties(config.guard) if config.guard else {}
-    words += devices.machine(config, pci.machine_properties(config.pci) | guarded)
+    args += devices.machine(config, pci.machine_properties(config.pci) | guarded)
     if config.guard is not None:
-        words += guards.guard_object(config.guard, encryption)
-    words += ("-cpu", config.cpu.model)
-    words += devices.cpus(config.cpu, hotplug=hotplug)
-    words += devices.memory(config.memory, hotplug=hotplug, pmem_bytes=pmem_bytes)
+        args += guards.guard_object(config.guard, encryption)
+    args += ("-cpu", config.cpu.model)
+    args += devices.cpus(config.cpu, hotplug=hotplug)
+    args += memory.size(config.memory, hotplug=hotplug, pmem_bytes=pmem_bytes)
     if config.is_copyable:
-        words += devices.ram_in_file(config.memory, MEMORY_FD, is_saved=memory_is_saved)
+        args += memory.ram_in_file(config.memory, MEMORY_FD, is_saved=memory_is_saved)
     else:
-        words += devices.numa(config.memory, config.numa) if config.numa else devices.ram(config.memory)
-    words += ("-no-user-config", "-nodefaults", "-display", "none", "-vga", "none", "-no-reboot", "-S")
+        args += memory.numa(config.memory, config.numa) if config.numa else memory.ram(config.memory)
+    args += ("-no-user-config", "-nodefaults", "-display", "none", "-vga", "none", "-no-reboot", "-S")
     if config.memory_dump is not None:
-        words += ("-action", "panic=pause")
+        args += ("-action", "panic=pause")
     if config.machine_type == "q35":
-        words += ("-rtc", "base=utc,driftfix=slew,clock=host", "-global", "kvm-pit.lost_tick_policy=discard")
+        args += ("-rtc", "base=utc,driftfix=slew,clock=host", "-global", "kvm-pit.lost_tick_policy=discard")
     else:
         # QEMU's virtio-mmio speaks the legacy protocol by default, and vhost-user back ends do not.
-        words += ("-global", "virtio-mmio.force-legacy=false")
-    words += devices.qmp(QMP_FD)
+        args += ("-global", "virtio-mmio.force-legacy=false")
+    args += devices.qmp(QMP_FD)
     if config.extra_monitor:
-        words += devices.extra_monitor(config.extra_monitor, MONITOR_FD)
-    words += _devices(config, bus, guest_cid=guest_cid, image_bytes=image_bytes)
-    words += _boot(config)
+        args += devices.extra_monitor(config.extra_monitor, MONITOR_FD)
+    args += _devices(config, bus, guest_cid=guest_cid, image_bytes=image_bytes)
+    args += _boot(config)
     if config.saved_machine:
-        words += ("-incoming", "defer")
+        args += ("-incoming", "defer")
     if config.seccomp_sandbox:
-        words += ("-sandbox", config.seccomp_sandbox)
-    return tuple(words)
+        args += ("-sandbox", config.seccomp_sandbox)
+    return tuple(args)
 
 
 def _devices(config: VmConfig, bus: devices.Bus, *, guest_cid: int, image_bytes: int) -> list[str]:
     hotplug = can_hotplug(config)
-    words: list[str] = [*pci.iommu(config.pci)]
+    args: list[str] = [*pci.iommu(config.pci)]
     if hotplug:
         # Bridges first: they sit at fixed slots, everything after takes what is free.
         for index in range(config.bridges):
-            words += devices.bridge(index, has_firmware=config.boot.firmware is not None)
-        words += pci.ports(config.pci)
-        if devices.virtio_mem_mib(config.memory):
-            words += devices.virtio_mem(config.memory)
-    words += devices.console(bus, hvc_fd=CONSOLE_FD, serial_fd=SERIAL_FD)
+            args += devices.bridge(index, has_firmware=config.boot.firmware is not None)
+        args += pci.ports(config.pci)
+        if memory.virtio_mem_mib(config.memory):
+            args += memory.virtio_mem(config.memory)
+    args += devices.console(bus, hvc_fd=CONSOLE_FD, serial_fd=SERIAL_FD)
     if config.boot.image is not None:
-        words += devices.root_image(config.boot.image, config.boot.image_driver, bus, image_bytes=image_bytes)
+        args += devices.root_image(config.boot.image, config.boot.image_driver, bus, image_bytes=image_bytes)
     if config.machine_type == "q35":
-        words += ("-device", "pvpanic")
+        args += ("-device", "pvpanic")
     if config.initdata:
-        words += devices.initdata(config.initdata, bus)
+        args += devices.initdata(config.initdata, bus)
     for extension in config.extensions:
-        words += devices.extension(extension, bus)
+        args += devices.extension(extension, bus)
     if config.entropy_source:
-        words += devices.entropy(config.entropy_source, bus)
+        args += devices.entropy(config.entropy_source, bus)
     if config.memory.reclaim:
-        words += devices.balloon(bus)
+        args += devices.balloon(bus)
     assert config.agent_channel is not None, "only a remote VM has no channel"
-    words += devices.agent_channel(config.agent_channel, bus, fd=AGENT_FD, guest_cid=guest_cid)
+    args += devices.agent_channel(config.agent_channel, bus, fd=AGENT_FD, guest_cid=guest_cid)
     if isinstance(config.agent_channel, VhostUserVsockChannel) and not config.saved_machine:
         driver, fields = devices.vsock_of_program(config)
         place = {"bus": devices.bridge_id(0), "addr": "0x1"} if config.is_copyable else {}
-        words += ("-device", devices.option(driver, {"id": devices.VSOCK_ID, **fields, **place}))
+        args += ("-device", option(driver, {"id": devices.VSOCK_ID, **fields, **place}))
     if config.is_copyable:
-        words += devices.generation_id()
+        args += devices.generation_id()
     if config.share is not None and not config.saved_machine:
-        words += devices.share(config.share, bus)
+        args += devices.share(config.share, bus)
     for nic, numbers in zip(config.nics, nic_fds(config), strict=True):
-        words += devices.nic(nic, bus, tap_fds=numbers.taps, vhost_fds=numbers.vhosts)
+        args += devices.nic(nic, bus, tap_fds=numbers.taps, vhost_fds=numbers.vhosts)
     for vhost_user in config.vhost_user_nics:
-        words += devices.vhost_user_nic(vhost_user, bus, config.cpu.accelerator)
+        args += devices.vhost_user_nic(vhost_user, bus, config.cpu.accelerator)
     if hotplug and config.scsi is not None:
-        words += block.scsi_controller(config.scsi)
+        args += block.scsi_controller(config.scsi)
     for placed in config.pci.placed:
-        words += pci.placed_device(placed)
-    return words
+        args += pci.placed_device(placed)
+    return args
 
 
 def _boot(config: VmConfig) -> list[str]:
-    words = ["-kernel", config.boot.kernel]
+    args = ["-kernel", config.boot.kernel]
     if config.boot.initrd is not None:
-        words += ("-initrd", config.boot.initrd)
-    words += ("-append", kernel_command_line(config.boot.kernel_params))
+        args += ("-initrd", config.boot.initrd)
+    args += ("-append", kernel_command_line(config.boot.kernel_params))
     if config.boot.firmware is not None and config.guard is not None:
-        words += guards.firmware(config.guard, config.boot.firmware)
+        args += guards.firmware(config.guard, config.boot.firmware)
     elif config.boot.firmware is not None:
-        words += ("-bios", config.boot.firmware)
-    return words
+        args += ("-bios", config.boot.firmware)
+    return args
 
 
 def socket_paths(config: VmConfig) -> tuple[str, ...]:

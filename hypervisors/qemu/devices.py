@@ -1,27 +1,18 @@
-"""The text of each QEMU option, one small pure function per device; `cmdline.py` puts them in order.
+"""The QEMU options of the machine and its devices, one function for each; `cmdline.py` puts them in order. Pure."""
 
-QEMU reads `name,key=value,...`: a comma inside a value is written twice.
-"""
-
-import hashlib
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import msgspec
-from msgspec.structs import replace
 
-from pyshim.model.cpusets import cpuset_text
+from hypervisors.qemu.memory import RAM_ID
+from hypervisors.qemu.options import Args, Fields, chardev_id, netdev_id, option, qdev_id
 from pyshim.model.host_facts import Accelerator
-from pyshim.model.units import MIB
 from pyshim.model.vm import (
     FIRST_BRIDGE_SLOT,
     AgentChannel,
     CpuConfig,
     ExtensionDisk,
-    GuestNode,
     ImageDriver,
-    MemoryBacking,
-    MemoryConfig,
     NicDevice,
     SerialChannel,
     ShareDevice,
@@ -31,7 +22,6 @@ from pyshim.model.vm import (
     VsockChannel,
 )
 
-RAM_ID = "ram0"
 IMAGE_NODE = "image0"
 INITDATA_NODE = "initdata"
 ROOT_BUS = "pcie.0"
@@ -42,15 +32,6 @@ SERIAL_PORTS = 2
 loaded, in its memory, and QEMU a descriptor for each."""
 VSOCK_ID = "vsock0"
 _VSOCK_CHARDEV = "vsock-program0"
-VIRTIO_MEM_ID = "virtiomem0"
-VIRTIO_MEM_UNIT_MIB = 4
-"""The size of virtio-mem is rounded down to a multiple of this, as in Kata: a multiple of every block size that QEMU
-picks, for 4 KiB pages and for 2 MiB huge pages."""
-_NODE_NAME_CHARS = 31
-
-Words = tuple[str, ...]
-Value = str | int | bool | list[int] | list[str]
-Fields = dict[str, Value]
 
 
 class Bus(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,25 +53,11 @@ def bus_of(config: VmConfig) -> Bus:
     return Bus(is_pci=is_pci, disable_modern=is_pci and nested_kvm and config.guard is None)
 
 
-def option(head: str, fields: Mapping[str, Value] | None = None) -> str:
-    """`head,key=value,...`, booleans as on/off, a list as its key with each value."""
-    words = []
-    for key, value in (fields or {}).items():
-        words += [f"{key}={_value(each)}" for each in (value if isinstance(value, list) else [value])]
-    return ",".join((head, *words))
-
-
-def _value(value: str | int | bool) -> str:
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    return str(value).replace(",", ",,")
-
-
 def is_image_pmem(config: VmConfig) -> bool:
     return config.boot.image is not None and config.boot.image_driver is ImageDriver.PMEM
 
 
-def machine(config: VmConfig, more: Mapping[str, str]) -> Words:
+def machine(config: VmConfig, more: Mapping[str, str]) -> Args:
     """`more` are properties beside those every VM has.
 
     A guest's pages are never merged with equal ones of other processes, hot plugged memory included: the time
@@ -107,110 +74,25 @@ def machine(config: VmConfig, more: Mapping[str, str]) -> Words:
     return ("-machine", ",".join((text, *config.machine_options)))
 
 
-def cpus(cpu: CpuConfig, *, hotplug: bool) -> Words:
+def cpus(cpu: CpuConfig, *, hotplug: bool) -> Args:
     """One socket per CPU: QEMU's CPU ids then differ in the socket alone."""
     most = max(cpu.max_vcpus, cpu.boot_vcpus) if hotplug else cpu.boot_vcpus
     return ("-smp", option(str(cpu.boot_vcpus), {"cores": 1, "threads": 1, "sockets": most, "maxcpus": most}))
 
 
-def memory(config: MemoryConfig, *, hotplug: bool, pmem_bytes: int) -> Words:
-    """RAM size, and room for what can come: DIMMs and a pmem image take a slot each, virtio-mem takes none."""
-    room_mib = max(config.max_mib - config.boot_mib, 0) if hotplug else 0
-    if config.virtio_mem:
-        room_mib, slots = virtio_mem_mib(config) if hotplug else 0, 0
-    else:
-        slots = config.slots if room_mib else 0
-    if pmem_bytes:
-        room_mib += -(-pmem_bytes // MIB)
-        slots += 1
-    size = f"{config.boot_mib}M"
-    offers_room = slots or (config.virtio_mem and room_mib)
-    return ("-m", option(size, {"slots": slots, "maxmem": f"{config.boot_mib + room_mib}M"}) if offers_room else size)
-
-
-def virtio_mem_mib(config: MemoryConfig) -> int:
-    """The size of the virtio-mem device; 0 without one."""
-    room_mib = max(config.max_mib - config.boot_mib, 0) if config.virtio_mem else 0
-    return room_mib // VIRTIO_MEM_UNIT_MIB * VIRTIO_MEM_UNIT_MIB
-
-
-def virtio_mem(config: MemoryConfig) -> Words:
-    """The device, nothing plugged yet. Its backend holds memory only as the guest gets it: `reserve=off`.
-
-    With `prealloc` the device touches what it plugs; the backend itself would touch the maximum at once.
-    """
-    fields = memory_backend(config, backend_id="virtiomem", size_mib=virtio_mem_mib(config))
-    prealloc = bool(fields.pop("prealloc", False))
-    kind = str(fields.pop("qom-type"))
-    backend = option(kind, {**fields, "size": f"{virtio_mem_mib(config)}M", "reserve": False})
-    device: Fields = {"id": VIRTIO_MEM_ID, "memdev": "virtiomem", "requested-size": 0}
-    return ("-object", backend, "-device", option("virtio-mem-pci", device | ({"prealloc": True} if prealloc else {})))
-
-
-def memory_backend(config: MemoryConfig, *, backend_id: str, size_mib: int) -> Fields:
-    """The fields of an -object (or of object-add) that holds guest RAM; `qom-type` names the kind."""
-    kinds: dict[MemoryBacking, Fields] = {
-        MemoryBacking.PRIVATE: {"qom-type": "memory-backend-ram"},
-        MemoryBacking.SHARED_MEMFD: {"qom-type": "memory-backend-memfd", "share": True},
-        # Not mem-path=/dev/hugepages: where that is no hugetlbfs, QEMU makes an ordinary file of the RAM's size.
-        MemoryBacking.HUGEPAGES: {"qom-type": "memory-backend-memfd", "hugetlb": True, "share": True},
-    }
-    fields: Fields = {**kinds[config.backing], "id": backend_id, "size": size_mib << 20}
-    if config.host_nodes:
-        # One node may be preferred; for several, QEMU has only the policy that allows no others.
-        policy = "preferred" if len(config.host_nodes) == 1 else "bind"
-        fields |= {"host-nodes": list(config.host_nodes), "policy": policy}
-    return {**fields, "prealloc": True} if config.prealloc else fields
-
-
-def ram(config: MemoryConfig) -> Words:
-    return _ram(config, RAM_ID, config.boot_mib)
-
-
-def ram_in_file(config: MemoryConfig, fd: int, *, is_saved: bool) -> Words:
-    """RAM in the open file `fd`, which is as large: QEMU opens it once more by a name that needs no directory.
-
-    The file `is_saved` for others as well: it is only read, and what the guest writes is this QEMU's own.
-    """
-    fields: Fields = {"id": RAM_ID, "size": f"{config.boot_mib}M", "mem-path": f"/proc/self/fd/{fd}"}
-    fields |= {"share": False, "readonly": True, "rom": False} if is_saved else {"share": True}
-    return ("-object", option("memory-backend-file", fields))
-
-
-def numa(config: MemoryConfig, nodes: Sequence[GuestNode]) -> Words:
-    """The guest's nodes with their memory, vCPUs and distances."""
-    words: list[str] = []
-    for number, node in enumerate(nodes):
-        own = replace(config, host_nodes=node.memory_nodes)
-        backend_id = f"ram{number}"
-        fields: Fields = {"nodeid": number, "memdev": backend_id, "cpus": cpuset_text(node.vcpus).split(",")}
-        words += (*_ram(own, backend_id, node.memory_mib), "-numa", option("node", fields))
-    for src, node in enumerate(nodes):
-        for dst, distance in enumerate(node.distances):
-            if src != dst:
-                words += ("-numa", option("dist", {"src": src, "dst": dst, "val": distance}))
-    return tuple(words)
-
-
-def _ram(config: MemoryConfig, backend_id: str, size_mib: int) -> Words:
-    fields = memory_backend(config, backend_id=backend_id, size_mib=size_mib)
-    kind = str(fields.pop("qom-type"))
-    return ("-object", option(kind, {**fields, "size": f"{size_mib}M"}))
-
-
-def qmp(fd: int) -> Words:
+def qmp(fd: int) -> Args:
     chardev = option("socket", {"id": "qmp0", "fd": fd, "server": True, "wait": False})
     return ("-chardev", chardev, "-mon", "chardev=qmp0,mode=control")
 
 
-def extra_monitor(kind: str, fd: int) -> Words:
+def extra_monitor(kind: str, fd: int) -> Args:
     """A second monitor, for people: QMP serves one client, which is the shim."""
     chardev = option("socket", {"id": "monitor1", "fd": fd, "server": True, "wait": False})
     mode = {"hmp": "readline", "qmp": "control", "qmp-pretty": "control,pretty=on"}[kind]
     return ("-chardev", chardev, "-mon", f"chardev=monitor1,mode={mode}")
 
 
-def bridge(index: int, *, has_firmware: bool) -> Words:
+def bridge(index: int, *, has_firmware: bool) -> Args:
     """A bridge for hotplug at slot FIRST_BRIDGE_SLOT + index: pcie.0 itself takes no device while running.
 
     OVMF reserves a window behind a PCIe root port that names its size, not behind a bridge on the root bus. So with
@@ -236,7 +118,7 @@ def bridge_id(index: int) -> str:
     return f"pci-bridge-{index}"
 
 
-def console(bus: Bus, *, hvc_fd: int, serial_fd: int) -> Words:
+def console(bus: Bus, *, hvc_fd: int, serial_fd: int) -> Args:
     """hvc0 and ttyS0, each on a connected socket; the latter shows a kernel that dies before its virtio driver."""
     return (
         "-device",
@@ -252,7 +134,7 @@ def console(bus: Bus, *, hvc_fd: int, serial_fd: int) -> Words:
     )
 
 
-def agent_channel(channel: AgentChannel, bus: Bus, *, fd: int, guest_cid: int) -> Words:
+def agent_channel(channel: AgentChannel, bus: Bus, *, fd: int, guest_cid: int) -> Args:
     """`fd` is the vhost-vsock device that holds the CID, the listening socket of the serial port, or a connection to
     the program that serves the vsock device, which is added to these words (`vsock_of_program`).
     """
@@ -288,7 +170,7 @@ def vsock_path(bus: Bus) -> str:
     return f"/machine/peripheral/{VSOCK_ID}/virtio-backend" if bus.is_pci else f"/machine/peripheral/{VSOCK_ID}"
 
 
-def share(device: ShareDevice, bus: Bus) -> Words:
+def share(device: ShareDevice, bus: Bus) -> Args:
     chardev = option("socket", {"id": device.id, "path": device.socket_path})
     fields = share_fields(device, device.id)
     return ("-chardev", chardev, "-device", option(bus.virtio("vhost-user-fs"), fields))
@@ -305,25 +187,25 @@ def connected_chardev(chardev: str, *, fd_name: str) -> dict[str, object]:
     return {"id": chardev, "backend": {"type": "socket", "data": {"addr": address, "server": False}}}
 
 
-def generation_id() -> Words:
+def generation_id() -> Args:
     """A number in the guest's memory that each QEMU chooses anew. A guest that sees it change reseeds its generator of
     random numbers before it goes on. Source: QEMU's docs/specs/vmgenid.
     """
     return ("-device", "vmgenid,guid=auto")
 
 
-def entropy(source: str, bus: Bus) -> Words:
+def entropy(source: str, bus: Bus) -> Args:
     backend = option("rng-random", {"id": "rng0", "filename": source})
     return ("-object", backend, "-device", bus.virtio("virtio-rng") + ",rng=rng0")
 
 
-def balloon(bus: Bus) -> Words:
+def balloon(bus: Bus) -> Args:
     """Passes on what the guest reports as free. The shim never inflates it."""
     fields: Fields = {"id": "balloon0", "deflate-on-oom": True, "free-page-reporting": True}
     return ("-device", option(bus.virtio("virtio-balloon", legacy_able=True), fields))
 
 
-def root_image(path: str, driver: ImageDriver, bus: Bus, *, image_bytes: int) -> Words:
+def root_image(path: str, driver: ImageDriver, bus: Bus, *, image_bytes: int) -> Args:
     """The guest's read-only root image, the same file for every VM of the node."""
     if driver is ImageDriver.PMEM:
         backend: Fields = {"id": "pmem0", "mem-path": path, "size": image_bytes, "readonly": True, "share": True}
@@ -334,14 +216,14 @@ def root_image(path: str, driver: ImageDriver, bus: Bus, *, image_bytes: int) ->
     return ("-blockdev", _read_only_file(IMAGE_NODE, path), "-device", device)
 
 
-def initdata(path: str, bus: Bus) -> Words:
+def initdata(path: str, bus: Bus) -> Args:
     """The document measured into the guest, found there by the disk's serial number."""
     fields: Fields = {"drive": INITDATA_NODE, "id": "virtio-initdata0", "serial": INITDATA_NODE}
     device = option(bus.virtio("virtio-blk", legacy_able=True), fields)
     return ("-blockdev", _read_only_file(INITDATA_NODE, path), "-device", device)
 
 
-def extension(disk: ExtensionDisk, bus: Bus) -> Words:
+def extension(disk: ExtensionDisk, bus: Bus) -> Args:
     """A virtio-blk disk, as no other bus hands the serial number to the guest's udev rules."""
     name = f"extension-{disk.name}"
     device = option(bus.virtio("virtio-blk", legacy_able=True), {"drive": name, "id": name, "serial": name})
@@ -359,7 +241,7 @@ def _read_only_file(node_name: str, path: str) -> str:
     return option("driver=raw", node)
 
 
-def nic(device: NicDevice, bus: Bus, *, tap_fds: tuple[int, ...], vhost_fds: tuple[int, ...]) -> Words:
+def nic(device: NicDevice, bus: Bus, *, tap_fds: tuple[int, ...], vhost_fds: tuple[int, ...]) -> Args:
     """Lists of fds are colon-separated (a comma list would be one name). `romfile=`: needs no boot ROM on the host."""
     netdev: Fields = {"id": netdev_id(device.id), "fds": _colons(tap_fds)}
     if vhost_fds:
@@ -368,7 +250,7 @@ def nic(device: NicDevice, bus: Bus, *, tap_fds: tuple[int, ...], vhost_fds: tup
     return ("-netdev", option("tap", netdev), "-device", option(bus.virtio("virtio-net", legacy_able=True), fields))
 
 
-def vhost_user_nic(device: VhostUserNic, bus: Bus, accelerator: Accelerator) -> Words:
+def vhost_user_nic(device: VhostUserNic, bus: Bus, accelerator: Accelerator) -> Args:
     """QEMU connects to the socket and waits until the program behind it has answered."""
     chardev = chardev_id(device.id)
     netdev: Fields = {"id": netdev_id(device.id), "chardev": chardev, "queues": device.queues}
@@ -400,25 +282,6 @@ def nic_fields(device: NicDevice | VhostUserNic, bus: Bus, queues: int) -> Field
     if bus.is_pci:
         fields |= {"romfile": ""}
     return {**fields, "host_mtu": device.mtu} if device.mtu else fields
-
-
-def qdev_id(device_id: str) -> str:
-    return f"virtio-{node_name(device_id)}"
-
-
-def netdev_id(device_id: str) -> str:
-    return f"net-{node_name(device_id)}"
-
-
-def chardev_id(device_id: str) -> str:
-    return f"char-{node_name(device_id)}"
-
-
-def node_name(device_id: str) -> str:
-    """`device_id` where QEMU takes it as a node name (31 characters, a letter first), else a name made of it."""
-    if len(device_id) <= _NODE_NAME_CHARS and re.fullmatch(r"[A-Za-z][A-Za-z0-9._-]*", device_id):
-        return device_id
-    return "id-" + hashlib.sha256(device_id.encode()).hexdigest()[:24]
 
 
 def nic_vectors(queues: int) -> int:

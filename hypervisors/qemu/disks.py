@@ -9,8 +9,9 @@ import stat
 from collections.abc import Mapping
 from contextlib import suppress
 
-from hypervisors.qemu import block, devices
+from hypervisors.qemu import block
 from hypervisors.qemu.bridges import Bridges
+from hypervisors.qemu.options import node_name, qdev_id
 from hypervisors.qemu.qmp import Monitor, QmpCommandFailed
 from hypervisors.qemu.vhost_user import VhostUserDisks
 from pyshim.host.fds import OwnedFd
@@ -56,7 +57,7 @@ class Disks:
         if disk.vhost_user is not None:
             await self._served.unplug(disk)
             return
-        await self._qmp.device_remove(devices.qdev_id(disk.id))
+        await self._qmp.device_remove(qdev_id(disk.id))
         await self._remove_node(disk)
         for index in [index for index, holder in self._scsi.items() if holder == disk.id]:
             del self._scsi[index]
@@ -96,7 +97,7 @@ class Disks:
 
     async def _remove_node(self, disk: BlockDevice) -> None:
         """QEMU has closed the disk. May be asked for again when it raises."""
-        await self._qmp.blockdev_del(devices.node_name(disk.id))
+        await self._qmp.blockdev_del(node_name(disk.id))
         fdset = self._fdsets.pop(disk.id, None)
         if fdset is not None:
             with suppress(QmpCommandFailed):  # QEMU drops a set that nothing has open by itself
@@ -107,7 +108,7 @@ class Disks:
         index = next((number for number in range(block.MAX_SCSI_DISKS) if number not in self._scsi), None)
         if index is None:
             raise ResourceExhausted(f"plug {disk.id!r}: the controller has all its {block.MAX_SCSI_DISKS} disks")
-        await self._qmp.device_add("scsi-hd", devices.qdev_id(disk.id), block.scsi_disk(disk, index))
+        await self._qmp.device_add("scsi-hd", qdev_id(disk.id), block.scsi_disk(disk, index))
         self._scsi[index] = disk.id
         return GuestLocation(pci_path=controller.pci_path, scsi_address=block.scsi_address(index))
 

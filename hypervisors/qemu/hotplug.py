@@ -14,6 +14,8 @@ from hypervisors.qemu import block, devices
 from hypervisors.qemu.bridges import Bridges
 from hypervisors.qemu.cmdline import can_hotplug
 from hypervisors.qemu.disks import Disks
+from hypervisors.qemu.memory import memory_backend, virtio_mem_mib
+from hypervisors.qemu.options import netdev_id, node_name, qdev_id
 from hypervisors.qemu.passthrough import PciDevices
 from hypervisors.qemu.plugged_share import plug_share
 from hypervisors.qemu.qmp import Monitor
@@ -126,8 +128,8 @@ class Hotplug:
                 case BlockDevice():
                     await self._disks.unplug(device)
                 case NicDevice():
-                    await self._qmp.device_remove(devices.qdev_id(device_id))
-                    await self._qmp.netdev_del(devices.netdev_id(device_id))
+                    await self._qmp.device_remove(qdev_id(device_id))
+                    await self._qmp.netdev_del(netdev_id(device_id))
                 case ShareDevice():
                     raise Unimplemented(f"unplug {device_id!r}: a share stays as long as its vm")
                 case VfioDevice() | EmulatedDevice():
@@ -142,7 +144,7 @@ class Hotplug:
                 raise NotFound(f"resize disk {device_id!r}: the vm has no plugged disk of this id")
             if device.vhost_user is not None:
                 raise Unimplemented(f"resize disk {device_id!r}: the program behind '{device.path}' sets its size")
-            await self._qmp.block_resize(devices.node_name(device_id), size_bytes)
+            await self._qmp.block_resize(node_name(device_id), size_bytes)
 
     async def plug_vsock(self) -> None:
         """Plugs the vsock device that a program serves, over the connection in the argv."""
@@ -151,7 +153,7 @@ class Hotplug:
 
     async def _plug_nic(self, device: NicDevice) -> GuestLocation:
         """The NIC is plugged; the caller still owns the descriptors in `device` (QEMU has its own copies)."""
-        netdev = devices.netdev_id(device.id)
+        netdev = netdev_id(device.id)
         taps = {f"tap-{netdev}-{index}": fd for index, fd in enumerate(device.tap_fds)}
         vhosts = {f"vhost-{netdev}-{index}": fd for index, fd in enumerate(device.vhost_fds)}
         given: list[str] = []
@@ -245,7 +247,7 @@ class Hotplug:
 
     async def _resize_virtio_mem(self, memory_mib: int) -> int:
         memory = self._config.memory
-        room_mib = devices.virtio_mem_mib(memory) if capabilities_of(self._config).memory_hotplug else 0
+        room_mib = virtio_mem_mib(memory) if capabilities_of(self._config).memory_hotplug else 0
         wanted_mib = -(-max(0, memory_mib - memory.boot_mib) // MEMORY_BLOCK_MIB) * MEMORY_BLOCK_MIB
         if wanted_mib and not room_mib:
             raise self._unimplemented(f"resize to {memory_mib} MiB")
@@ -265,7 +267,7 @@ class Hotplug:
 
     async def _add_dimm(self, slot: int, size_mib: int) -> None:
         backend = f"mem{slot}"
-        fields = devices.memory_backend(self._config.memory, backend_id=backend, size_mib=size_mib)
+        fields = memory_backend(self._config.memory, backend_id=backend, size_mib=size_mib)
         await self._qmp.object_add(fields)
         try:
             await self._qmp.device_add("pc-dimm", f"dimm{backend}", {"memdev": backend, "slot": slot})
@@ -281,5 +283,5 @@ class Hotplug:
 
 def _memory_room(memory: MemoryConfig) -> bool:
     if memory.virtio_mem:
-        return devices.virtio_mem_mib(memory) > 0
+        return virtio_mem_mib(memory) > 0
     return memory.max_mib > memory.boot_mib and memory.slots > 0

@@ -4,7 +4,7 @@ The words are Kata's: root ports share chassis 0 and differ in slot, the switch 
 as many downstream ports as needed.
 """
 
-from hypervisors.qemu.devices import Fields, Words, node_name, option
+from hypervisors.qemu.options import Args, Fields, node_name, object_args, option
 from pyshim.model.errors import InvalidArgument
 from pyshim.model.vm import PciDevice, PciLayout, PciPort, PlacedDevice, PortKind, VfioDevice, VmConfig
 
@@ -25,7 +25,7 @@ def check_layout(config: VmConfig) -> None:
         raise InvalidArgument(f"configure vm {config.sandbox_id!r}: hot plug behind a bridge, and no bridge")
 
 
-def iommu(layout: PciLayout) -> Words:
+def iommu(layout: PciLayout) -> Args:
     """The guest's IOMMU, Kata's words for it: before every PCI device, so that it is theirs.
 
     Caching mode has the guest announce new mappings, without which VFIO's could not follow them.
@@ -39,22 +39,22 @@ def machine_properties(layout: PciLayout) -> dict[str, str]:
     return {"kernel-irqchip": "split"} if layout.iommu else {}
 
 
-def ports(layout: PciLayout) -> Words:
+def ports(layout: PciLayout) -> Args:
     """The ports, in their order, a switch after the root ports."""
-    words: list[str] = []
+    args: list[str] = []
     for port in layout.ports:
         if port.kind is PortKind.ROOT:
-            words += _root_port(port.id, slot=port.slot, chassis=_PORT_CHASSIS)
+            args += _root_port(port.id, slot=port.slot, chassis=_PORT_CHASSIS)
     downstream = [port for port in layout.ports if port.kind is PortKind.SWITCH]
     if downstream:
-        words += _root_port("swrp0", slot=SWITCH_ROOT_SLOT, chassis=_SWITCH_CHASSIS)
-        words += ("-device", option("x3130-upstream", {"id": "swup0", "bus": "swrp0"}))
+        args += _root_port("swrp0", slot=SWITCH_ROOT_SLOT, chassis=_SWITCH_CHASSIS)
+        args += ("-device", option("x3130-upstream", {"id": "swup0", "bus": "swrp0"}))
     for port in downstream:
-        words += ("-device", option("xio3130-downstream", _downstream(port)))
-    return tuple(words)
+        args += ("-device", option("xio3130-downstream", _downstream(port)))
+    return tuple(args)
 
 
-def _root_port(port_id: str, *, slot: int, chassis: int) -> Words:
+def _root_port(port_id: str, *, slot: int, chassis: int) -> Args:
     fields: Fields = {"id": port_id, "bus": "pcie.0", "addr": f"{slot:#x}", "chassis": chassis, "slot": slot}
     return ("-device", option("pcie-root-port", {**fields, "multifunction": False, **_NO_IO}))
 
@@ -70,16 +70,15 @@ def _downstream(port: PciPort) -> Fields:
     }
 
 
-def placed_device(placed: PlacedDevice) -> Words:
+def placed_device(placed: PlacedDevice) -> Args:
     """The words of a device that is there from the start."""
-    words: list[str] = []
+    args: list[str] = []
     for fields in objects(placed.device):
-        kind = str(fields["qom-type"])
-        words += ("-object", option(kind, {"id": fields["id"]}))
+        args += object_args(fields)
     driver, own = model(placed.device)
     place: Fields = {"bus": placed.bus, "addr": f"{placed.slot:#x}"}
-    words += ("-device", option(driver, {"id": function_id(placed.device.id), **own, **place}))
-    return tuple(words)
+    args += ("-device", option(driver, {"id": function_id(placed.device.id), **own, **place}))
+    return tuple(args)
 
 
 def objects(device: PciDevice) -> tuple[Fields, ...]:

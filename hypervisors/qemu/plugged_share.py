@@ -5,6 +5,7 @@ from contextlib import suppress
 
 from hypervisors.qemu import devices
 from hypervisors.qemu.bridges import Bridges
+from hypervisors.qemu.options import chardev_id, qdev_id
 from hypervisors.qemu.qmp import Monitor
 from hypervisors.qemu.vhost_user import ANSWER_TIMEOUT_S, connected
 from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, ShimError
@@ -19,7 +20,7 @@ async def plug_share(monitor: Monitor, share: ShareDevice, bridges: Bridges) -> 
     """Raises Unavailable without virtiofsd, DeadlineExceeded when the guest has no driver, FailedPrecondition when this
     QEMU cannot say whether it has.
     """
-    chardev = devices.chardev_id(share.id)
+    chardev = chardev_id(share.id)
     with connected(share.id, share.socket_path) as connection:
         await monitor.getfd(chardev, connection.fileno())
         await monitor.chardev_add(devices.connected_chardev(chardev, fd_name=chardev))
@@ -35,7 +36,7 @@ async def plug_share(monitor: Monitor, share: ShareDevice, bridges: Bridges) -> 
 
 
 async def _driver_started(monitor: Monitor, share: ShareDevice) -> None:
-    path = f"/machine/peripheral/{devices.qdev_id(share.id)}/virtio-backend"
+    path = f"/machine/peripheral/{qdev_id(share.id)}/virtio-backend"
     try:
         async with asyncio.timeout(DRIVER_TIMEOUT_S):
             while not (started := await monitor.is_vhost_started(path)):

@@ -8,8 +8,9 @@ wait. Where QEMU is to connect again later (`reconnect_s`) it has to connect its
 import socket
 from contextlib import suppress
 
-from hypervisors.qemu import block, devices
+from hypervisors.qemu import block
 from hypervisors.qemu.bridges import Bridges
+from hypervisors.qemu.options import chardev_id, qdev_id
 from hypervisors.qemu.qmp import Monitor, QmpCommandFailed, QmpTimeout
 from pyshim.host.os_errors import describe_os_error
 from pyshim.model.errors import DeadlineExceeded, ShimError, Unavailable
@@ -45,11 +46,11 @@ class VhostUserDisks:
 
     async def unplug(self, disk: BlockDevice) -> None:
         """The guest has released the disk and QEMU has closed the connection to the program."""
-        await self._qmp.device_remove(devices.qdev_id(disk.id))
-        await self._qmp.chardev_remove(devices.chardev_id(disk.id))
+        await self._qmp.device_remove(qdev_id(disk.id))
+        await self._qmp.chardev_remove(chardev_id(disk.id))
 
     async def _add_chardev(self, disk: BlockDevice, connection: socket.socket | None) -> None:
-        fd_name = devices.chardev_id(disk.id) if connection is not None else ""
+        fd_name = chardev_id(disk.id) if connection is not None else ""
         chardev = block.vhost_user_chardev(disk, self._qmp.version, fd_name=fd_name)
         if connection is not None:
             await self._qmp.getfd(fd_name, connection.fileno())
@@ -77,7 +78,7 @@ class VhostUserDisks:
             ) from error
         except ShimError:
             with suppress(ShimError):
-                await self._qmp.chardev_remove(devices.chardev_id(disk.id))
+                await self._qmp.chardev_remove(chardev_id(disk.id))
             raise
 
     async def _clear(self, disk: BlockDevice) -> None:

@@ -6,7 +6,7 @@ hw/virtio/virtio-mem.c; MEMORY_DEVICE_SIZE_CHANGE comes at most once a second, t
 
 import asyncio
 
-from hypervisors.qemu import devices
+from hypervisors.qemu.memory import VIRTIO_MEM_ID
 from hypervisors.qemu.qmp import Monitor, QmpError, QmpEvent
 from pyshim.model.errors import DeadlineExceeded
 
@@ -17,7 +17,7 @@ TOTAL_TIMEOUT_S = 120.0
 SHRINK_STALL_TIMEOUT_S, SHRINK_TOTAL_TIMEOUT_S = 3.0, 5.0
 """The same when the VM shrinks. Only a container that needs more memory waits for the end of it, so it is short; the
 rest is asked for again later."""
-_PATH = f"/machine/peripheral/{devices.VIRTIO_MEM_ID}"
+_PATH = f"/machine/peripheral/{VIRTIO_MEM_ID}"
 
 
 async def resize_virtio_mem(monitor: Monitor, wanted_mib: int, stall_timeout_s: float | None = None) -> int:
@@ -62,11 +62,11 @@ async def _follow(monitor: Monitor, now_bytes: int, wanted_bytes: int, stall_s: 
 
 
 def _has_a_size(event: QmpEvent) -> bool:
-    return event.name == "MEMORY_DEVICE_SIZE_CHANGE" and event.data.get("id") == devices.VIRTIO_MEM_ID
+    return event.name == "MEMORY_DEVICE_SIZE_CHANGE" and event.data.get("id") == VIRTIO_MEM_ID
 
 
 async def _size_bytes(monitor: Monitor) -> int:
     size = await monitor.qom_get(_PATH, "size")
     if not isinstance(size, int) or isinstance(size, bool) or size < 0:
-        raise QmpError(f"ask qemu for the size of {devices.VIRTIO_MEM_ID!r}: no number in its answer")
+        raise QmpError(f"ask qemu for the size of {VIRTIO_MEM_ID!r}: no number in its answer")
     return size
