@@ -9,34 +9,34 @@ import asyncio
 from pyshim.model.errors import AgentGone, ShimError
 from pyshim.model.seams import Agent
 
-EVERY_S = 30.0
+CHECK_PAUSE_S = 30.0
 """Seconds between two checks: an idle pod is to cost next to nothing."""
-AGAIN_S = 10.0
+RETRY_PAUSE_S = 10.0
 """Seconds after a check that failed."""
 TIMEOUT_S = 30.0
 """Kata's limit for this call."""
-MISSES = 3
+MAX_FAILED_CHECKS = 3
 """Failed checks in a row that end the sandbox; a busy guest or network may fail a few."""
 
 
 class HealthChecks:
-    """`missed` counts all checks that the agent did not pass."""
+    """`failed_checks` counts all checks that the agent did not pass."""
 
     def __init__(self) -> None:
-        self.missed = 0
+        self.failed_checks = 0
 
-    async def unanswered(self, agent: Agent) -> str:
+    async def loss(self, agent: Agent) -> str:
         """The reason of the loss, once the agent has failed so many checks in a row."""
-        misses = 0
-        while misses < MISSES:
-            await asyncio.sleep(AGAIN_S if misses else EVERY_S)
+        failed = 0
+        while failed < MAX_FAILED_CHECKS:
+            await asyncio.sleep(RETRY_PAUSE_S if failed else CHECK_PAUSE_S)
             try:
                 await agent.check(TIMEOUT_S)
-                misses = 0
+                failed = 0
             except AgentGone:
                 return await agent.gone()
             except ShimError as exc:
-                misses += 1
-                self.missed += 1
+                failed += 1
+                self.failed_checks += 1
                 reason = str(exc)
-        return f"the agent has failed {MISSES} health checks in a row: {reason}"
+        return f"the agent has failed {MAX_FAILED_CHECKS} health checks in a row: {reason}"

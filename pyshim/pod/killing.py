@@ -22,7 +22,7 @@ from pyshim.pod.sandbox import Sandbox
 
 log = logging.getLogger(__name__)
 
-END_S = 10.0
+OWNER_EXIT_S = 10.0
 """Seconds for the end of the sandbox's own process after its KILL; the VM would end with it anyway."""
 EXIT_S = 30.0
 """Seconds for the exit of any other process after its KILL: a busy guest writes back what the process had open."""
@@ -39,7 +39,7 @@ class GuestHangs(DeadlineExceeded):
 async def signal_init(
     container: Container, sandbox: Sandbox, signal: int, *, all_processes: bool, owner: bool, tasks: TaskOwner
 ) -> None:
-    """The init was signalled. After a KILL its exit is final within END_S of the `owner`, EXIT_S of another container.
+    """The init was signalled. After a KILL its exit is final within OWNER_EXIT_S (the `owner`) or EXIT_S (another).
 
     Raises what `Process.kill` raises, GuestHangs among it, but not to CRI-O; for a KILL that is met by the container's
     end, and the sandbox's, instead.
@@ -59,7 +59,7 @@ async def signal_init(
             return
         container.report_killed()
         if not owner:
-            sandbox.give_up(str(exc))
+            sandbox.mark_lost("kill", str(exc))
 
 
 async def _signal(process: Process, sandbox: Sandbox, signal: int, *, all_processes: bool) -> None:
@@ -95,13 +95,13 @@ async def signal_exec(
 
 
 async def _end_init_in_time(container: Container, sandbox: Sandbox, *, owner: bool) -> None:
-    limit_s = END_S if owner else EXIT_S
+    limit_s = OWNER_EXIT_S if owner else EXIT_S
     if await _ends(container.init, limit_s):
         return
     log.warning("killed container ended without its guest", extra={"container": container.id, "waited_s": limit_s})
     container.report_killed()
     if not owner:
-        sandbox.give_up(f"the guest has not ended '{container.id}' within {limit_s:g} s after a KILL")
+        sandbox.mark_lost("kill", f"the guest has not ended '{container.id}' within {limit_s:g} s after a KILL")
 
 
 async def _end_exec_in_time(container: Container, process: Process) -> None:

@@ -59,7 +59,7 @@ class PodMonitor:
             streams=streams,
             oom_kills={container.id: container.oom_kills for container in self._containers},
             is_cloned=sandbox.origin != BOOTED,
-            missed_checks=sandbox.health.missed,
+            missed_checks=sandbox.health.failed_checks,
         )
 
     def agent_url(self) -> str:

@@ -24,7 +24,7 @@ from pyshim.resources.volumes.live import make_mounts
 
 log = logging.getLogger(__name__)
 
-_ENDS = {2: 0, 9: EXIT_KILLED, 15: 0}
+_EXIT_STATUSES = {2: 0, 9: EXIT_KILLED, 15: 0}
 """Signal to exit status of Kubernetes' pause program: it exits 0 on SIGINT and SIGTERM and ignores all others."""
 
 
@@ -91,8 +91,8 @@ class PauseAgent:
     async def signal_process(self, container_id: str, exec_id: str, signal: int) -> None:
         if self._in_guest:
             await self._agent.signal_process(container_id, exec_id, signal)
-        elif signal in _ENDS:
-            self._end(_ENDS[signal])
+        elif signal in _EXIT_STATUSES:
+            self._end(_EXIT_STATUSES[signal])
 
     async def wait_process(self, container_id: str, exec_id: str, within_s: float | None = None) -> int:
         return await asyncio.shield(self._exit)

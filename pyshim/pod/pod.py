@@ -64,7 +64,7 @@ class Pod:
         self._pause: PauseAgent | None = None
         self._owner: ContainerId | None = None
         """The container whose end is the sandbox's end: the sandbox container, or the single one."""
-        self._pod = PodName()
+        self._pod_name = PodName()
         """As the sandbox's spec has it."""
         self._on_end: Callable[[int], None] | None = None
         """Set for a sandbox of the Sandbox API; called with the exit status of its end."""
@@ -72,10 +72,10 @@ class Pod:
         """The opening of such a sandbox, also after it has succeeded."""
         self._files: Mapping[str, HostPath] = {}
         """The files that containers get from such a sandbox."""
-        self._holding = asyncio.Lock()
-        self._has_holder = False
+        self._pid_holder_lock = asyncio.Lock()
+        self._has_pid_holder = False
         """A container of the pod's own holds the pid namespace that its containers share."""
-        self._first: ContainerId | None = None
+        self._first_container: ContainerId | None = None
         """The first container of this pod in the guest; its pid namespace is the one that the agent can share."""
 
     # ---- Create
@@ -97,7 +97,7 @@ class Pod:
 
     def _creation_ended(self, container_id: ContainerId) -> None:
         del self._creating[container_id]
-        self._settle()
+        self._drop_ended_sandbox()
 
     async def _create(self, request: CreateTask) -> int:
         with self._trace.of(f"create {request.container_id}"):
@@ -113,7 +113,7 @@ class Pod:
         hooks = ContainerHooks(self._env.host, spec, name=container_id, bundle=request.bundle)
         try:
             if member.kind is ContainerKind.POD_CONTAINER:
-                sandbox = self._joined(member, container_id)
+                sandbox = self._sandbox_of(member, container_id)
                 spec = with_files(spec, self._files)
                 await hooks.before_create(sandbox.pid)
                 return await self._create_container(request, spec, sandbox, hooks)
@@ -180,7 +180,7 @@ class Pod:
     def _opening_ended(self, opening: asyncio.Task[Sandbox]) -> None:
         if opening.cancelled() or opening.exception() is not None:
             self._opening = None
-            self._settle()
+            self._drop_ended_sandbox()
 
     async def _open_served(self, request: SandboxRequest, hooks: ContainerHooks) -> Sandbox:
         self._files = request.files
@@ -217,7 +217,7 @@ class Pod:
     async def _open(self, request: SandboxRequest, hooks: ContainerHooks) -> Sandbox:
         """The VM runs, without a container. When this raises, `_end_sandbox` finishes what is left to undo."""
         spec = request.spec
-        self._pod = pod_of(spec.annotations)
+        self._pod_name = pod_of(spec.annotations)
         cgroups = self._env.host.cgroups((await self._env.host_facts()).cgroup_mode)
         # The sandbox enters its cgroups once it is planned; the kernel's wait for that begins now.
         self._tasks.supervise(f"cgroups/{request.sandbox_id}", cgroups.hasten_moves())
@@ -232,7 +232,8 @@ class Pod:
         )
         self._sandbox = sandbox
         self._saved = SavedState(
-            records, lambda: sandbox_snapshot(sandbox, self._containers.values(), self._owner, self._pod, self._trace)
+            records,
+            lambda: sandbox_snapshot(sandbox, self._containers.values(), self._owner, self._pod_name, self._trace),
         )
         self._saved.save()
         await sandbox.start(
@@ -247,7 +248,7 @@ class Pod:
         )
         return sandbox
 
-    def _joined(self, member: Membership, container_id: ContainerId) -> Sandbox:
+    def _sandbox_of(self, member: Membership, container_id: ContainerId) -> Sandbox:
         """The sandbox that the container names. Raises NotFound for that of another shim."""
         sandbox = self._sandbox
         if sandbox is None or sandbox.plan.sandbox_id != member.sandbox_id:
@@ -285,28 +286,32 @@ class Pod:
         try:
             await container.create(sandbox.plan.config.runtime.create_container_timeout_s)
         except AgentGone as exc:
-            raise Unavailable(f"create container '{request.container_id}': {await sandbox.loss(str(exc))}") from exc
-        if self._first is None and agent is not self._pause:
-            self._first = request.container_id
+            raise Unavailable(
+                f"create container '{request.container_id}': {await sandbox.loss_reason(str(exc))}"
+            ) from exc
+        if self._first_container is None and agent is not self._pause:
+            self._first_container = request.container_id
         sandbox.network.has_container(request.container_id)
         self._saved.save_soon()
         return container
 
     async def _share_pid_namespace(self, container_id: ContainerId, sandbox: Sandbox) -> str | None:
         """The container whose pid namespace is joined; None if the agent shares the right one by itself."""
-        if self._has_holder or (self._pause is None and self._on_end is None):
+        if self._has_pid_holder or (self._pause is None and self._on_end is None):
             return None
         others = [other for other in self._containers.values() if other.id != self._owner]
         if not others:
-            async with self._holding:
-                self._has_holder = self._has_holder or await self._hold_pid_namespace(sandbox)
+            async with self._pid_holder_lock:
+                self._has_pid_holder = self._has_pid_holder or await self._hold_pid_namespace(sandbox)
             return None
         joinable = [
             other.id
             for other in others
             if not other.plan.guest.shared_pid_namespace and other.init.status is not Status.STOPPED
         ]
-        return container_to_join(container_id, joinable, self._first, by_name=await sandbox.agent.joins_by_name())
+        return container_to_join(
+            container_id, joinable, self._first_container, by_name=await sandbox.agent.joins_by_name()
+        )
 
     async def _hold_pid_namespace(self, sandbox: Sandbox) -> bool:
         """The guest has a first process that outlives the pod's containers; False if it cannot get one."""
@@ -446,7 +451,7 @@ class Pod:
                     await self._sandbox.leave()  # a hook of the shim's cgroup would be killed with it
         await container.hooks.after_delete()
         self._containers.pop(container.id, None)
-        self._settle()
+        self._drop_ended_sandbox()
         if self._containers or self._on_end is not None:
             self.changed()
         return exit_status
@@ -476,11 +481,11 @@ class Pod:
         self._owner = None
         if self._deleting:
             await asyncio.wait(self._deleting.values())
-        await asyncio.gather(*(self._forget(container) for container in tuple(self._containers.values())))
+        await asyncio.gather(*(self._delete_at_shutdown(container) for container in tuple(self._containers.values())))
         await self._tasks.close()
-        self._settle()
+        self._drop_ended_sandbox()
 
-    async def _forget(self, container: Container) -> None:
+    async def _delete_at_shutdown(self, container: Container) -> None:
         try:
             await container.delete()
         except Exception as exc:  # whatever it meets, the shim ends
@@ -501,12 +506,12 @@ class Pod:
             return
         await sandbox.stop(agent_gone)
         await sandbox.leave()
-        self._settle()
+        self._drop_ended_sandbox()
         if self._saved is not None:
             # A Delete mostly removes the state right after: then nothing is written.
             self._saved.save_soon()
 
-    def _settle(self) -> None:
+    def _drop_ended_sandbox(self) -> None:
         """The state is removed after the last container and the sandbox: until then its ledger lists what to undo."""
         if self._containers or self._creating or self._is_opening:
             return
@@ -535,7 +540,7 @@ class Pod:
         for other in self._containers.values():
             if other.id != container_id:
                 other.end_all(EXIT_KILLED)
-        self._tasks.supervise(f"stop/{container_id}", self._end_by_itself(agent_gone))
+        self._tasks.supervise(f"stop/{container_id}", self._end_traced(agent_gone))
 
     def sandbox_lost(self, reason: str) -> None:
         for container in self._containers.values():
@@ -546,10 +551,10 @@ class Pod:
 
     async def _end_lost(self) -> None:
         """The end is reported once the VM is gone: containerd stops no sandbox that has ended."""
-        await self._end_by_itself()
+        await self._end_traced()
         self._report_end(EXIT_SANDBOX_LOST)
 
-    async def _end_by_itself(self, agent_gone: bool = False) -> None:
+    async def _end_traced(self, agent_gone: bool = False) -> None:
         with self._trace.of("end sandbox", kept=False):
             await self._end_sandbox(agent_gone)
 

@@ -50,7 +50,7 @@ STATE_ROOT = "/run/vc/sbs"
 DESTROY_TIMEOUT_S = 3.0
 LOST_REASON_WAIT_S = 0.5
 BOOTED = "booted"
-WAKE_S = 60.0
+CONTINUED_AGENT_S = 60.0
 """Seconds in which the agent of a guest that continues has to answer. After them the template is discarded and the VM
 boots, so they are more than a crowded host needs: 6 s where 30 emulated VMs begin on two cores."""
 SEED_BYTES = 512
@@ -88,7 +88,7 @@ class Sandbox:
         self._tasks = tasks
         self._listener = listener
         self._undo = Undo(f"sandbox '{plan.sandbox_id}'")
-        self._undo_last = Undo(f"monitor and cgroups of sandbox '{plan.sandbox_id}'")
+        self._undo_after_stop = Undo(f"monitor and cgroups of sandbox '{plan.sandbox_id}'")
         self.hypervisor = environment.hypervisor_factory(records.ledger, plan.config.hypervisor_name)
         self.cgroups = SandboxCgroups(
             plan=plan,
@@ -168,7 +168,7 @@ class Sandbox:
         except BaseException:
             self._agent = None
             await self._undo.run()
-            await self._undo_last.run()
+            await self._undo_after_stop.run()
             raise
         assert self._agent is not None, "_run has reached it"
         self._watch(self._agent)
@@ -176,7 +176,7 @@ class Sandbox:
     async def _start(self, monitor: MonitorRpc, hooks: ContainerHooks) -> None:
         await self._run_hooks(hooks)  # outside the sandbox's cgroups: what a hook leaves behind is not of the sandbox
         template = await self._template()  # outside as well: the process that makes one is not the sandbox's
-        self._undo_last.push(self.cgroups.leave)
+        self._undo_after_stop.push(self.cgroups.leave)
         # The kernel takes 10 to 20 ms to move a process. Programs that serve the guest start after the move. The share
         # has none, and those that connect the network end with the step.
         enter_cgroups = step("enter cgroups", self.cgroups.enter())
@@ -219,15 +219,15 @@ class Sandbox:
         """The monitor sockets answer. A pod runs without them, too: a failure is logged."""
         paths = (monitor_path(self.plan.sandbox_id), f"{METRICS_DIRECTORY}/{self.plan.sandbox_id}")
         entries = [LedgerEntry(kind=ResourceKind.SOCKET, key=path) for path in paths]
-        self._undo_last.acquire(self.services.ledger, *entries)
+        self._undo_after_stop.acquire(self.services.ledger, *entries)
         try:
             close = await self._serve_monitor(*paths, monitor, debug=self.plan.config.runtime.enable_pprof)
         except ShimError as exc:
             log.warning("no monitor socket", extra={"sandbox": self.plan.sandbox_id, "error": str(exc)})
         else:
-            self._undo_last.push(close)
+            self._undo_after_stop.push(close)
 
-    async def loss(self, otherwise: str) -> str:
+    async def loss_reason(self, otherwise: str) -> str:
         """The reason for the sandbox's loss, if it shows up soon; else `otherwise`."""
         if not self.failure and not self._stopping:
             await asyncio.wait([self._lost], timeout=2 * LOST_REASON_WAIT_S)
@@ -241,7 +241,7 @@ class Sandbox:
         Idempotent, callers share it. A failed undo is logged and stays in the ledger.
         """
         if agent_gone:
-            await self.loss("")
+            await self.loss_reason("")
         self._stopping = True
         await to_the_end(self._stop())
 
@@ -265,7 +265,7 @@ class Sandbox:
     async def _leave(self) -> None:
         async with self._leave_lock:
             with nullcontext() if self.has_left else span("leave cgroups", kept=False):
-                await self._undo_last.run()
+                await self._undo_after_stop.run()
             self.has_left = True
 
     async def _start_virtiofsd(self) -> None:
@@ -281,15 +281,15 @@ class Sandbox:
         if base is None or not template or self._has_to_boot(self.network.vm, base):
             return None
         facts = {"sandbox": self.plan.sandbox_id, "template": template}
-        is_awake = False
+        is_answering = False
         try:
             with span("continue from template"):
                 await self._start_vmm(replace(base, is_copyable=True, saved_machine=template))
-                agent = await self._or_lost(self._wake())
-                is_awake = True
-                await self._or_lost(self._make_own(base, agent))
+                agent = await self._or_lost(self._reach_continued_guest())
+                is_answering = True
+                await self._or_lost(self._fit_to_pod(base, agent))
         except ShimError as exc:
-            if is_awake:  # the saved machine is good: what failed after it is the host's or this pod's
+            if is_answering:  # the saved machine is good: what failed after it is the host's or this pod's
                 log.warning("clone given up", extra={**facts, "error": str(exc)})
             else:
                 log.warning("template discarded", extra={**facts, "error": str(exc)})
@@ -331,14 +331,14 @@ class Sandbox:
     def _log_boot(self, reason: str, level: int = logging.INFO) -> None:
         log.log(level, "vm boots", extra={"sandbox": self.plan.sandbox_id, "reason": reason})
 
-    async def _wake(self) -> Agent:
+    async def _reach_continued_guest(self) -> Agent:
         """The guest answers, and has its own randomness and the right time."""
-        agent = await step("wait for agent", self._connect_agent(min(WAKE_S, self.plan.agent_timeout_s)))
+        agent = await step("wait for agent", self._connect_agent(min(CONTINUED_AGENT_S, self.plan.agent_timeout_s)))
         await agent.reseed_random(os.urandom(SEED_BYTES))
         await agent.set_time(self._clock_ns())
         return agent
 
-    async def _make_own(self, base: VmConfig, agent: Agent) -> None:
+    async def _fit_to_pod(self, base: VmConfig, agent: Agent) -> None:
         """The VM has size and devices of this pod."""
         await step("grow vm", self.resizer.grow_from(base, agent))
         with span("plug share and interfaces"):
@@ -436,7 +436,7 @@ class Sandbox:
         if agent is not None:
             waits["agent"] = partial(_connection_end, agent)
             if not self.hypervisor.capabilities().reports_end:
-                waits["health"] = partial(self.health.unanswered, agent)
+                waits["health"] = partial(self.health.loss, agent)
         ends = {name: asyncio.ensure_future(wait()) for name, wait in waits.items()}
         try:
             await asyncio.wait(ends.values(), return_when=asyncio.FIRST_COMPLETED)
@@ -458,13 +458,10 @@ class Sandbox:
             self._watchers.append(self._tasks.supervise(f"watch/{name}/{self.plan.sandbox_id}", work))
 
     async def _watch_end(self, agent: Agent) -> None:
-        self._lose(*await self._first_loss(agent))
+        self.mark_lost(*await self._first_loss(agent))
 
-    def give_up(self, reason: str) -> None:
-        """The sandbox is lost, as if its VM had ended: its guest does not answer any more. Idempotent."""
-        self._lose("kill", reason)
-
-    def _lose(self, watcher: str, reason: str) -> None:
+    def mark_lost(self, watcher: str, reason: str) -> None:
+        """The sandbox is lost: its VM or what it needs has ended, or its guest does not answer. Idempotent."""
         if self._stopping or self.failure:
             return
         self.failure = reason

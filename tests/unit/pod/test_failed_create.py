@@ -11,7 +11,7 @@ from pyshim.model.errors import FailedPrecondition, Unavailable
 from pyshim.model.ids import ContainerId
 from pyshim.model.task import Status
 from pyshim.model.vm import Capabilities
-from pyshim.pod.health import EVERY_S, MISSES, TIMEOUT_S
+from pyshim.pod.health import CHECK_PAUSE_S, MAX_FAILED_CHECKS, TIMEOUT_S
 from pyshim.ttrpc import Code
 from tests.fakes.host import Faults
 from tests.fakes.vm import FakeVm
@@ -92,7 +92,7 @@ async def test_a_vmm_that_misses_virtiofsds_socket_is_not_blamed(stack: Stack, s
     assert str(caught.value) == reason
 
 
-MANY_S = 20 * (EVERY_S + TIMEOUT_S)
+MANY_S = 20 * (CHECK_PAUSE_S + TIMEOUT_S)
 
 
 class SilentVm(FakeVm):
@@ -124,7 +124,9 @@ async def test_a_healthy_guest_is_asked_again_and_again_and_left_alone(stack: St
     before = checks(stack)
     await asyncio.sleep(MANY_S)
 
-    assert MISSES < checks(stack) - before <= MANY_S / EVERY_S, "it wakes a pod that rests no more often"
+    assert MAX_FAILED_CHECKS < checks(stack) - before <= MANY_S / CHECK_PAUSE_S, (
+        "it wakes a pod that rests no more often"
+    )
     assert stack.pod.state(container, None).status is Status.RUNNING
 
 
@@ -149,15 +151,15 @@ async def test_a_guest_that_is_gone_behind_a_living_connection_is_lost(
 
     assert (await stack.pod.wait(container, None)).status == 255
     failure = stack.records[0].snapshots[-1].failure
-    assert f"the agent has failed {MISSES} health checks in a row: check agent" in failure
+    assert f"the agent has failed {MAX_FAILED_CHECKS} health checks in a row: check agent" in failure
 
 
 async def test_checks_that_fail_now_and_then_are_no_loss(stack: Stack, container: ContainerId) -> None:
-    for _ in range(2 * MISSES):
+    for _ in range(2 * MAX_FAILED_CHECKS):
         stack.agent.failures["Check"] = (int(Code.UNAVAILABLE), "busy")
-        enough = checks(stack) + MISSES - 1
+        enough = checks(stack) + MAX_FAILED_CHECKS - 1
         await until(lambda enough=enough: checks(stack) >= enough, every_s=1)
         del stack.agent.failures["Check"]
-        await asyncio.sleep(2 * EVERY_S)
+        await asyncio.sleep(2 * CHECK_PAUSE_S)
 
     assert stack.pod.state(container, None).status is Status.RUNNING

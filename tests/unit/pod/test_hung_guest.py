@@ -11,7 +11,7 @@ from pyshim.model.errors import NotFound, ShimError
 from pyshim.model.events import TaskExited
 from pyshim.model.ids import ContainerId
 from pyshim.model.task import Status
-from pyshim.pod.killing import CHECK_S, END_S, EXIT_S, REPLY_S, GuestHangs
+from pyshim.pod.killing import CHECK_S, EXIT_S, OWNER_EXIT_S, REPLY_S, GuestHangs
 from pyshim.pod.process import KILLED_DRAIN_S
 from tests.unit.pod.conftest import MEMBER, SANDBOX, Stack, until
 
@@ -46,7 +46,7 @@ async def test_a_kill_of_the_only_container_ends_it_and_the_vm_within_a_moment(s
     hang(stack)
     waiting = asyncio.ensure_future(stack.pod.wait(C1, None))
 
-    assert await took(stack.pod.kill(C1, None, KILL, True)) <= END_S + 1
+    assert await took(stack.pod.kill(C1, None, KILL, True)) <= OWNER_EXIT_S + 1
 
     assert (await waiting).status == 137
     assert exits(stack) == [("c1", 137)]
@@ -76,7 +76,7 @@ async def test_a_kill_that_the_guest_carries_out_has_the_guests_status(stack: St
 
     await stack.pod.kill(C1, None, KILL, False)
     assert (await stack.pod.wait(C1, None)).status == 128 + KILL
-    await asyncio.sleep(END_S + 1)
+    await asyncio.sleep(OWNER_EXIT_S + 1)
 
     assert exits(stack) == [("c1", 137)]
     await stack.pod.kill(C1, None, KILL, False)
