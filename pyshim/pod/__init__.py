@@ -1,5 +1,6 @@
-"""Orchestration: one sandbox, its containers and their processes, from Create to nothing left.
+"""One pod's life: its sandbox, containers and processes, from Create until nothing is left.
 
-Async, no protobuf, no syscalls: guest, host and hypervisor are reached through the protocols of `model/seams.py` and
-`hypervisors/base.py`. Read `sandbox.py` first, then `container.py` and `process.py`; `plan` decides, without doing.
+Async, no protobuf, no system calls: guest, host and hypervisor are reached through the protocols of `model/seams.py`
+and `hypervisors/base.py`. Read `pod.py` first, then `sandbox.py`, `container.py` and `process.py`. `plan` decides, and
+acts on nothing.
 """

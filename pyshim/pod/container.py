@@ -1,8 +1,7 @@
 """One container: its host mounts, its init and exec processes, its end.
 
-A container exists from the moment the agent has created it; `create` leaves nothing behind when it fails. The init's
-exit is published after every exec's (they live in its pid namespace, so they are dead by then), and nothing but its
-deletion after it.
+The init's exit is published after that of every exec: they are in its pid namespace, so they have ended with it. After
+the init's exit only the deletion is published.
 """
 
 import asyncio
@@ -35,7 +34,7 @@ from pyshim.resources.volumes.live import make_mounts
 
 log = logging.getLogger(__name__)
 
-# The kubelet gives Delete ten seconds: these and the streams' CLOSE_DRAIN_S are its parts.
+# The kubelet gives Delete ten seconds. The next three and CLOSE_DRAIN_S of `process.py` share them.
 KILL_CREATED_WAIT_S = 2.0
 REMOVE_TIMEOUT_S = 3
 EXEC_EXIT_WAIT_S = 5.0
@@ -58,7 +57,7 @@ class Container:
         namespace: str,
         listener: PodListener,
     ) -> None:
-        """`resources` are those of the spec that count for the size of the VM; `namespace` is containerd's."""
+        """`resources` are the limits that the size of the VM is computed from; `namespace` is containerd's."""
         self.id = request.container_id
         self.request = request
         self.pid = sandbox.pid
@@ -77,10 +76,10 @@ class Container:
         self._exec_specs: dict[ExecId, Mapping[str, Any]] = {}
         self._undo = Undo(f"container '{self.id}'")
         self._bytes_of_gone_execs = Counter[str]()
-        """Bytes by stream, of execs that are gone."""
+        """Bytes by stream of the execs that are deleted."""
         self.oom_kills = 0
         self.has_kill_deadline = False
-        """A KILL of the init has to end the container in time (`killing.py`)."""
+        """A task waits for the init's exit after a KILL (`killing.py`)."""
 
     @property
     def caller(self) -> Caller:
@@ -88,7 +87,7 @@ class Container:
 
     @property
     def bytes_by_stream(self) -> Counter[str]:
-        """Bytes by stream that have reached their reader, of all processes that the container has had."""
+        """Bytes by stream that have reached their reader, of all processes so far."""
         return sum(
             (each.bytes_by_stream for each in self._execs.values()),
             self._bytes_of_gone_execs + self.init.bytes_by_stream,
@@ -108,7 +107,7 @@ class Container:
         return process
 
     def processes(self) -> tuple[ProcessInfo, ...]:
-        """Every process that has not ended; the init always, so that a reload never takes the task for leaked."""
+        """The init, also after its end, and the execs that run: a restarted containerd removes a task without."""
         running = [exec_id for exec_id, process in self._execs.items() if process.status is Status.RUNNING]
         return (
             ProcessInfo(pid=self.pid, exec_id=None),
@@ -116,7 +115,7 @@ class Container:
         )
 
     async def create(self, timeout_s: float) -> None:
-        """The container waits in the guest to be started; nothing of it is left when this raises."""
+        """The container is created in the guest. When this raises, nothing of it is left."""
         try:
             self._init = await self._make(timeout_s)
         except BaseException:
@@ -137,7 +136,7 @@ class Container:
         self._undo.push(sandbox.swap.leave, self.id)
         await sandbox.swap.join(self.id, self._resources)
         await attachments.copies.attach_all(self.plan, self._agent, self._undo)
-        # Before the call: the guest may carry out a call that we gave up.
+        # Pushed before the call, since the guest may carry out a call that was cancelled here.
         self._undo.push(remove_from_guest, self._agent, self.id)
         with span("create container in guest"):
             await self._agent.create_container(guest, timeout_s)
@@ -159,7 +158,7 @@ class Container:
         )
 
     async def start(self, exec_id: ExecId | None) -> int:
-        """The process runs. When it cannot be started its exit is latched, so that a Wait issued before returns."""
+        """The process runs. When this raises, its exit is latched, so that an earlier Wait returns."""
         process = self.process(exec_id)
         async with process.lock:
             process.require(Status.CREATED, verb="start")
@@ -188,9 +187,9 @@ class Container:
         try:
             self._require_running(f"start exec '{exec_id}'")
             process.attach_streams(await self._open_streams(process.stdio, exec_id))
-            self._require_running(f"start exec '{exec_id}'")  # a log program may have taken its time to start
+            self._require_running(f"start exec '{exec_id}'")  # again: starting a log program may take long
             await self._agent.exec_process(self.id, exec_id, self._exec_specs.pop(exec_id))
-            if self.init.exit is not None:  # it ended meanwhile, and nothing may follow its exit
+            if self.init.exit is not None:  # it ended meanwhile, and nothing may be published after its exit
                 self._require_running(f"start exec '{exec_id}'")
         except ShimError as exc:
             await self._fail_start(process, exc)
@@ -205,18 +204,18 @@ class Container:
             raise FailedPrecondition(f"{action}: container '{self.id}' is {self.init.status.name.lower()}")
 
     async def _fail_start(self, process: Process, cause: ShimError) -> None:
-        """Waiters see an exit and readers an end of stream: a client waits for both before it reports the error."""
+        """The exit is latched and the streams are closed. A client waits for both before it reports `cause`."""
         self._end(process, EXIT_SANDBOX_LOST if isinstance(cause, AgentGone) else EXIT_START_FAILED)
         try:
             await process.close_streams()
-        except ShimError as exc:  # the cause is what the caller must read
+        except ShimError as exc:  # the caller must see `cause`
             log.warning("close streams after a failed start", extra={"of": process.label, "error": str(exc)})
 
     def add_exec(self, request: ExecTask) -> None:
-        """The exec is known; `start` opens its streams and runs it, as runc's shim does.
+        """The exec exists. `start` opens its streams and runs it, as with runc's shim.
 
-        ctr copies its input as soon as the FIFO has a reader, but can send CloseIO only after the reply to Exec: with a
-        reader before that, the end of a short input is lost.
+        ctr copies its input as soon as the FIFO has a reader, but sends CloseIO only after the reply to Exec. If the
+        streams were open earlier, the end of a short input would be lost.
         """
         exec_id = request.exec_id
         self._require_running(f"add exec '{exec_id}'")
@@ -232,16 +231,16 @@ class Container:
             process.require(Status.CREATED, Status.STOPPED, verb="delete")
             self._end(process, 0)
             await process.close_streams()
-            if self._execs.get(exec_id) is process:  # else another Delete was faster, and the id may be in use again
+            if self._execs.get(exec_id) is process:  # else another Delete was faster; the id may have been reused
                 del self._execs[exec_id]
                 self._exec_specs.pop(exec_id, None)
                 self._bytes_of_gone_execs += process.bytes_by_stream
         return await process.wait()
 
     async def delete(self) -> ExitStatus:
-        """Nothing of the container is left on the host, and its guest was asked to forget it.
+        """Nothing of the container is left on the host, and the agent was asked to remove it.
 
-        Raises FailedPrecondition while it runs, and what an undo raised: then the call can be repeated.
+        Raises FailedPrecondition while it runs, and the error of an undo; then the call can be repeated.
         """
         process = self.init
         if process.status is Status.CREATED:
@@ -251,10 +250,10 @@ class Container:
             execs = tuple(self._execs.values())
             self._execs.clear()
             for each in execs:
-                self._end(each, EXIT_KILLED)  # those that were never started: a Wait may be open
+                self._end(each, EXIT_KILLED)  # also one that was never started, since a Wait may be open
             closing = (each.close_streams() for each in (*execs, process))
             for failure in await asyncio.gather(*closing, return_exceptions=True):
-                if failure is not None:  # the undo closes the init's once more, and must not be kept from the rest
+                if failure is not None:  # logged only: the undo must run, and closes the init's streams once more
                     log.warning("close streams", extra={"container": self.id, "error": str(failure)})
             if error := await self._undo.run():
                 raise error
@@ -271,7 +270,7 @@ class Container:
         self._end(process, EXIT_KILLED)
 
     async def pause(self) -> None:
-        """The container's processes are frozen. A paused container is not paused again, a running one not resumed."""
+        """The container's processes are frozen. Raises FailedPrecondition unless it runs."""
         async with self.init.lock:
             self.init.become(Status.PAUSING)
             try:
@@ -280,11 +279,12 @@ class Container:
                 if self.init.status is Status.PAUSING:
                     self.init.become(Status.RUNNING)
                 raise
-            self.init.become(Status.PAUSED)  # refused when the sandbox was lost meanwhile
+            self.init.become(Status.PAUSED)  # raises when the sandbox was lost meanwhile
             self._env.publisher.publish(TaskPaused(container_id=self.id))
         self._listener.changed()
 
     async def resume(self) -> None:
+        """The container's processes run on. Raises FailedPrecondition unless it is paused."""
         async with self.init.lock:
             self.init.require(Status.PAUSED, verb="resume")
             await self._agent.resume_container(self.id)
@@ -302,35 +302,35 @@ class Container:
         await resize_memory_volumes(self.plan.memory_volumes, host=self._env.host, agent=self._agent)
 
     async def stats(self) -> ContainerStats:
-        """Its use of resources. After its end too, while the guest has it: containerd then looks for OOM kills."""
+        """The container's use of resources. Works after its end, too, when containerd looks for OOM kills."""
         stats = await self._agent.stats_container(self.id)
         return replace(stats, oom_kills=self.oom_kills)
 
     def end_all(self, status: int) -> None:
-        """Every process that had not ended has ended with `status`, execs first: the guest is gone."""
+        """Every process that had not ended is reported as ended with `status`, the init last."""
         for process in (*self._execs.values(), self.init):
             self._end(process, status)
 
     def report_killed(self) -> None:
-        """The shim reports every process as ended by KILL, which the guest did not carry out."""
+        """Every process is reported as ended by KILL, which the guest did not carry out."""
         self.end_all(EXIT_KILLED)
         self._listener.init_exited(self.id, agent_gone=self.init.agent_gone)
 
     def report_exec_killed(self, process: Process) -> None:
-        """The shim reports the exec as ended by KILL, which the guest did not carry out."""
+        """The exec is reported as ended by KILL, which the guest did not carry out."""
         self._end(process, EXIT_KILLED)
 
     async def _watch_init(self) -> None:
         process = self.init
         status = await process.watch_exit()
-        async with process.lock:  # a start in flight publishes its event first
+        async with process.lock:  # a start under way publishes its event first
             await self._wait_for_execs()
             await self._sandbox.resizer.leave(self.id)
             self._end(process, status)
         self._listener.init_exited(self.id, agent_gone=self.init.agent_gone)
 
     async def _wait_for_execs(self) -> None:
-        """No exec runs any more. One that the guest does not report has ended with its pid namespace."""
+        """No exec runs. One whose exit the guest does not report has ended with the pid namespace."""
         with suppress(TimeoutError):
             async with asyncio.timeout(EXEC_EXIT_WAIT_S):
                 while running := self._running_execs():
@@ -359,7 +359,7 @@ class Container:
 
 
 async def remove_from_guest(agent: ContainerAgent, container_id: str) -> None:
-    """The guest was asked; one that refuses or says nothing must not keep the container on the host for ever."""
+    """The agent was asked to remove the container. A failure is logged: the container must go from the host anyway."""
     try:
         await agent.remove_container(container_id, REMOVE_TIMEOUT_S)
     except ShimError as exc:

@@ -1,4 +1,4 @@
-"""The planning half of a Create: ask the host, plan the sandbox or the container. Nothing on the host changes here."""
+"""The planning half of a Create: read what the host has, then plan the sandbox or the container. Changes nothing."""
 
 import logging
 
@@ -29,7 +29,7 @@ MAX_RESOLV_CONF_BYTES = 64 * 1024
 
 
 async def plan_sandbox(env: Environment, request: SandboxRequest, config: Config) -> tuple[SandboxPlan, HostFacts]:
-    """The plan of a new sandbox, and the facts of the host that it rests on. Raises what `sandbox_plan` raises."""
+    """The plan of a new sandbox, and the host facts that it was made from. Raises what `sandbox_plan` raises."""
     spec = request.spec
     facts = await step("probe host", env.host_facts())
     devices = await step("find devices", env.find_devices(sandbox_question(request.kind, spec, config)))
@@ -54,7 +54,7 @@ async def plan_sandbox(env: Environment, request: SandboxRequest, config: Config
 
 
 async def _instances(host: Host, config: Config) -> InstanceTable | None:
-    """The table that a remote VM's type is chosen from. Raises InvalidArgument naming the entry, NotFound."""
+    """The table that a remote VM's type is chosen from; None without one. Raises InvalidArgument, NotFound."""
     path = config.runtime.instance_types
     if not config.is_remote or not path:
         return None
@@ -62,7 +62,7 @@ async def _instances(host: Host, config: Config) -> InstanceTable | None:
 
 
 async def _with_placement(env: Environment, plan: SandboxPlan, spec: OciSpec) -> SandboxPlan:
-    """`plan`, with a placement on the host if the node has a plugin and the plugin answers."""
+    """`plan`, with a placement on the host if the configuration names a plugin and the plugin answers."""
     path = plan.config.runtime.placement_socket
     if not path:
         return plan
@@ -97,7 +97,7 @@ async def read_spec(host: Host, bundle: str) -> OciSpec:
 
 
 async def _dns(host: Host, spec: OciSpec) -> tuple[str, ...]:
-    """The lines of the pod's resolv.conf: the guest itself needs them where it pulls images."""
+    """The lines of the pod's resolv.conf, which the guest itself needs to pull images."""
     path = resolv_conf(spec)
     try:
         return dns_lines(await host.read_bytes(path, MAX_RESOLV_CONF_BYTES)) if path else ()

@@ -1,4 +1,4 @@
-"""The neighbours that a pod acts through. A test passes others."""
+"""The adapters that a pod acts through. Tests pass fakes."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol
@@ -28,17 +28,19 @@ class ServeMonitor(Protocol):
     async def __call__(
         self, path: str, metrics_path: str, pod: MonitorRpc, *, debug: bool
     ) -> Callable[[], Awaitable[None]]:
-        """The monitor socket answers at `path`, with `debug` also about the shim itself; the socket at `metrics_path`
-        only answers questions. The result closes both. Raises ShimError with neither open."""
+        """Sockets answer at `path`, with `debug` also about the shim itself, and at `metrics_path`, which only reads.
+
+        The result closes both. When this raises ShimError, neither is open.
+        """
 
 
 class ExportTrace(Protocol):
     def __call__(self, trace: Trace, endpoint: str, sandbox_id: SandboxId, annotations: Mapping[str, str]) -> None:
-        """The spans of `trace` leave for the OTLP receiver at `endpoint` from now on. Never waits, never raises."""
+        """From now on the spans of `trace` are sent to the OTLP receiver at `endpoint`. Never waits, never raises."""
 
 
 class Environment(msgspec.Struct, frozen=True, kw_only=True):
-    """The pod's neighbours, built once by the composition root."""
+    """The pod's adapters, built once by the composition root."""
 
     host: Host
     load_config: Callable[[RuntimeOptions | None, Mapping[str, str]], Awaitable[Config]]

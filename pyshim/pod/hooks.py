@@ -24,17 +24,18 @@ class ContainerHooks:
 
     @property
     def make_network(self) -> bool:
-        """Some run before the creation, and may fill the pod's network namespace."""
+        """Hooks run before the creation, and may add interfaces to the pod's network namespace."""
         return makes_network(self._spec)
 
     @property
     def follow_delete(self) -> bool:
-        """Some run after the container is gone."""
+        """Hooks run after the container is gone."""
         return bool(self._spec.hooks.poststop)
 
     async def before_create(self, pid: int) -> None:
-        """The prestart and createRuntime hooks have run, in order; `pid` is a process in the pod's network namespace,
-        0 for none. Raises at the first hook that fails.
+        """The prestart and createRuntime hooks have run, in order. Raises at the first hook that fails.
+
+        `pid` is a process in the pod's network namespace, 0 for none.
         """
         self._begun = True
         hooks = self._spec.hooks
@@ -43,11 +44,11 @@ class ContainerHooks:
                 await step(f"{kind} hook", self._host.run_hook(kind, hook, self._state("creating", pid)))
 
     async def after_start(self, pid: int) -> None:
-        """The poststart hooks have run. A failure is logged, and the container goes on, as the OCI spec has it."""
+        """The poststart hooks have run. A failure is logged, as the OCI spec says, and the container runs on."""
         await self._run_all("poststart", self._spec.hooks.poststart or (), "running", pid)
 
     async def after_delete(self) -> None:
-        """The poststop hooks have run, once, if the creation got as far as hooks. A failure is logged."""
+        """The poststop hooks have run, if `before_create` was called since the last time. A failure is logged."""
         if self._begun:
             self._begun = False
             await self._run_all("poststop", self._spec.hooks.poststop or (), "stopped", 0)

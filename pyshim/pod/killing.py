@@ -1,9 +1,11 @@
-"""Signals to a container's processes, and the consequences of a KILL that the guest does not carry out.
+"""Signals to a container's processes, and what the shim does when the guest does not carry out a KILL.
 
-A guest that hangs or lies must not keep its pod alive. The KILL of the process the sandbox ends with is the end of the
-VM, whether the guest takes part or not. The KILL of another container ends the VM when the agent does not answer any
-more, or when the exit is not final within EXIT_S: the kubelet kills a pod's containers before its sandbox, and could
-otherwise never remove the pod. An exec that does not end after a KILL is reported as ended; nothing else ends with it.
+A guest that hangs or lies must not keep its pod alive:
+
+- A KILL of the sandbox's owner ends the VM, whatever the guest does.
+- A KILL of another container ends the VM if the agent does not answer, or if the exit is not final within EXIT_S. The
+  kubelet kills a pod's containers before its sandbox, so it could otherwise never remove the pod.
+- An exec that does not end after a KILL is reported as ended. Nothing else ends with it.
 """
 
 import asyncio
@@ -23,13 +25,13 @@ from pyshim.pod.sandbox import Sandbox
 log = logging.getLogger(__name__)
 
 OWNER_EXIT_S = 10.0
-"""Seconds for the end of the sandbox's own process after its KILL; the VM would end with it anyway."""
+"""Seconds from the KILL of the sandbox's owner to its exit; the VM would end with it anyway."""
 EXIT_S = 30.0
-"""Seconds for the exit of any other process after its KILL: a busy guest writes back what the process had open."""
+"""Seconds from the KILL of any other process to its exit: a busy guest writes back what the process had open."""
 REPLY_S = 10.0
-"""Seconds for the agent's reply to a signal, before it is asked whether it is there at all."""
+"""Seconds for the agent's reply to a signal, before its health is checked."""
 CHECK_S = 10.0
-"""Seconds for its reply to that. A signal that is merely slow has the usual time of a call."""
+"""Seconds for the reply to that check. If it comes, the signal has the usual deadline of a call."""
 
 
 class GuestHangs(DeadlineExceeded):
@@ -41,8 +43,8 @@ async def signal_init(
 ) -> None:
     """The init was signalled. After a KILL its exit is final within OWNER_EXIT_S (the `owner`) or EXIT_S (another).
 
-    Raises what `Process.kill` raises, GuestHangs among it, but not to CRI-O; for a KILL that is met by the container's
-    end, and the sandbox's, instead.
+    Raises what `Process.kill` raises, and GuestHangs. Instead of GuestHangs, a KILL ends the container and the sandbox,
+    and for CRI-O another signal is logged.
     """
     kills = signal == SIGKILL and container.init.exit is None
     if kills and not container.has_kill_deadline:
@@ -54,7 +56,7 @@ async def signal_init(
         if not kills and container.caller is not Caller.CRI_O:
             raise
         if not kills:
-            # CRI-O gives up a stop whose first signal fails, and then never sends the KILL that ends the VM.
+            # When the first signal of a stop fails, CRI-O never sends the KILL that would end the VM.
             log.warning("signal not delivered", extra={"container": container.id, "error": str(exc)})
             return
         container.report_killed()
@@ -63,7 +65,7 @@ async def signal_init(
 
 
 async def _signal(process: Process, sandbox: Sandbox, signal: int, *, all_processes: bool) -> None:
-    """The agent has taken the signal, or the process has ended meanwhile."""
+    """The agent has taken the signal, or the process has ended. Raises GuestHangs if the agent answers nothing."""
     async with _running(process.kill(signal, all_processes=all_processes)) as sent, _running(process.wait()) as ended:
         await _first(sent, ended, within_s=REPLY_S)
         if _unanswered(sent) and not ended.done():
@@ -81,6 +83,7 @@ async def _signal(process: Process, sandbox: Sandbox, signal: int, *, all_proces
 
 
 def _unanswered(call: asyncio.Future[Any]) -> bool:
+    """No reply has come yet, or none within the call's deadline."""
     return not call.done() or isinstance(call.exception(), DeadlineExceeded)
 
 
@@ -121,7 +124,7 @@ async def _ends(process: Process, limit_s: float) -> bool:
 
 @asynccontextmanager
 async def _running(work: Coroutine[Any, Any, Any]) -> AsyncIterator[asyncio.Future[Any]]:
-    """`work` as a task that has ended when the block is left."""
+    """`work` runs as a task; it has ended, cancelled if necessary, when the block is left."""
     task = asyncio.ensure_future(work)
     try:
         yield task
@@ -130,5 +133,5 @@ async def _running(work: Coroutine[Any, Any, Any]) -> AsyncIterator[asyncio.Futu
 
 
 async def _first(*tasks: asyncio.Future[Any], within_s: float | None = None) -> None:
-    """One of them is done, or the time is over."""
+    """One of `tasks` is done, or `within_s` has passed."""
     await asyncio.wait(tasks, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)

@@ -12,7 +12,7 @@ from pyshim.pod.sandbox import BOOTED, Sandbox
 
 
 class PodMonitor:
-    """Answers for `sandbox` and the pod's `containers` of the moment."""
+    """Answers for `sandbox` and for `containers`, a view of those that exist now."""
 
     def __init__(
         self,

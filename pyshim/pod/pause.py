@@ -1,9 +1,9 @@
-"""A pod's sandbox container, played by the shim: no image of it and no process for it in the guest.
+"""A pod's sandbox container, which the shim answers for: the guest has neither its image nor a process of it.
 
-What the pause container does for runc (hold the pod's namespaces, be killed when the pod ends) the VM does here, so
-the guest is spared its image, its container and its process. One thing it cannot do: be the first process of a pid
-namespace that the pod's containers share. When one of them asks for that, the container is made in the guest after all,
-before theirs: kata-agent's rule is that the first container's pid namespace is the shared one.
+With runc, the pause container holds the pod's namespaces and is killed when the pod ends. Here the VM does both, with
+one exception: a pid namespace that the pod's containers share needs a first process. When a container asks for such a
+namespace, the sandbox container is made in the guest before it, because kata-agent shares the pid namespace of the
+first container.
 """
 
 import asyncio
@@ -25,11 +25,11 @@ from pyshim.resources.volumes.live import make_mounts
 log = logging.getLogger(__name__)
 
 _EXIT_STATUSES = {2: 0, 9: EXIT_KILLED, 15: 0}
-"""Signal to exit status of Kubernetes' pause program: it exits 0 on SIGINT and SIGTERM and ignores all others."""
+"""The exit status of Kubernetes' pause program by signal: SIGINT and SIGTERM give 0. It ignores all others."""
 
 
 class PauseAgent:
-    """Answers for the sandbox container as the guest's agent would; `plan` includes its image."""
+    """Answers the agent's calls for the sandbox container; `plan` includes its image, for `enter_guest`."""
 
     def __init__(self, plan: ContainerPlan, sandbox: Sandbox) -> None:
         self._plan = plan

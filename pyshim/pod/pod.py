@@ -1,8 +1,8 @@
-"""All that one shim serves: a sandbox and its containers, by the calls of the Task API.
+"""What one shim serves: a sandbox and its containers, by the calls of the Task API.
 
-Work belongs to the pod, not to the call that asked for it: ttrpc has no cancel and callers repeat themselves, so
-Create and Delete run as tasks of the pod and repeated calls join the one under way. State changes happen between
-awaits; no lock spans the pod, so State answers while a VM boots.
+Create and Delete run as tasks of the pod, not of the call, because ttrpc has no cancel and callers repeat calls. A
+repeated call joins the task under way. The state changes between awaits and there is no lock for the whole pod, so that
+State answers while a VM boots.
 """
 
 import asyncio
@@ -65,23 +65,23 @@ class Pod:
         self._owner: ContainerId | None = None
         """The container whose end is the sandbox's end: the sandbox container, or the single one."""
         self._pod_name = PodName()
-        """As the sandbox's spec has it."""
+        """From the sandbox's spec."""
         self._on_end: Callable[[int], None] | None = None
-        """Set for a sandbox of the Sandbox API; called with the exit status of its end."""
+        """Set for a sandbox of the Sandbox API; called with its exit status when it ends."""
         self._opening: asyncio.Task[Sandbox] | None = None
-        """The opening of such a sandbox, also after it has succeeded."""
+        """The start of such a sandbox; stays after its success."""
         self._files: Mapping[str, HostPath] = {}
-        """The files that containers get from such a sandbox."""
+        """The files of such a sandbox for its containers, by their paths there."""
         self._pid_holder_lock = asyncio.Lock()
         self._has_pid_holder = False
-        """A container of the pod's own holds the pid namespace that its containers share."""
+        """A process in the guest holds the pid namespace that the pod's containers share."""
         self._first_container: ContainerId | None = None
-        """The first container of this pod in the guest; its pid namespace is the one that the agent can share."""
+        """The first container of the pod in the guest; kata-agent can share only its pid namespace."""
 
     # ---- Create
 
     async def create(self, request: CreateTask) -> int:
-        """The pid for containerd; a repeated call while the first still works gets the first one's answer."""
+        """The pid for containerd. A repeated call during the first gets the first one's answer."""
         container_id = request.container_id
         action = f"create container '{container_id}'"
         if self._closing:
@@ -123,7 +123,7 @@ class Pod:
             raise
 
     def _membership(self, spec: OciSpec, container_id: ContainerId) -> Membership:
-        """A container without a pod's annotations (`ctr run --sandbox`) belongs to the served sandbox."""
+        """As the annotations say; without them (`ctr run --sandbox`), a container of the served sandbox."""
         member = membership(spec.annotations, container_id)
         if self._sandbox is None or self._on_end is None or member.kind is not ContainerKind.SINGLE_CONTAINER:
             return member
@@ -132,7 +132,7 @@ class Pod:
     async def _create_owner(
         self, request: CreateTask, spec: OciSpec, member: Membership, hooks: ContainerHooks
     ) -> Container:
-        """The sandbox and the container it ends with; neither is left when this raises."""
+        """The sandbox and the container that owns it. When this raises, neither is left."""
         wanted = SandboxRequest(sandbox_id=member.sandbox_id, kind=member.kind, spec=spec, options=request.options)
         self._refuse_second(wanted.sandbox_id)
         self._owner = request.container_id
@@ -152,23 +152,23 @@ class Pod:
             raise FailedPrecondition(f"create sandbox '{sandbox_id}': this shim already runs '{other or 'another'}'")
 
     def serve_sandbox(self, sandbox_id: SandboxId, on_end: Callable[[int], None]) -> None:
-        """The sandbox begins and ends at its own calls, not with a container. `on_end` gets its exit status."""
+        """From now on, the pod's sandbox starts and ends by calls of the Sandbox API. `on_end` gets its exit status."""
         if self._closing:
             raise Unavailable(f"create sandbox '{sandbox_id}': the shim is ending")
         self._refuse_second(sandbox_id)
         self._on_end = on_end
 
     def drop_sandbox(self) -> None:
-        """Takes `serve_sandbox` back."""
+        """Undoes `serve_sandbox`."""
         self._on_end = None
 
     @property
     def is_served(self) -> bool:
-        """The sandbox is one of the Sandbox API, whether or not its VM runs."""
+        """`serve_sandbox` was called: the sandbox starts and ends by the Sandbox API."""
         return self._on_end is not None
 
     async def open_sandbox(self, request: SandboxRequest, hooks: ContainerHooks) -> Sandbox:
-        """The VM of the served sandbox runs; a repeated call gets the first one's answer."""
+        """The VM of the served sandbox runs. A repeated call gets the first one's answer."""
         action = f"start sandbox '{request.sandbox_id}'"
         if self._closing:
             raise Unavailable(f"{action}: the shim is ending")
@@ -193,7 +193,7 @@ class Pod:
             raise
 
     async def stop_sandbox(self) -> None:
-        """The served sandbox and its containers have ended; the containers wait for their Delete. Idempotent."""
+        """The served sandbox and its containers have ended. The containers stay until their Delete. Idempotent."""
         await self._abandon_opening()
         for container in self._containers.values():
             container.end_all(EXIT_KILLED)
@@ -215,13 +215,13 @@ class Pod:
             self._on_end(status)
 
     async def _open(self, request: SandboxRequest, hooks: ContainerHooks) -> Sandbox:
-        """The VM runs, without a container. When this raises, `_end_sandbox` finishes what is left to undo."""
+        """The VM runs, without a container. After an error, call `_end_sandbox`."""
         spec = request.spec
         self._pod_name = pod_of(spec.annotations)
         cgroups = self._env.host.cgroups((await self._env.host_facts()).cgroup_mode)
-        # The sandbox enters its cgroups once it is planned; the kernel's wait for that begins now.
+        # The kernel delays the first of several moves between cgroups. The delay begins now, during the planning.
         self._tasks.supervise(f"cgroups/{request.sandbox_id}", cgroups.hasten_moves())
-        await asyncio.sleep(0)  # reading a configuration keeps the interpreter busy
+        await asyncio.sleep(0)  # that task starts before the configuration is read, which keeps the interpreter busy
         config = await step("read configuration", self._env.load_config(request.options, spec.annotations))
         if config.runtime.enable_tracing:
             self._env.export_trace(self._trace, config.runtime.otlp_endpoint, request.sandbox_id, spec.annotations)
@@ -249,7 +249,7 @@ class Pod:
         return sandbox
 
     def _sandbox_of(self, member: Membership, container_id: ContainerId) -> Sandbox:
-        """The sandbox that the container names. Raises NotFound for that of another shim."""
+        """The container's sandbox. Raises NotFound if it is not this shim's."""
         sandbox = self._sandbox
         if sandbox is None or sandbox.plan.sandbox_id != member.sandbox_id:
             raise NotFound(f"create container '{container_id}': no sandbox '{member.sandbox_id}' in this shim")
@@ -258,7 +258,7 @@ class Pod:
     async def _create_container(
         self, request: CreateTask, spec: OciSpec, sandbox: Sandbox, hooks: ContainerHooks
     ) -> Container:
-        assert self._saved is not None, "a sandbox has its records"
+        assert self._saved is not None, "_open has made it"
         pauses = request.container_id == self._owner and sandbox.plan.kind is ContainerKind.POD_SANDBOX
         plan = await plan_container(self._env.host, request, spec, sandbox.plan)
         agent: ContainerAgent = sandbox.agent
@@ -296,7 +296,7 @@ class Pod:
         return container
 
     async def _share_pid_namespace(self, container_id: ContainerId, sandbox: Sandbox) -> str | None:
-        """The container whose pid namespace is joined; None if the agent shares the right one by itself."""
+        """The container whose pid namespace this one joins; None if the agent itself shares the right one."""
         if self._has_pid_holder or (self._pause is None and self._on_end is None):
             return None
         others = [other for other in self._containers.values() if other.id != self._owner]
@@ -314,7 +314,7 @@ class Pod:
         )
 
     async def _hold_pid_namespace(self, sandbox: Sandbox) -> bool:
-        """The guest has a first process that outlives the pod's containers; False if it cannot get one."""
+        """The guest has a first process that outlives the pod's containers. False if it cannot have one."""
         timeout_s = sandbox.plan.config.runtime.create_container_timeout_s
         if self._pause is not None:
             await self._pause.enter_guest(timeout_s)
@@ -327,7 +327,7 @@ class Pod:
 
     @property
     def is_empty(self) -> bool:
-        """No container is there, coming or going, and no VM."""
+        """There is no VM and no container, nor one under creation or deletion."""
         return not (self._containers or self._creating or self._deleting or self._is_opening or self._sandbox)
 
     # ---- calls on what exists
@@ -339,7 +339,7 @@ class Pod:
             return await container.start(exec_id)
 
     def state(self, container_id: ContainerId, exec_id: ExecId | None) -> ProcessState:
-        """The process as it is; UNKNOWN while its container is being created."""
+        """The process's state; UNKNOWN while its container is being created."""
         creation = self._creating.get(container_id)
         if creation is not None and exec_id is None:
             return ProcessState.being_created(creation.request, self._vm_pid)
@@ -350,7 +350,7 @@ class Pod:
         return state
 
     def pids(self, container_id: ContainerId) -> tuple[ProcessInfo, ...]:
-        """The processes that have not ended; of a container under creation, its init as `state` has it."""
+        """As `Container.processes`; of a container under creation, its init."""
         if container_id in self._creating:
             return (ProcessInfo(pid=self._vm_pid, exec_id=None),)
         return self._find(container_id).processes()
@@ -386,12 +386,12 @@ class Pod:
         await self._find(container_id).update(resources)
 
     async def wait(self, container_id: ContainerId, exec_id: ExecId | None) -> ExitStatus:
-        """The process's exit. Of a container under creation, the creation first: NotFound when it fails.
+        """The process's exit status. Waits for a container under creation, and raises NotFound when the creation fails.
 
-        nerdctl's log program is started by a Create, and waits for the container before it copies anything.
+        nerdctl's log program needs that: Create starts it, and it waits for the container before it copies anything.
 
-        For CRI-O the sandbox's container has ended when nothing of the sandbox is left but its state: StopPodSandbox
-        waits for no more than that, and after it the kubelet kills what is in the pod's cgroup, where the shim is.
+        For CRI-O the owner ends when the sandbox has left the host: StopPodSandbox waits for the owner only, and then
+        the kubelet kills what is in the pod's cgroup, the shim among it.
         """
         creation = self._creating.get(container_id)
         if creation is not None and exec_id is None:
@@ -406,7 +406,7 @@ class Pod:
         return await self._find(container_id).stats()
 
     def connect(self, container_id: ContainerId) -> int:
-        """The pid that containerd has for the container; 0 for an unknown one."""
+        """The pid that containerd was given for the container; 0 for an unknown one."""
         container = self._containers.get(container_id)
         return container.pid if container else self._vm_pid if container_id in self._creating else 0
 
@@ -417,11 +417,10 @@ class Pod:
     # ---- the end
 
     async def delete(self, container_id: ContainerId, exec_id: ExecId | None) -> tuple[int, ExitStatus]:
-        """The process (and with the init, the container) is gone; repeated calls join the one under way.
+        """The exec is deleted, or without `exec_id` the container. Repeated calls join the one under way.
 
-        With the container that the sandbox ends with, VM, mounts and network are gone, too. The cgroups are removed
-        after the reply. Until then they are in the ledger: Shutdown waits for it, and `delete` does it if the shim is
-        killed.
+        With the owner, VM, mounts and network are gone, too. The cgroups are removed after the reply. They are in the
+        ledger until then: Shutdown waits for their removal, and `delete` removes them if the shim is killed.
         """
         if exec_id is not None:
             container = self._find(container_id)
@@ -448,7 +447,7 @@ class Pod:
                 await self._sandbox.stop()
                 self._tasks.supervise(f"end/{container.id}", self._end_sandbox())
                 if container.hooks.follow_delete:
-                    await self._sandbox.leave()  # a hook of the shim's cgroup would be killed with it
+                    await self._sandbox.leave()  # else the hooks would run in the shim's cgroup and end with it
         await container.hooks.after_delete()
         self._containers.pop(container.id, None)
         self._drop_ended_sandbox()
@@ -457,9 +456,9 @@ class Pod:
         return exit_status
 
     async def shutdown(self, now: bool) -> bool:
-        """True when nothing is left to serve: the shim may end once its reply has left.
+        """True when the shim may end after its reply: nothing is left to serve, or `now` is set.
 
-        containerd asks after every task it has deleted, while others of the pod may run or be under way.
+        containerd calls it after each deleted task, when the pod may have others.
         """
         if not now and (self._containers or self._creating or self._deleting or self._on_end):
             return False
@@ -467,7 +466,7 @@ class Pod:
         return True
 
     async def close(self) -> None:
-        """Everything has ended and is gone, whatever its state was, and nothing new begins. Idempotent."""
+        """Every container and the sandbox are gone, and nothing new can be created. Idempotent."""
         self._closing = True
         await to_the_end(self._close())
 
@@ -488,31 +487,31 @@ class Pod:
     async def _delete_at_shutdown(self, container: Container) -> None:
         try:
             await container.delete()
-        except Exception as exc:  # whatever it meets, the shim ends
+        except Exception as exc:  # the shim ends anyway
             log.warning("delete container at shutdown", extra={"container": container.id, "error": str(exc)})
         await container.hooks.after_delete()
         self._containers.pop(container.id, None)
 
     async def _abandon_creation(self, container_id: ContainerId) -> None:
-        """A creation under way is undone: its caller gave up and asks for the end."""
+        """A creation under way is cancelled and undone."""
         creation = self._creating.get(container_id)
         if creation is not None:
             creation.task.cancel()
             await asyncio.wait([creation.task])
 
     async def _end_sandbox(self, agent_gone: bool = False) -> None:
-        """Nothing of the sandbox is left on the host but its state, which goes with the last container."""
+        """Only the sandbox's state is left on the host; it goes with the last container."""
         if (sandbox := self._sandbox) is None:
             return
         await sandbox.stop(agent_gone)
         await sandbox.leave()
         self._drop_ended_sandbox()
         if self._saved is not None:
-            # A Delete mostly removes the state right after: then nothing is written.
+            # Soon, not now: mostly a Delete removes the state first, which saves the write.
             self._saved.save_soon()
 
     def _drop_ended_sandbox(self) -> None:
-        """The state is removed after the last container and the sandbox: until then its ledger lists what to undo."""
+        """Once it has left and has no container, the sandbox is forgotten and its state, with the ledger, removed."""
         if self._containers or self._creating or self._is_opening:
             return
         if self._sandbox is not None and not self._sandbox.has_left:
@@ -522,10 +521,10 @@ class Pod:
             saved, self._saved = self._saved, None
             saved.remove()
 
-    # ---- what happens by itself (PodListener)
+    # ---- reports of sandbox and containers (PodListener)
 
     def changed(self) -> None:
-        """The state on disk is this moment's."""
+        """The state on disk is current."""
         if self._saved is not None:
             self._saved.save()
 
@@ -534,7 +533,7 @@ class Pod:
             self._saved.save_soon()
 
     def init_exited(self, container_id: ContainerId, *, agent_gone: bool) -> None:
-        """The sandbox ends with its owner: the VM goes as soon as the exit is published, not when Delete comes."""
+        """Ends the sandbox with its owner, as soon as the exit is published and before Delete."""
         if container_id != self._owner or self._sandbox is None:
             return
         for other in self._containers.values():
@@ -550,7 +549,7 @@ class Pod:
             self._tasks.supervise("stop/lost", self._end_lost())
 
     async def _end_lost(self) -> None:
-        """The end is reported once the VM is gone: containerd stops no sandbox that has ended."""
+        """Reports the end after the VM is gone: containerd does not call StopSandbox after the report."""
         await self._end_traced()
         self._report_end(EXIT_SANDBOX_LOST)
 
@@ -566,7 +565,7 @@ class Pod:
                 self._tasks.spawn(f"oom/{container.id}", self._mark_oom(container))
 
     async def _mark_oom(self, container: Container) -> None:
-        """The bundle has the file `oom`, by which CRI-O learns of an OOM kill: it takes no events."""
+        """The bundle has the file `oom`: CRI-O reads it, since it takes no events."""
         try:
             await self._env.host.write_bytes(f"{container.request.bundle}/oom", b"", 0o600)
         except ShimError as exc:

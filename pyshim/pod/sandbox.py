@@ -1,10 +1,12 @@
-"""One VM and all in it, from the first host directory to nothing left.
+"""One VM and all in it, from the first directory on the host until nothing is left.
 
-`start` carries out the plan; every step pushes its undo, which `stop` and `leave` run, or `start` itself when it fails.
-`stop` undoes what others wait for: VM, mounts, network. `leave` undoes the rest, monitor and cgroups: the kernel takes
-10 to 20 ms to let a process out of one, and Delete is answered before. After `start`, a watcher waits for an unwanted
-end: that of the VMM, of virtiofsd, of the agent's connection, or, with a remote VM, the agent's silence. The first one
-ends the sandbox; the VM's own reason is preferred, if it comes soon.
+- `start` carries out the plan. Every step pushes its undo; if a step fails, `start` runs them all.
+- `stop` undoes VM, mounts and network, and Delete is answered after it.
+- `leave` undoes monitor and cgroups. The kernel takes 10 to 20 ms to move a process out of a cgroup, so Delete is
+  answered before that.
+
+After `start`, a watcher waits until the VMM, virtiofsd or the agent's connection ends, or a remote VM's agent fails its
+health checks. Then the sandbox is lost. The reason is the VM's own, if that comes soon.
 """
 
 import asyncio
@@ -51,16 +53,16 @@ DESTROY_TIMEOUT_S = 3.0
 LOST_REASON_WAIT_S = 0.5
 BOOTED = "booted"
 CONTINUED_AGENT_S = 60.0
-"""Seconds in which the agent of a guest that continues has to answer. After them the template is discarded and the VM
-boots, so they are more than a crowded host needs: 6 s where 30 emulated VMs begin on two cores."""
+"""Seconds for the agent of a continued guest to answer; then the template is discarded and the VM boots. More than a
+crowded host needs: 6 s where 30 emulated VMs begin on two cores."""
 SEED_BYTES = 512
-"""Of the host's random numbers for each guest that continues, as many as Kata gives."""
+"""Random bytes of the host for each guest that continues, as many as with Kata."""
 OOM_PAUSE_S = 0.1
-"""Seconds between two reports to containerd: a guest may report as many OOM kills as it likes."""
+"""Seconds between two reports to containerd, since a guest can report any number of OOM kills."""
 
 
 class PodListener(Protocol):
-    """The pod, as its sandbox and containers call it after a change; never raises."""
+    """The calls by which sandbox and containers report a change to their pod. None raises."""
 
     def changed(self) -> None: ...
     def init_started(self) -> None: ...
@@ -132,22 +134,19 @@ class Sandbox:
         self._stop_lock = asyncio.Lock()
         self._leave_lock = asyncio.Lock()
         self.pid = 0
-        """The VMM's pid, also after it has gone: containerd keeps using the number it was given.
-
-        A VM that is not on this host has none: then it is the shim's, as with Kata.
-        """
+        """The VMM's pid, also after its end, since containerd goes on using it. For a remote VM the shim's, as Kata."""
         self.origin = _booted(plan)
-        """The beginning of the guest, booted or cloned, as text for an operator: see `SandboxSnapshot`."""
+        """Booted, or cloned from which template: text for an operator, see `SandboxSnapshot`."""
         self.failure = ""
         self.is_stopped = False
-        """`stop` has done its work."""
+        """`stop` has ended."""
         self.has_left = False
-        """`leave` has done its work: nothing of the sandbox is left on the host but its state."""
+        """`leave` has ended: only the state of the sandbox is left on the host."""
         self._lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @property
     def virtiofsd_pid(self) -> int:
-        """virtiofsd's pid, also after it has gone; 0 before it runs."""
+        """virtiofsd's pid, also after its end; 0 before its start."""
         return self._virtiofsd.pid if self._virtiofsd is not None else 0
 
     @property
@@ -158,9 +157,9 @@ class Sandbox:
         return self._agent
 
     async def start(self, monitor: MonitorRpc, hooks: ContainerHooks) -> None:
-        """The VM runs, its agent has the sandbox, and `monitor` is served; nothing is left when this raises.
+        """The VM runs, its agent has the sandbox, and `monitor` is served. When this raises, nothing is left.
 
-        The owner's `hooks` of its creation have run before the network is looked at: they may make it.
+        The owner's `hooks` run before the network is read, since they may make it.
         """
         _log_sizing(self.plan)
         try:
@@ -174,11 +173,13 @@ class Sandbox:
         self._watch(self._agent)
 
     async def _start(self, monitor: MonitorRpc, hooks: ContainerHooks) -> None:
-        await self._run_hooks(hooks)  # outside the sandbox's cgroups: what a hook leaves behind is not of the sandbox
-        template = await self._template()  # outside as well: the process that makes one is not the sandbox's
+        # Before the cgroups are entered: processes that a hook leaves behind, or that make a template, are not the
+        # sandbox's.
+        await self._run_hooks(hooks)
+        template = await self._template()
         self._undo_after_stop.push(self.cgroups.leave)
-        # The kernel takes 10 to 20 ms to move a process. Programs that serve the guest start after the move. The share
-        # has none, and those that connect the network end with the step.
+        # Programs that serve the guest must start in its cgroups. The kernel takes 10 to 20 ms to move the shim, time
+        # for the share, which needs no program, and the network, whose programs end with this step.
         enter_cgroups = step("enter cgroups", self.cgroups.enter())
         if self.plan.config.is_remote:  # no process of this host serves the guest
             await together(enter_cgroups, self._connect_and_run(template, monitor))
@@ -216,7 +217,7 @@ class Sandbox:
             await hooks.before_create(pid)
 
     async def _open_monitor(self, monitor: MonitorRpc) -> None:
-        """The monitor sockets answer. A pod runs without them, too: a failure is logged."""
+        """The monitor sockets answer. A failure is logged, and the pod runs without them."""
         paths = (monitor_path(self.plan.sandbox_id), f"{METRICS_DIRECTORY}/{self.plan.sandbox_id}")
         entries = [LedgerEntry(kind=ResourceKind.SOCKET, key=path) for path in paths]
         self._undo_after_stop.acquire(self.services.ledger, *entries)
@@ -228,17 +229,16 @@ class Sandbox:
             self._undo_after_stop.push(close)
 
     async def loss_reason(self, otherwise: str) -> str:
-        """The reason for the sandbox's loss, if it shows up soon; else `otherwise`."""
+        """The reason why the sandbox was lost, if it is found soon; else `otherwise`."""
         if not self.failure and not self._stopping:
             await asyncio.wait([self._lost], timeout=2 * LOST_REASON_WAIT_S)
         return self.failure or otherwise
 
     async def stop(self, agent_gone: bool = False) -> None:
-        """The VM is gone. Only the sandbox's cgroups are left on the host, for `leave` to remove.
+        """The VM has ended; monitor and cgroups are left for `leave`. Idempotent, also for calls at the same time.
 
-        `agent_gone`: the caller has lost the agent, so the reason is found first, before the shim itself ends the VM.
-
-        Idempotent, callers share it. A failed undo is logged and stays in the ledger.
+        With `agent_gone`, waits first for the reason of the loss, which the end of the VM would hide. A failed undo is
+        logged and stays in the ledger.
         """
         if agent_gone:
             await self.loss_reason("")
@@ -256,9 +256,9 @@ class Sandbox:
             self.is_stopped = True
 
     async def leave(self) -> None:
-        """After `stop`: the monitor is closed, and the shim is out of the sandbox's cgroups, which are gone.
+        """The monitor is closed, and the sandbox's cgroups are removed. Idempotent, also for calls at the same time.
 
-        Idempotent, callers share it.
+        Call it after `stop`.
         """
         await to_the_end(self._leave())
 
@@ -305,7 +305,7 @@ class Sandbox:
         return agent
 
     async def _template(self) -> str:
-        """The directory of the template that the VM continues from; empty if it boots. May make one for later pods."""
+        """The directory of the template to continue from; empty if the VM has to boot. May make one for later pods."""
         config, base = self.plan.config, self.plan.warm_vm
         if base is None or self._has_to_boot(self.plan.vm, base):
             return ""
@@ -316,7 +316,7 @@ class Sandbox:
         except ShimError as exc:
             self._log_boot(str(exc), logging.WARNING)
             return ""
-        if not config.annotated:  # templates are made for configurations: pods could ask for any number
+        if not config.annotated:  # else pods could have any number of templates made
             try:
                 await self._host.make_template(config.factory.template_path, base, config.source)
             except ShimError as exc:
@@ -332,14 +332,14 @@ class Sandbox:
         log.log(level, "vm boots", extra={"sandbox": self.plan.sandbox_id, "reason": reason})
 
     async def _reach_continued_guest(self) -> Agent:
-        """The guest answers, and has its own randomness and the right time."""
+        """The agent, which has answered; the guest has random numbers of its own and the right time."""
         agent = await step("wait for agent", self._connect_agent(min(CONTINUED_AGENT_S, self.plan.agent_timeout_s)))
         await agent.reseed_random(os.urandom(SEED_BYTES))
         await agent.set_time(self._clock_ns())
         return agent
 
     async def _fit_to_pod(self, base: VmConfig, agent: Agent) -> None:
-        """The VM has size and devices of this pod."""
+        """The VM has this pod's size and devices."""
         await step("grow vm", self.resizer.grow_from(base, agent))
         with span("plug share and interfaces"):
             if self.plan.vm.share is not None:
@@ -357,7 +357,7 @@ class Sandbox:
             self.network.close_taps()
 
     async def _explain_failed_boot(self, error: str) -> str:
-        """`error`, or its cause: the kernel killed the VMM, or virtiofsd ended before the VMM found it."""
+        """`error`, or its cause: virtiofsd ended before the VMM connected to it, or the kernel killed the VMM."""
         virtiofsd = self.plan.share.virtiofsd
         if self._virtiofsd is not None and virtiofsd is not None and virtiofsd.listen_path in error:
             with suppress(TimeoutError):
@@ -376,7 +376,7 @@ class Sandbox:
         await self.hypervisor.start()
 
     async def _reach_guest(self, agent: Agent | None) -> Agent:
-        """The agent, reached unless it is given, has the sandbox."""
+        """The agent, which has the sandbox now; it is connected first if `agent` is None."""
         if agent is None:
             agent = await self._reach_agent()
         await self._set_up_guest(agent)
@@ -392,9 +392,9 @@ class Sandbox:
             raise DeadlineExceeded(f"{exc}; last console lines: {tail or '(none)'}") from exc
 
     async def _connect_agent(self, timeout_s: float) -> Agent:
-        """Each of the two waits has the whole time, so that an error names the operator's number, not its rest.
+        """An agent that answers. Each of the two waits has `timeout_s`, so that an error names the configured number.
 
-        The undo is pushed here: a caller cancelled at the very end of the connect would never see the agent.
+        The undo is pushed here, since a caller that is cancelled at the end of the connect would not get the agent.
         """
         await self.hypervisor.await_agent_device(timeout_s)
         agent = await self._connector.connect(self.hypervisor.agent_address, timeout_s)
@@ -404,19 +404,19 @@ class Sandbox:
     @traced("set up guest")
     async def _set_up_guest(self, agent: Agent) -> None:
         if policy := self.plan.config.agent.policy:
-            await agent.set_policy(policy)  # first of all: the agent judges every other call by it
+            await agent.set_policy(policy)  # first, since the agent applies it to every other call
         await self.network.set_up(agent)
         await agent.create_sandbox(self.plan.guest)
 
     async def _or_lost(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of `work`, or Unavailable with the reason as soon as the VM or virtiofsd dies under it."""
+        """The result of `work`. Raises Unavailable with the reason as soon as the VM or virtiofsd ends."""
         wanted = asyncio.ensure_future(work)
         lost = asyncio.ensure_future(self._first_loss())
         try:
             await asyncio.wait([wanted, lost], return_when=asyncio.FIRST_COMPLETED)
             if wanted.done() and wanted.exception() is None:
                 return wanted.result()
-            if not lost.done():  # a failed call is often the first sign of a dying vm, whose reason explains more
+            if not lost.done():  # a failed call is often the first sign of the VM's end, whose reason explains more
                 await asyncio.wait([lost], timeout=LOST_REASON_WAIT_S)
             if lost.done():
                 cause = wanted.exception() if wanted.done() else None
@@ -426,9 +426,9 @@ class Sandbox:
             await cancel_all(wanted, lost)
 
     async def _first_loss(self, agent: Agent | None = None) -> tuple[str, str]:
-        """The part of the sandbox that has ended first, and the reason; with an `agent`, its silence and end count too.
+        """Which part of the sandbox has ended, and the reason; with `agent`, its connection and health count too.
 
-        The VM's own reason is preferred if it comes soon: other ends mostly follow from a dead VM.
+        The VM's own reason is preferred if it comes soon, since the other parts mostly end because of it.
         """
         waits: dict[str, Callable[[], Awaitable[str]]] = {"vm": self._vm_end}
         if self._virtiofsd is not None:
@@ -461,7 +461,7 @@ class Sandbox:
         self.mark_lost(*await self._first_loss(agent))
 
     def mark_lost(self, watcher: str, reason: str) -> None:
-        """The sandbox is lost: its VM or what it needs has ended, or its guest does not answer. Idempotent."""
+        """The sandbox is lost, for this reason. Idempotent; does nothing once `stop` was called."""
         if self._stopping or self.failure:
             return
         self.failure = reason
@@ -480,14 +480,14 @@ class Sandbox:
             await asyncio.sleep(OOM_PAUSE_S)
 
     async def _ask_guest_to_end(self, agent: Agent) -> None:
-        """The agent has flushed and unmounted its file systems. A guest that does not answer in time is ended.
+        """The agent has flushed and unmounted its file systems, unless it did not answer within DESTROY_TIMEOUT_S.
 
-        kata-agent does so when a container is removed, and not at the end of the sandbox.
+        kata-agent does that when a container is removed, not at the end of the sandbox.
         """
         try:
             async with asyncio.timeout(DESTROY_TIMEOUT_S):
                 for container_id in self.attachments.writers():
-                    with suppress(ShimError):  # removed before, or the guest does not answer
+                    with suppress(ShimError):  # it was removed before, or the guest does not answer
                         await agent.remove_container(container_id, int(DESTROY_TIMEOUT_S))
                 await agent.destroy_sandbox()
         except (ShimError, TimeoutError) as exc:
@@ -499,7 +499,7 @@ async def _connection_end(agent: Agent) -> str:
 
 
 def monitor_path(sandbox_id: str) -> str:
-    """Kata's place, by which its own programs find the socket."""
+    """The socket's path, where Kata's programs look for it."""
     return f"{STATE_ROOT}/{sandbox_id}/{MONITOR_SOCKET}"
 
 

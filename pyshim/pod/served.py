@@ -1,8 +1,8 @@
-"""containerd's Sandbox API: a pod's VM that is asked for by itself, and so is there before and after its containers.
+"""containerd's Sandbox API: a pod's VM starts and ends by calls of its own, before and after its containers.
 
-    create --start--> runs --stop, or its VM dies--> ended --shutdown--> (the shim ends)
+    create --start--> runs --stop, or the VM is lost--> ended --shutdown--> (the shim ends)
 
-The VM itself is made as for a pod with a pause container, by `Pod`.
+`Pod` makes the VM, in the same way as for a pod with a pause container.
 """
 
 import asyncio
@@ -31,10 +31,10 @@ PING_TIMEOUT_S = 5.0
 
 
 class ServedSandbox:
-    """The answers to the Sandbox API (`task.sandbox_service.SandboxApi`) for `pod`."""
+    """Implements `task.sandbox_service.SandboxApi` for `pod`."""
 
     def __init__(self, *, pod: Pod, environment: Environment, options: RuntimeOptions | None) -> None:
-        """`options` are those of the runtime handler: containerd gives them to `start` alone."""
+        """`options` are the runtime handler's, which containerd passes to `start` only."""
         self._pod = pod
         self._host = environment.host
         self._host_facts = environment.host_facts
@@ -61,7 +61,7 @@ class ServedSandbox:
         self._created_at_ns = self._clock_ns()
 
     async def _read(self, request: CreateSandbox) -> SandboxRequest:
-        """The request as the plan needs it. Raises InvalidArgument."""
+        """The pod as a spec, which the plan takes. Raises InvalidArgument."""
         if request.pod is None:
             return await self._read_spec(request)
         pod = request.pod
@@ -86,7 +86,7 @@ class ServedSandbox:
             return b""
 
     async def _read_spec(self, request: CreateSandbox) -> SandboxRequest:
-        """A sandbox by its bundle's spec, as `ctr sandboxes run` makes them."""
+        """The sandbox of a bundle's spec, from `ctr sandboxes run`."""
         action, where = f"create sandbox '{request.sandbox_id}'", f"{request.bundle}/config.json"
         try:
             spec = await read_spec(self._host, request.bundle)
@@ -140,11 +140,11 @@ class ServedSandbox:
         await self._running(sandbox_id).agent.check(PING_TIMEOUT_S)
 
     async def stats(self, sandbox_id: SandboxId) -> ContainerStats:
-        """The pod's use of the host, as its VM's cgroup counts it; not the guest's own figures."""
+        """The pod's use of the host by its cgroup's figures, not the guest's."""
         return await self._running(sandbox_id).cgroups.stats()
 
     async def shutdown(self, sandbox_id: SandboxId) -> None:
-        """Also for a sandbox that was refused: containerd asks for it, and waits for the shim to end."""
+        """The sandbox is gone. Works for one that was refused, too: containerd waits for the end of its shim."""
         if self._request is not None or not self._pod.is_empty:
             await self.stop(sandbox_id)
         await self._pod.close()
@@ -168,7 +168,7 @@ class ServedSandbox:
 
 
 def _info(sandbox: Sandbox) -> Mapping[str, str]:
-    """For `crictl inspectp`: each value is JSON."""
+    """What `crictl inspectp` shows; each value is JSON."""
     plan, resizer = sandbox.plan, sandbox.resizer
     vm = {
         "vmmPid": sandbox.hypervisor.pid,

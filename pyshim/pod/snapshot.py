@@ -1,4 +1,4 @@
-"""The live objects as one frozen value, for `state/` to persist."""
+"""The sandbox and its containers as one frozen value, and its write to disk."""
 
 import asyncio
 import logging
@@ -26,11 +26,11 @@ from pyshim.pod.sandbox import Sandbox
 log = logging.getLogger(__name__)
 
 AFTER_REPLY_S = 0.005
-"""Seconds: Create's reply brings Start's call within them, so that mostly one write serves both and neither waits."""
+"""Seconds from a change to its write: Start mostly follows Create sooner, so that one write serves both."""
 
 
 class SavedState:
-    """A sandbox's state on disk, as of the last `save`."""
+    """A sandbox's state on disk."""
 
     def __init__(self, records: Records, take: Callable[[], SandboxSnapshot]) -> None:
         """`take` returns the sandbox as it is now."""
@@ -40,7 +40,7 @@ class SavedState:
         self._soon: asyncio.TimerHandle | None = None
 
     def save(self) -> None:
-        """The state on disk is current. A failure is logged: a full disk must not fail a call that reports a change."""
+        """The state on disk is current. A failure is logged: a full disk must not fail the call before it."""
         self._cancel_soon()
         self._is_saved = True
         snapshot = self._take()
@@ -50,12 +50,12 @@ class SavedState:
             log.warning("save state", extra={"sandbox": snapshot.sandbox_id, "error": str(exc)})
 
     def save_soon(self) -> None:
-        """The state on disk is current after AFTER_REPLY_S at the latest; nothing happens before the first `save`."""
+        """The state on disk is current within AFTER_REPLY_S. Does nothing before the first `save`."""
         if self._soon is None and self._is_saved:
             self._soon = asyncio.get_running_loop().call_later(AFTER_REPLY_S, self.save)
 
     def remove(self) -> None:
-        """As `Records.remove`; a delayed save is dropped, and later ones do nothing."""
+        """As `Records.remove`. A save that waits is dropped, and a later `save_soon` does nothing."""
         self._cancel_soon()
         self._is_saved = False
         self.records.remove()
@@ -103,7 +103,7 @@ def _endpoints(sandbox: Sandbox) -> tuple[Mapping[str, object], ...]:
 
 
 def _hypervisor(sandbox: Sandbox) -> Mapping[str, object]:
-    """Kata's HypervisorState; it counts virtiofsd to the hypervisor."""
+    """Kata's HypervisorState, which includes virtiofsd."""
     if not sandbox.pid:
         return {}
     return {**sandbox.hypervisor.saved(), "VirtiofsDaemonPid": sandbox.virtiofsd_pid}

@@ -1,7 +1,7 @@
-"""Makes a template: boots its machine until the agent answers, and saves it.
+"""Makes a template: boots a VM until its agent answers, and saves it.
 
-No client is connected to the agent when the machine is saved. So the agent of each VM that continues waits for its
-first host, and has served no pod.
+No client is connected to the agent at that moment. So the agent of each VM that continues from the template waits for
+its first client, and has served no pod.
 """
 
 import asyncio
@@ -12,12 +12,12 @@ from pyshim.model.seams import AgentConnector
 from pyshim.model.vm import VmConfig
 
 SETTLE_S = 2.0
-"""Between the end of the connection and the stop of the guest, which has to see that it ended. Kata waits as long."""
+"""Seconds from the end of the connection to the stop of the guest, which must notice that end. Kata waits as long."""
 
 
 class SavableVm(Hypervisor, Protocol):
     async def save_machine(self, directory: str) -> None:
-        """The running VM is saved in `directory`; it has had its life."""
+        """The running VM is saved in `directory`, and does not run on."""
 
 
 async def make_template(
