@@ -12,7 +12,7 @@ from pyshim.node.cli.inputs import pairs
 from pyshim.node.cli.output import examples
 from pyshim.node.cli.service import address_option, run_service
 from pyshim.node.kubernetes.agreement import Disagreement
-from pyshim.node.webhook.review import PodClass
+from pyshim.node.webhook.pod_class import PodClass
 from pyshim.resources.probe import probe_host
 
 _class_option = click.option(

@@ -7,33 +7,21 @@ and never denied. Source: Kubernetes, admission.k8s.io/v1.
 
 import base64
 import json
-import math
 from collections.abc import Mapping
 from enum import StrEnum
-from fractions import Fraction
 from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
-from pyshim.config.sources import Source
-from pyshim.model.config import HYPERVISOR_PREFIX, Config
 from pyshim.model.errors import InvalidArgument, ShimError
-from pyshim.model.host_facts import HostFacts, unbounded
-from pyshim.model.sizing import decimal
-from pyshim.model.units import MIB
-from pyshim.node.kubernetes.agreement import Disagreement, PolicyView, explain_pod
-from pyshim.node.kubernetes.manifest import PodManifest, annotations_in, pod_sizing, pods_in
-from pyshim.node.kubernetes.overhead import class_overhead
-from pyshim.node.kubernetes.pod_config import pod_config
-from pyshim.node.kubernetes.pod_size import CPU, MEMORY, PodSizing
-from pyshim.node.kubernetes.pod_vm import policy_in_force
-from pyshim.resources.sizing.plan.capacity import check_vcpus, host_side_mib
+from pyshim.node.kubernetes.agreement import PolicyView
+from pyshim.node.kubernetes.manifest import PodManifest, annotations_in, pods_in
+from pyshim.node.webhook.annotate import annotated, json_patch
+from pyshim.node.webhook.judge import overhead_of, vm_of_pod
+from pyshim.node.webhook.pod_class import KIND, PodClass
 
-API_VERSION, KIND = "admission.k8s.io/v1", "AdmissionReview"
-MARK = "pyshim.io/written-by-webhook"
-"""The annotations that the webhook wrote on the pod, as JSON. A second call may change those that still have the
-written value; all others are the pod's own."""
+API_VERSION = "admission.k8s.io/v1"
 MAX_WARNING_CHARS = 256
 """Longer ones are cut by the API server."""
 TEMPLATES = {
@@ -43,7 +31,6 @@ TEMPLATES = {
 """Kinds that hold a template of pods, by their API group; of version v1."""
 PODS_DENIED = "pods denied"
 """The subject of the warning that each pod of a template will be denied."""
-_REQUESTED_VCPUS, _REQUESTED_MEMORY = f"{HYPERVISOR_PREFIX}requested_vcpus", f"{HYPERVISOR_PREFIX}requested_memory"
 _UNPROCESSABLE = 422
 
 
@@ -60,24 +47,6 @@ class ReviewOutcome(StrEnum):
     DENIED = "denied"
 
 
-class PodClass(msgspec.Struct, frozen=True, kw_only=True):
-    """A runtime class: the configuration of its nodes, and the largest node, as far as it is known."""
-
-    source: Source
-    node: HostFacts
-    host_side_mib: int | None
-    """MiB a VM takes beside guest RAM; None: as measured, by the node's accelerator."""
-    denied: frozenset[Disagreement] = frozenset()
-    """A pod with one of these is denied, not only warned about."""
-
-    def config(self, annotations: Mapping[str, str]) -> Config:
-        """As the shim has it for a pod with these annotations. Raises ShimError where the shim refuses them."""
-        return pod_config(self.source, annotations)
-
-    def beside_mib(self, config: Config) -> int:
-        return host_side_mib(config, self.node) if self.host_side_mib is None else self.host_side_mib
-
-
 class ReviewAnswer(msgspec.Struct, frozen=True, kw_only=True):
     document: Mapping[str, Any]
     """The AdmissionReview that goes back."""
@@ -88,12 +57,6 @@ class ReviewAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """The reason of a denial."""
 
 
-class _CreatedPod(msgspec.Struct, frozen=True, kw_only=True):
-    manifest: PodManifest
-    has_metadata: bool
-    has_annotations: bool
-
-
 def answer(body: bytes, classes: Mapping[str, PodClass], action: Action) -> ReviewAnswer:
     """The answer to the review in `body`. Raises InvalidArgument when `body` holds no AdmissionReview."""
     request = _request(body)
@@ -101,11 +64,13 @@ def answer(body: bytes, classes: Mapping[str, PodClass], action: Action) -> Revi
     try:
         if _is_template(request):
             return _answer_to_template(request, classes)
-        pod = _created_pod(request)
-        chosen = classes.get(pod.manifest.runtime_class) if pod else None
-        if pod is None or chosen is None:
+        manifest = _created_pod(request)
+        chosen = classes.get(manifest.runtime_class) if manifest else None
+        if manifest is None or chosen is None:
             return _ignored(uid)
-        return _patched(uid, pod, chosen) if action is Action.MUTATE else _judged(uid, pod, chosen)
+        if action is Action.MUTATE:
+            return _patched(uid, json_patch(request["object"], annotated(manifest, chosen)))
+        return _judged(uid, vm_of_pod(manifest, chosen, None))
     except ShimError as error:
         if action is Action.MUTATE:
             return ReviewAnswer(document=_response(uid, {"allowed": True}), outcome=ReviewOutcome.PASSED)
@@ -152,7 +117,7 @@ def _is_template(request: Mapping[str, Any]) -> bool:
     return changes and version == "v1" and isinstance(group, str) and kind in TEMPLATES.get(group, ())
 
 
-def _created_pod(request: Mapping[str, Any]) -> _CreatedPod | None:
+def _created_pod(request: Mapping[str, Any]) -> PodManifest | None:
     """The pod, if the request creates one; None for a request about an existing pod."""
     if _named(request) != ("", "v1", "Pod") or request.get("operation") != "CREATE" or request.get("subResource"):
         return None
@@ -162,15 +127,11 @@ def _created_pod(request: Mapping[str, Any]) -> _CreatedPod | None:
     namespace = metadata.get("namespace") or request.get("namespace") or "default"
     name = metadata.get("name") or metadata.get("generateName") or "-"
     title = f"Pod {namespace}/{name}"
-    return _CreatedPod(
-        manifest=PodManifest(
-            title=title,
-            runtime_class=str(spec.get("runtimeClassName") or ""),
-            annotations=annotations_in(metadata, title),
-            spec=spec,
-        ),
-        has_metadata=pod.get("metadata") is not None,
-        has_annotations=metadata.get("annotations") is not None,
+    return PodManifest(
+        title=title,
+        runtime_class=str(spec.get("runtimeClassName") or ""),
+        annotations=annotations_in(metadata, title),
+        spec=spec,
     )
 
 
@@ -180,85 +141,6 @@ def _mapping(value: object, where: str) -> Mapping[str, Any]:
     if not isinstance(value, dict):
         raise InvalidArgument(f"read {KIND}: {where}: not an object")
     return value
-
-
-def _patched(uid: str, pod: _CreatedPod, chosen: PodClass) -> ReviewAnswer:
-    wanted = _annotated(pod.manifest, chosen)
-    patch = _patch(pod, wanted)
-    if not patch:
-        return ReviewAnswer(document=_response(uid, {"allowed": True}), outcome=ReviewOutcome.PASSED)
-    encoded = base64.b64encode(json.dumps(patch).encode()).decode()
-    response = {"allowed": True, "patchType": "JSONPatch", "patch": encoded}
-    return ReviewAnswer(document=_response(uid, response), outcome=ReviewOutcome.PATCHED)
-
-
-def _annotated(manifest: PodManifest, chosen: PodClass) -> dict[str, str]:
-    """The annotations that the pod should have. Those of an earlier call are dropped first."""
-    written = _written(manifest.annotations)
-    own = {name: text for name, text in manifest.annotations.items() if name != MARK and written.get(name) != text}
-    chosen.config(own)
-    added = {
-        name: text
-        for name, text in _requested(pod_sizing(manifest, KIND, None)).items()
-        if name not in own and _is_enabled(chosen, {**own, name: text})
-    }
-    return {**own, **added, MARK: json.dumps(added, sort_keys=True)} if added else own
-
-
-def _requested(pod: PodSizing) -> dict[str, str]:
-    """Annotations with the pod's requests, for resources whose limits are less: a shim learns only limits."""
-    requests, limits = pod.effective_requests(), pod.effective_limits()
-    unseen = {name: amount for name, amount in requests.items() if amount > limits.get(name, Fraction(0))}
-    found = {}
-    if CPU in unseen:
-        found[_REQUESTED_VCPUS] = decimal(Fraction(math.ceil(unseen[CPU] * 1000), 1000))
-    if MEMORY in unseen:
-        found[_REQUESTED_MEMORY] = str(math.ceil(unseen[MEMORY] / MIB))
-    return found
-
-
-def _is_enabled(chosen: PodClass, annotations: Mapping[str, str]) -> bool:
-    """True when the shim takes them: the file's `enable_annotations` decides."""
-    try:
-        chosen.config(annotations)
-    except ShimError:
-        return False
-    return True
-
-
-def _written(annotations: Mapping[str, str]) -> Mapping[str, str]:
-    """The mark's annotations. Any client can write the mark, so an unreadable one counts as empty."""
-    try:
-        found = json.loads(annotations.get(MARK, "{}"))
-    except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def _patch(pod: _CreatedPod, wanted: Mapping[str, str]) -> list[dict[str, Any]]:
-    """RFC 6902, from the pod's annotations to `wanted`."""
-    if wanted == pod.manifest.annotations:
-        return []
-    if not pod.has_metadata:
-        return [{"op": "add", "path": "/metadata", "value": {"annotations": dict(wanted)}}]
-    if not pod.has_annotations:
-        return [{"op": "add", "path": "/metadata/annotations", "value": dict(wanted)}]
-    operations: list[dict[str, Any]] = []
-    for name in sorted({*pod.manifest.annotations, *wanted}):
-        path = "/metadata/annotations/" + name.replace("~", "~0").replace("/", "~1")
-        if name not in wanted:
-            operations.append({"op": "remove", "path": path})
-        elif pod.manifest.annotations.get(name) != wanted[name]:
-            # `add` replaces an existing value.
-            operations.append({"op": "add", "path": path, "value": wanted[name]})
-    return operations
-
-
-def _judged(uid: str, pod: _CreatedPod, chosen: PodClass) -> ReviewAnswer:
-    """Raises ShimError for a pod that no node would start."""
-    view = _view(pod.manifest, chosen, None)
-    size = f"{view.record.vcpus.granted} vCPU, {view.record.memory_mib.granted} MiB"
-    return _warned(uid, _subjects(view), {"auditAnnotations": {"vm-size": size}})
 
 
 def _answer_to_template(request: Mapping[str, Any], classes: Mapping[str, PodClass]) -> ReviewAnswer:
@@ -276,10 +158,10 @@ def _answer_to_template(request: Mapping[str, Any], classes: Mapping[str, PodCla
         old = request.get("oldObject")
         if chosen is None or (old and _template_in(_mapping(old, "request.oldObject")) == manifest):
             return _ignored(uid)
-        view = _view(replace(manifest, annotations=_annotated(manifest, chosen)), chosen, _class_overhead(chosen))
+        view = vm_of_pod(replace(manifest, annotations=annotated(manifest, chosen)), chosen, overhead_of(chosen))
     except ShimError as error:
         return _warned(uid, ((PODS_DENIED, str(error)),), {})
-    return _warned(uid, _subjects(view), {})
+    return _warned(uid, _warnings(view), {})
 
 
 def _template_in(document: Mapping[str, Any]) -> PodManifest:
@@ -287,50 +169,25 @@ def _template_in(document: Mapping[str, Any]) -> PodManifest:
     return replace(manifest, copies=1)
 
 
-def _class_overhead(chosen: PodClass) -> dict[str, Fraction]:
-    """The overhead that fits the class. A pod has its class's from the API server; a template has none yet."""
-    config = chosen.config({})
-    fitting = class_overhead(config, policy_in_force(config), chosen.beside_mib(config))
-    return {CPU: fitting.cpus, MEMORY: fitting.memory_mib * MIB}
-
-
-def _view(manifest: PodManifest, chosen: PodClass, overhead: Mapping[str, Fraction] | None) -> PolicyView:
-    """The pod's VM by the policy in force.
-
-    Raises ShimError for a pod that no node would start, or that has what the operator denies.
-    """
-    config = chosen.config(manifest.annotations)
-    sizing = pod_sizing(manifest, KIND, overhead)
-    _check_network(manifest, config)
-    node = unbounded(chosen.node) if config.is_remote else chosen.node
-    check_vcpus(config, node)
-    view = explain_pod(sizing, config, node, host_side_mib=chosen.beside_mib(config)).view_in_force
-    _check_room(manifest, sizing, node)
-    if refused := [found for found in view.findings if found.kind in chosen.denied]:
-        raise InvalidArgument(f"admit {manifest.title}: {refused[0].kind.value}: {refused[0].text}")
-    return view
-
-
-def _subjects(view: PolicyView) -> tuple[tuple[str, str], ...]:
+def _warnings(view: PolicyView) -> tuple[tuple[str, str], ...]:
     """Subject and text of each warning."""
     return tuple((found.kind.value, found.text) for found in view.findings)
 
 
-def _check_room(manifest: PodManifest, pod: PodSizing, node: HostFacts) -> None:
-    """Raises InvalidArgument for a pod that the scheduler places on no node, as far as the largest one is known."""
-    reserved = pod.reserved()
-    for name, has, unit, unit_name in ((CPU, node.cpu_count, 1, "CPUs"), (MEMORY, node.memory_mib, MIB, "MiB")):
-        wanted = reserved.get(name, Fraction(0)) / unit
-        if has and wanted > has:
-            raise InvalidArgument(
-                f"admit {manifest.title}: requests + overhead are {decimal(wanted)} {unit_name}, "
-                f"the largest node has {has}"
-            )
+# ---- answers
 
 
-def _check_network(manifest: PodManifest, config: Config) -> None:
-    if manifest.spec.get("hostNetwork") is True and (config.is_remote or not config.runtime.allow_host_network):
-        raise InvalidArgument(f"admit {manifest.title}: hostNetwork is true, and a VM cannot have the host's network")
+def _patched(uid: str, patch: list[dict[str, Any]]) -> ReviewAnswer:
+    if not patch:
+        return ReviewAnswer(document=_response(uid, {"allowed": True}), outcome=ReviewOutcome.PASSED)
+    encoded = base64.b64encode(json.dumps(patch).encode()).decode()
+    response = {"allowed": True, "patchType": "JSONPatch", "patch": encoded}
+    return ReviewAnswer(document=_response(uid, response), outcome=ReviewOutcome.PATCHED)
+
+
+def _judged(uid: str, view: PolicyView) -> ReviewAnswer:
+    size = f"{view.record.vcpus.granted} vCPU, {view.record.memory_mib.granted} MiB"
+    return _warned(uid, _warnings(view), {"auditAnnotations": {"vm-size": size}})
 
 
 def _ignored(uid: str) -> ReviewAnswer:
