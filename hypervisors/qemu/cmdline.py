@@ -175,7 +175,7 @@ def _devices(config: VmConfig, bus: devices.Bus, *, guest_cid: int, image_bytes:
     assert config.agent_channel is not None, "only a remote VM has no channel"
     args += devices.agent_channel(config.agent_channel, bus, fd=AGENT_FD, guest_cid=guest_cid)
     if isinstance(config.agent_channel, VhostUserVsockChannel) and not config.saved_machine:
-        driver, fields = devices.vsock_of_program(config)
+        driver, fields = devices.vhost_user_vsock(config)
         place = {"bus": devices.bridge_id(0), "addr": "0x1"} if config.is_copyable else {}
         args += ("-device", option(driver, {"id": devices.VSOCK_ID, **fields, **place}))
     if config.is_copyable:

@@ -41,9 +41,9 @@ class Bus(msgspec.Struct, frozen=True, kw_only=True):
     disable_modern: bool
     """Legacy virtio for devices plugged cold: nested under KVM, port I/O exits are the cheaper ones (Kata's rule)."""
 
-    def virtio(self, name: str, *, legacy_able: bool = False) -> str:
+    def virtio(self, name: str, *, is_transitional: bool = False) -> str:
         device = f"{name}-pci" if self.is_pci else f"{name}-device"
-        return f"{device},disable-modern=true" if self.disable_modern and legacy_able else device
+        return f"{device},disable-modern=true" if self.disable_modern and is_transitional else device
 
 
 def bus_of(config: VmConfig) -> Bus:
@@ -122,7 +122,7 @@ def console(bus: Bus, *, hvc_fd: int, serial_fd: int) -> Args:
     """hvc0 and ttyS0, each on a connected socket; the latter shows a kernel that dies before its virtio driver."""
     return (
         "-device",
-        option(bus.virtio("virtio-serial", legacy_able=True), {"id": "serial0", "max_ports": SERIAL_PORTS}),
+        option(bus.virtio("virtio-serial", is_transitional=True), {"id": "serial0", "max_ports": SERIAL_PORTS}),
         "-chardev",
         option("socket", {"id": "hvc0", "fd": hvc_fd}),
         "-device",
@@ -136,7 +136,7 @@ def console(bus: Bus, *, hvc_fd: int, serial_fd: int) -> Args:
 
 def agent_channel(channel: AgentChannel, bus: Bus, *, fd: int, guest_cid: int) -> Args:
     """`fd` is the vhost-vsock device that holds the CID, the listening socket of the serial port, or a connection to
-    the program that serves the vsock device, which is added to these words (`vsock_of_program`).
+    the program that serves the vsock device, which is added to these words (`vhost_user_vsock`).
     """
     match channel:
         case VsockChannel():
@@ -155,7 +155,7 @@ def agent_channel(channel: AgentChannel, bus: Bus, *, fd: int, guest_cid: int) -
             )
 
 
-def vsock_of_program(config: VmConfig) -> tuple[str, Fields]:
+def vhost_user_vsock(config: VmConfig) -> tuple[str, Fields]:
     """Driver and fields of the vsock device that a program serves.
 
     No QEMU can save one: a machine that is copied has it where it can be unplugged before, and plugged afterwards.
@@ -202,7 +202,7 @@ def entropy(source: str, bus: Bus) -> Args:
 def balloon(bus: Bus) -> Args:
     """Passes on what the guest reports as free. The shim never inflates it."""
     fields: Fields = {"id": "balloon0", "deflate-on-oom": True, "free-page-reporting": True}
-    return ("-device", option(bus.virtio("virtio-balloon", legacy_able=True), fields))
+    return ("-device", option(bus.virtio("virtio-balloon", is_transitional=True), fields))
 
 
 def root_image(path: str, driver: ImageDriver, bus: Bus, *, image_bytes: int) -> Args:
@@ -212,21 +212,21 @@ def root_image(path: str, driver: ImageDriver, bus: Bus, *, image_bytes: int) ->
         device = option("nvdimm", {"id": "nv0", "memdev": "pmem0", "unarmed": True})
         return ("-object", option("memory-backend-file", backend), "-device", device)
     fields: Fields = {"drive": IMAGE_NODE, "id": "virtio-image0", "share-rw": True}
-    device = option(bus.virtio("virtio-blk", legacy_able=True), fields)
+    device = option(bus.virtio("virtio-blk", is_transitional=True), fields)
     return ("-blockdev", _read_only_file(IMAGE_NODE, path), "-device", device)
 
 
 def initdata(path: str, bus: Bus) -> Args:
     """The document measured into the guest, found there by the disk's serial number."""
     fields: Fields = {"drive": INITDATA_NODE, "id": "virtio-initdata0", "serial": INITDATA_NODE}
-    device = option(bus.virtio("virtio-blk", legacy_able=True), fields)
+    device = option(bus.virtio("virtio-blk", is_transitional=True), fields)
     return ("-blockdev", _read_only_file(INITDATA_NODE, path), "-device", device)
 
 
 def extension(disk: ExtensionDisk, bus: Bus) -> Args:
     """A virtio-blk disk, as no other bus hands the serial number to the guest's udev rules."""
     name = f"extension-{disk.name}"
-    device = option(bus.virtio("virtio-blk", legacy_able=True), {"drive": name, "id": name, "serial": name})
+    device = option(bus.virtio("virtio-blk", is_transitional=True), {"drive": name, "id": name, "serial": name})
     return ("-blockdev", _read_only_file(name, disk.path), "-device", device + ",share-rw=on")
 
 
@@ -247,7 +247,7 @@ def nic(device: NicDevice, bus: Bus, *, tap_fds: tuple[int, ...], vhost_fds: tup
     if vhost_fds:
         netdev |= {"vhost": True, "vhostfds": _colons(vhost_fds)}
     fields = nic_fields(device, bus, len(tap_fds))
-    return ("-netdev", option("tap", netdev), "-device", option(bus.virtio("virtio-net", legacy_able=True), fields))
+    return ("-netdev", option("tap", netdev), "-device", option(bus.virtio("virtio-net", is_transitional=True), fields))
 
 
 def vhost_user_nic(device: VhostUserNic, bus: Bus, accelerator: Accelerator) -> Args:
@@ -263,7 +263,7 @@ def vhost_user_nic(device: VhostUserNic, bus: Bus, accelerator: Accelerator) -> 
         "-netdev",
         option("vhost-user", netdev),
         "-device",
-        option(bus.virtio("virtio-net", legacy_able=True), fields),
+        option(bus.virtio("virtio-net", is_transitional=True), fields),
     )
 
 

@@ -27,8 +27,8 @@ class Disks:
     def __init__(self, monitor: Monitor, bridges: Bridges) -> None:
         self._qmp = monitor
         self._bridges = bridges
-        self._served = VhostUserDisks(monitor, bridges)
-        self._scsi: dict[int, str] = {}
+        self._vhost_user = VhostUserDisks(monitor, bridges)
+        self._scsi_disks: dict[int, str] = {}
         self._iothreads: set[str] = set()
         self._io_uring_works = True
         self._fdsets: dict[str, int] = {}
@@ -36,12 +36,12 @@ class Disks:
 
     def saved(self) -> Mapping[str, str]:
         """Kata's BlockIndexMap: which index which disk has."""
-        return {str(index): device_id for index, device_id in self._scsi.items()}
+        return {str(index): device_id for index, device_id in self._scsi_disks.items()}
 
     async def plug(self, disk: BlockDevice) -> GuestLocation:
         if disk.vhost_user is not None:
-            return await self._served.plug(disk)
-        await self._make_iothread(disk.iothread)
+            return await self._vhost_user.plug(disk)
+        await self._add_iothread(disk.iothread)
         await self._add_node(disk)
         try:
             if block.is_scsi(disk):
@@ -55,42 +55,42 @@ class Disks:
     async def unplug(self, disk: BlockDevice) -> None:
         """The guest has released the disk and QEMU has closed it; I/O threads stay for the next."""
         if disk.vhost_user is not None:
-            await self._served.unplug(disk)
+            await self._vhost_user.unplug(disk)
             return
         await self._qmp.device_remove(qdev_id(disk.id))
         await self._remove_node(disk)
-        for index in [index for index, holder in self._scsi.items() if holder == disk.id]:
-            del self._scsi[index]
+        for index in [index for index, holder in self._scsi_disks.items() if holder == disk.id]:
+            del self._scsi_disks[index]
 
-    async def _make_iothread(self, name: str) -> None:
+    async def _add_iothread(self, name: str) -> None:
         if name and name not in self._iothreads:
             await self._qmp.object_add({"qom-type": "iothread", "id": block.iothread_id(name)})
             self._iothreads.add(name)
 
     async def _add_node(self, disk: BlockDevice) -> None:
-        with OwnedFd(await in_own_thread(_opened, disk)) as file:
-            special = stat.S_ISBLK(os.fstat(file.fileno()).st_mode)
+        with OwnedFd(await in_own_thread(_open_disk, disk)) as file:
+            is_block_special = stat.S_ISBLK(os.fstat(file.fileno()).st_mode)
             fdset = await self._qmp.add_fd(file.fileno())
         try:
-            await self._add_node_over(disk, fdset, special)
+            await self._add_node_over(disk, fdset, is_block_special)
         except ShimError:
             with suppress(ShimError):
                 await self._qmp.remove_fd(fdset)
             raise
         self._fdsets[disk.id] = fdset
 
-    async def _add_node_over(self, disk: BlockDevice, fdset: int, special: bool) -> None:
+    async def _add_node_over(self, disk: BlockDevice, fdset: int, is_block_special: bool) -> None:
         aio = disk.tuning.aio
         if aio is DiskAio.IO_URING and not self._io_uring_works:
             aio = DiskAio.THREADS
         try:
-            await self._qmp.blockdev_add(block.file_node(disk, fdset=fdset, is_block_special=special, aio=aio))
+            await self._qmp.blockdev_add(block.file_node(disk, fdset=fdset, is_block_special=is_block_special, aio=aio))
         except QmpCommandFailed as error:
             if aio is not DiskAio.IO_URING:
                 raise
             # A kernel without it, a container's seccomp filter, a QEMU built without: all mean threads.
             await self._qmp.blockdev_add(
-                block.file_node(disk, fdset=fdset, is_block_special=special, aio=DiskAio.THREADS)
+                block.file_node(disk, fdset=fdset, is_block_special=is_block_special, aio=DiskAio.THREADS)
             )
             self._io_uring_works = False
             log.warning("io_uring does not work here, disks use threads", extra={"error": str(error)})
@@ -105,15 +105,15 @@ class Disks:
 
     async def _plug_scsi(self, disk: BlockDevice) -> GuestLocation:
         controller = await self._bridges.locate(block.SCSI_QDEV)
-        index = next((number for number in range(block.MAX_SCSI_DISKS) if number not in self._scsi), None)
+        index = next((number for number in range(block.MAX_SCSI_DISKS) if number not in self._scsi_disks), None)
         if index is None:
             raise ResourceExhausted(f"plug {disk.id!r}: the controller has all its {block.MAX_SCSI_DISKS} disks")
         await self._qmp.device_add("scsi-hd", qdev_id(disk.id), block.scsi_disk(disk, index))
-        self._scsi[index] = disk.id
+        self._scsi_disks[index] = disk.id
         return GuestLocation(pci_path=controller.pci_path, scsi_address=block.scsi_address(index))
 
 
-def _opened(disk: BlockDevice) -> int:
+def _open_disk(disk: BlockDevice) -> int:
     """A descriptor of the disk. Raises FailedPrecondition when its path is neither a file nor a block device."""
     with os_errors(f"plug {disk.id!r}: {disk.path!r}"):
         mode = os.stat(disk.path).st_mode

@@ -60,7 +60,7 @@ def capabilities_of(config: VmConfig) -> Capabilities:
         block_hotplug=behind_bridge,
         network_hotplug=behind_bridge,
         cpu_hotplug=hotplug and config.cpu.max_vcpus > config.cpu.boot_vcpus,
-        memory_hotplug=hotplug and _memory_room(config.memory),
+        memory_hotplug=hotplug and _has_memory_room(config.memory),
         pause=True,
         pci_hotplug=hotplug and config.pci.hot_plug is not None,
     )
@@ -73,8 +73,8 @@ class Hotplug:
         self._config = config
         self._qmp = monitor
         # Separate locks: a guest that is slow to release one resource does not delay the others.
-        self._plugging, self._cpus, self._memory = asyncio.Lock(), asyncio.Lock(), asyncio.Lock()
-        self._of_device: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._plug_lock, self._cpu_lock, self._memory_lock = asyncio.Lock(), asyncio.Lock(), asyncio.Lock()
+        self._device_locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._bridges = Bridges(config, monitor)
         self._plugged: dict[str, Device] = {placed.device.id: placed.device for placed in config.pci.placed}
         self._disks = Disks(monitor, self._bridges)
@@ -90,14 +90,14 @@ class Hotplug:
             "BlockIndexMap": self._disks.saved(),
         }
 
-    async def check_places(self) -> None:
-        await self._pci.check_places()
+    async def check_locations(self) -> None:
+        await self._pci.check_locations()
 
     async def plug(self, device: Device) -> GuestLocation:
         is_pci = isinstance(device, VfioDevice | EmulatedDevice)
         if not is_pci and not capabilities_of(self._config).block_hotplug:  # the same bridges serve NICs
             raise self._unimplemented(f"plug {device.id!r}")
-        async with self._plugging:
+        async with self._plug_lock:
             if device.id in self._plugged:
                 raise AlreadyExists(f"plug {device.id!r}: the vm has a device of this id")
             match device:
@@ -120,7 +120,7 @@ class Hotplug:
             raise FailedPrecondition(f"plug {disk.id!r}: a vhost-user program needs guest memory it can share")
 
     async def unplug(self, device_id: str) -> None:
-        async with self._of_device.setdefault(device_id, asyncio.Lock()):
+        async with self._device_locks.setdefault(device_id, asyncio.Lock()):
             device = self._plugged.get(device_id)
             if device is None:
                 raise NotFound(f"unplug {device_id!r}: the vm has no plugged device of this id")
@@ -138,7 +138,7 @@ class Hotplug:
             del self._plugged[device_id]
 
     async def resize_disk(self, device_id: str, size_bytes: int) -> None:
-        async with self._of_device.setdefault(device_id, asyncio.Lock()):
+        async with self._device_locks.setdefault(device_id, asyncio.Lock()):
             device = self._plugged.get(device_id)
             if not isinstance(device, BlockDevice):
                 raise NotFound(f"resize disk {device_id!r}: the vm has no plugged disk of this id")
@@ -148,7 +148,7 @@ class Hotplug:
 
     async def plug_vsock(self) -> None:
         """Plugs the vsock device that a program serves, over the connection in the argv."""
-        driver, fields = devices.vsock_of_program(self._config)
+        driver, fields = devices.vhost_user_vsock(self._config)
         await self._bridges.add(driver, devices.VSOCK_ID, devices.VSOCK_ID, fields, ANSWER_TIMEOUT_S)
 
     async def _plug_nic(self, device: NicDevice) -> GuestLocation:
@@ -185,8 +185,8 @@ class Hotplug:
         """
         if vcpus < 1:
             raise InvalidArgument(f"resize vm {self._config.sandbox_id!r} to {vcpus} vCPUs: at least 1")
-        async with self._cpus:
-            await self._forget_lost_cpus()
+        async with self._cpu_lock:
+            await self._drop_unplugged_cpus()
             now = self._config.cpu.boot_vcpus + len(self._cpu_ids)
             wanted = min(vcpus, max(self._config.cpu.max_vcpus, now))
             if wanted < vcpus:
@@ -201,7 +201,7 @@ class Hotplug:
                     self._cpu_ids.pop()
             return self._config.cpu.boot_vcpus + len(self._cpu_ids)
 
-    async def _forget_lost_cpus(self) -> None:
+    async def _drop_unplugged_cpus(self) -> None:
         """vCPUs that the guest released after the timeout are no longer counted."""
         if self._cpu_ids:
             there = {slot.qom_path.rpartition("/")[2] for slot in await self._qmp.cpu_slots()}
@@ -221,7 +221,7 @@ class Hotplug:
 
         With virtio-mem it goes both ways: see `resize_virtio_mem`.
         """
-        async with self._memory:
+        async with self._memory_lock:
             if self._config.memory.virtio_mem:
                 return await self._resize_virtio_mem(memory_mib)
             size = await self._qmp.memory_size()
@@ -281,7 +281,7 @@ class Hotplug:
         return Unimplemented(f"{doing}: vm {self._config.sandbox_id!r} ({machine}) was made without room for it")
 
 
-def _memory_room(memory: MemoryConfig) -> bool:
+def _has_memory_room(memory: MemoryConfig) -> bool:
     if memory.virtio_mem:
         return virtio_mem_mib(memory) > 0
     return memory.max_mib > memory.boot_mib and memory.slots > 0

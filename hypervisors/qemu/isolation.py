@@ -9,7 +9,14 @@ import logging
 import os
 from contextlib import ExitStack
 
-from hypervisors.qemu.user import first_denied, hand_over, lacks_users, needs_root, out_of_reach, vsock_user
+from hypervisors.qemu.user import (
+    first_denied,
+    first_unusable,
+    grant_files,
+    missing_users_reason,
+    root_reason,
+    vsock_user,
+)
 from hypervisors.qemu.view import host_view_reason, vmm_view, vsock_view
 from pyshim.concurrency.threads import ended
 from pyshim.host.fds import OwnedFd
@@ -92,10 +99,10 @@ async def _qemu_user(config: VmConfig, reserved: User | None, view: OwnedFd | No
     """The user that QEMU runs as; None for root."""
     if not config.first_user_id:
         return None
-    reason = needs_root(config) or lacks_users(config)
+    reason = root_reason(config) or missing_users_reason(config)
     if not reason and reserved is not None:
-        hand_over(config, reserved)
-        path = await out_of_reach(config, reserved, view)
+        grant_files(config, reserved)
+        path = await first_unusable(config, reserved, view)
         if not path:
             return reserved
         reason = f"{path!r} cannot be opened by other users"

@@ -13,7 +13,7 @@ from pyshim.model.vm import MemoryDump
 SPARE_BYTES = 256 * MIB
 """Bytes that a dump leaves free on the file system of the host, and room for its own headers."""
 _FD_NAME = "memory-dump"
-_FIRST_S, _S_PER_BYTE = 60.0, 1 / (20 * MIB)
+_BASE_S, _S_PER_BYTE = 60.0, 1 / (20 * MIB)
 """A dump may take a minute, and longer by its size: a slow disk takes 20 MiB a second."""
 
 
@@ -35,14 +35,14 @@ async def dump_memory(monitor: Monitor, plan: MemoryDump, sandbox_id: str) -> st
     with OwnedFd(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)) as file:
         try:
             await monitor.getfd(_FD_NAME, file.fileno())
-            await _dumped(monitor, plan.paging, _FIRST_S + size_bytes * _S_PER_BYTE)
+            await _write_dump(monitor, plan.paging, _BASE_S + size_bytes * _S_PER_BYTE)
         except BaseException:
             os.unlink(path)
             raise
     return path
 
 
-async def _dumped(monitor: Monitor, paging: bool, timeout_s: float) -> None:
+async def _write_dump(monitor: Monitor, paging: bool, timeout_s: float) -> None:
     def is_end(event: QmpEvent) -> bool:
         return event.name == "DUMP_COMPLETED"
 

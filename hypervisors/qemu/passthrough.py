@@ -25,11 +25,11 @@ class PciDevices:
         self._bridges = bridges
         self._ports: dict[str, str] = {placed.bus: placed.device.id for placed in config.pci.placed}
         self._objects: dict[str, list[str]] = {
-            placed.device.id: [str(fields["id"]) for fields in pci.objects(placed.device)]
+            placed.device.id: [str(fields["id"]) for fields in pci.backend_objects(placed.device)]
             for placed in config.pci.placed
         }
 
-    async def check_places(self) -> None:
+    async def check_locations(self) -> None:
         """Every device of the argv is where the plan said. Raises Internal naming the first that is not."""
         for placed in self._config.pci.placed:
             found = await self._bridges.locate(pci.function_id(placed.device.id))
@@ -48,10 +48,10 @@ class PciDevices:
         qdev = pci.function_id(device.id)
         self._objects[device.id] = []
         try:
-            for arguments in pci.objects(device):
+            for arguments in pci.backend_objects(device):
                 await self._qmp.object_add(arguments)
                 self._objects[device.id].append(str(arguments["id"]))
-            driver, fields = pci.hot_fields(device)
+            driver, fields = pci.hotplug_model(device)
             if port is None:
                 await self._bridges.add(driver, device.id, qdev, fields, VFIO_TIMEOUT_S)
             else:
@@ -62,15 +62,15 @@ class PciDevices:
             with suppress(ShimError):
                 # The slot is free only once QEMU reports no device there: a plug that timed out may still succeed.
                 await self._qmp.device_remove(qdev)
-                await self._forget(device.id)
+                await self._release(device.id)
             raise
 
     async def unplug(self, device: PciDevice) -> None:
         """The guest has released the device, and its port is free."""
         await self._qmp.device_remove(pci.function_id(device.id))
-        await self._forget(device.id)
+        await self._release(device.id)
 
-    async def _forget(self, device_id: str) -> None:
+    async def _release(self, device_id: str) -> None:
         self._bridges.free(device_id)
         for object_id in reversed(self._objects.pop(device_id, [])):
             with suppress(ShimError):

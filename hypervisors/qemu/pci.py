@@ -73,7 +73,7 @@ def _downstream(port: PciPort) -> Fields:
 def placed_device(placed: PlacedDevice) -> Args:
     """The words of a device that is there from the start."""
     args: list[str] = []
-    for fields in objects(placed.device):
+    for fields in backend_objects(placed.device):
         args += object_args(fields)
     driver, own = model(placed.device)
     place: Fields = {"bus": placed.bus, "addr": f"{placed.slot:#x}"}
@@ -81,7 +81,7 @@ def placed_device(placed: PlacedDevice) -> Args:
     return tuple(args)
 
 
-def objects(device: PciDevice) -> tuple[Fields, ...]:
+def backend_objects(device: PciDevice) -> tuple[Fields, ...]:
     """Arguments of object-add for what the device needs beside itself, in order."""
     if isinstance(device, VfioDevice) and device.iommufd:
         return ({"qom-type": "iommufd", "id": iommufd_id(device.id)},)
@@ -101,7 +101,7 @@ def model(device: PciDevice) -> tuple[str, Fields]:
     return "vfio-pci", fields
 
 
-def hot_fields(device: PciDevice) -> tuple[str, dict[str, object]]:
+def hotplug_model(device: PciDevice) -> tuple[str, dict[str, object]]:
     """`model` as device_add takes it: QMP wants numbers where the argv has texts in base 16."""
     driver, fields = model(device)
     numbers = ("x-pci-vendor-id", "x-pci-device-id")

@@ -7,7 +7,7 @@ from hypervisors.qemu import devices
 from hypervisors.qemu.bridges import Bridges
 from hypervisors.qemu.options import chardev_id, qdev_id
 from hypervisors.qemu.qmp import Monitor
-from hypervisors.qemu.vhost_user import ANSWER_TIMEOUT_S, connected
+from hypervisors.qemu.vhost_user import ANSWER_TIMEOUT_S, connect_program
 from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, ShimError
 from pyshim.model.vm import GuestLocation, ShareDevice
 
@@ -21,7 +21,7 @@ async def plug_share(monitor: Monitor, share: ShareDevice, bridges: Bridges) -> 
     QEMU cannot say whether it has.
     """
     chardev = chardev_id(share.id)
-    with connected(share.id, share.socket_path) as connection:
+    with connect_program(share.id, share.socket_path) as connection:
         await monitor.getfd(chardev, connection.fileno())
         await monitor.chardev_add(devices.connected_chardev(chardev, fd_name=chardev))
     try:
@@ -31,11 +31,11 @@ async def plug_share(monitor: Monitor, share: ShareDevice, bridges: Bridges) -> 
         with suppress(ShimError):
             await monitor.chardev_remove(chardev)
         raise
-    await _driver_started(monitor, share)
+    await _await_driver(monitor, share)
     return location
 
 
-async def _driver_started(monitor: Monitor, share: ShareDevice) -> None:
+async def _await_driver(monitor: Monitor, share: ShareDevice) -> None:
     path = f"/machine/peripheral/{qdev_id(share.id)}/virtio-backend"
     try:
         async with asyncio.timeout(DRIVER_TIMEOUT_S):

@@ -85,7 +85,7 @@ class Migration(NamedTuple):
     error: str
 
 
-class _Sink(EventListener):
+class _EventSink(EventListener):
     """Hands events over and stores none: the library's own listeners keep every event they ever accepted."""
 
     def __init__(self, deliver: Callable[[QmpEvent], None]) -> None:
@@ -105,7 +105,7 @@ class Monitor:
     def __init__(self, *, name: str, on_event: Callable[[QmpEvent], None]) -> None:
         self._name = name
         self._client = QmpClient(name, log.getChild("wire"))
-        self._client.register_listener(_Sink(self._dispatch))
+        self._client.register_listener(_EventSink(self._dispatch))
         self._on_event = on_event
         self._expectations: list[tuple[Callable[[QmpEvent], bool], asyncio.Future[QmpEvent]]] = []
         self._fd_lock = asyncio.Lock()
@@ -275,14 +275,14 @@ class Monitor:
     async def cpus(self) -> tuple[Vcpu, ...]:
         """Every vCPU, by index."""
         name = "query-cpus-fast"
-        items = _items(await self.execute(name), name)
+        items = _list(await self.execute(name), name)
         return tuple(sorted(Vcpu(_int(item, "cpu-index", name), _int(item, "thread-id", name)) for item in items))
 
     async def cpu_slots(self) -> tuple[CpuSlot, ...]:
         """Every place for a vCPU, used or free, lowest socket first (QEMU lists the highest first)."""
         name = "query-hotpluggable-cpus"
         slots = []
-        for item in _items(await self.execute(name), name):
+        for item in _list(await self.execute(name), name):
             props = {key: value for key, value in _mapping(item.get("props"), name).items() if isinstance(value, int)}
             path = item.get("qom-path", "")
             slots.append(CpuSlot(_text(item, "type", name), props, path if isinstance(path, str) else ""))
@@ -298,7 +298,7 @@ class Monitor:
         """Memory slots in use."""
         name = "query-memory-devices"
         used = set()
-        for item in _items(await self.execute(name), name):
+        for item in _list(await self.execute(name), name):
             slot = _mapping(item.get("data"), name).get("slot")
             if isinstance(slot, int):
                 used.add(slot)
@@ -405,7 +405,7 @@ def _cause(error: BaseException) -> str:
     return printable(str(error) or type(error).__name__)[:_MAX_TEXT]
 
 
-def _unlike_schema(command: str, problem: str, value: object) -> QmpError:
+def _malformed(command: str, problem: str, value: object) -> QmpError:
     """With the beginning of the part that is wrong, as QEMU wrote it."""
     quoted = printable(json.dumps(value)[:_MAX_QUOTE])
     return QmpError(f"ask qemu {command!r}: its answer {problem}: {quoted}")
@@ -413,25 +413,25 @@ def _unlike_schema(command: str, problem: str, value: object) -> QmpError:
 
 def _mapping(value: object, command: str) -> Mapping[str, Any]:
     if not isinstance(value, dict):
-        raise _unlike_schema(command, "has no object where one belongs", value)
+        raise _malformed(command, "has no object where one belongs", value)
     return value
 
 
-def _items(value: object, command: str) -> list[Mapping[str, Any]]:
+def _list(value: object, command: str) -> list[Mapping[str, Any]]:
     if not isinstance(value, list):
-        raise _unlike_schema(command, "is not a list", value)
+        raise _malformed(command, "is not a list", value)
     return [_mapping(item, command) for item in value]
 
 
 def _int(item: Mapping[str, Any], key: str, command: str) -> int:
     value = item.get(key)
     if not isinstance(value, int) or isinstance(value, bool):
-        raise _unlike_schema(command, f"lacks the number {key!r}", item)
+        raise _malformed(command, f"lacks the number {key!r}", item)
     return value
 
 
 def _text(item: Mapping[str, Any], key: str, command: str) -> str:
     value = item.get(key)
     if not isinstance(value, str):
-        raise _unlike_schema(command, f"lacks the text {key!r}", item)
+        raise _malformed(command, f"lacks the text {key!r}", item)
     return value

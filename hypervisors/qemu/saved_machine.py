@@ -29,7 +29,7 @@ _FD_NAME = "saved-machine"
 _ENDS = ("completed", "failed", "cancelled")
 
 
-def machine_memory(config: VmConfig) -> OwnedFd:
+def empty_memory(config: VmConfig) -> OwnedFd:
     """The memory of one VM, without a name and empty. Raises OSError."""
     memory = OwnedFd(os.memfd_create("guest-memory", os.MFD_CLOEXEC))
     try:
@@ -48,7 +48,7 @@ def saved_memory(config: VmConfig) -> OwnedFd | None:
     memory = config.memory
     if not config.saved_machine or memory.backing is not MemoryBacking.PRIVATE or memory.reclaim:
         return None
-    saved = _opened(f"{config.saved_machine}/{MEMORY}", os.O_RDONLY)
+    saved = _open(f"{config.saved_machine}/{MEMORY}", os.O_RDONLY)
     found = os.fstat(saved.fileno())
     if found.st_mode & stat.S_IROTH and found.st_size == memory.boot_mib * MIB:
         return saved
@@ -61,7 +61,7 @@ async def fill_memory(memory: OwnedFd, directory: str) -> None:
 
     QEMU may have mapped it: before the machine continues it looks at nothing in there.
     """
-    with _opened(f"{directory}/{MEMORY}", os.O_RDONLY) as saved:
+    with _open(f"{directory}/{MEMORY}", os.O_RDONLY) as saved:
         await thread_to_the_end(copy_sparse, saved, memory)
 
 
@@ -71,11 +71,11 @@ async def save_machine(monitor: Monitor, memory: OwnedFd, directory: str) -> Non
     QEMU's user may open the memory for reading, where that is enough for a VM: the directory lets only root in, so it
     is one that was given a descriptor.
     """
-    with _opened(f"{directory}/{STATE}", os.O_WRONLY | os.O_CREAT | os.O_EXCL) as state:
+    with _open(f"{directory}/{STATE}", os.O_WRONLY | os.O_CREAT | os.O_EXCL) as state:
         await monitor.leave_out_shared_memory()
-        await monitor.migrate(await _uri(monitor, state))
-        await _completed(monitor, "save machine")
-    with _opened(f"{directory}/{MEMORY}", os.O_WRONLY | os.O_CREAT | os.O_EXCL) as saved:
+        await monitor.migrate(await _migration_uri(monitor, state))
+        await _await_completion(monitor, "save machine")
+    with _open(f"{directory}/{MEMORY}", os.O_WRONLY | os.O_CREAT | os.O_EXCL) as saved:
         await thread_to_the_end(copy_without_zeros, memory, saved)
         if monitor.version >= _READ_ONLY_MEMORY:
             os.fchmod(saved.fileno(), 0o644)
@@ -86,24 +86,24 @@ async def continue_machine(monitor: Monitor, directory: str) -> None:
 
     Raises OSError, QmpError, or QmpGone: QEMU may end over a state that is not this machine's.
     """
-    with _opened(f"{directory}/{STATE}", os.O_RDONLY) as state:
+    with _open(f"{directory}/{STATE}", os.O_RDONLY) as state:
         await monitor.leave_out_shared_memory()
-        await monitor.migrate_incoming(await _uri(monitor, state))
-        await _completed(monitor, "continue machine")
+        await monitor.migrate_incoming(await _migration_uri(monitor, state))
+        await _await_completion(monitor, "continue machine")
 
 
-def _opened(path: str, flags: int) -> OwnedFd:
+def _open(path: str, flags: int) -> OwnedFd:
     return OwnedFd(os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
 
 
-async def _uri(monitor: Monitor, file: OwnedFd) -> str:
+async def _migration_uri(monitor: Monitor, file: OwnedFd) -> str:
     if monitor.version >= _FILE_URIS:
         return f"file:/dev/fdset/{await monitor.add_fd(file.fileno())}"
     await monitor.getfd(_FD_NAME, file.fileno())
     return f"fd:{_FD_NAME}"
 
 
-async def _completed(monitor: Monitor, doing: str) -> None:
+async def _await_completion(monitor: Monitor, doing: str) -> None:
     while (progress := await monitor.migration()).status not in _ENDS:  # noqa: ASYNC110 - its event needs a capability
         await asyncio.sleep(_PAUSE_S)
     if progress.status != "completed":

@@ -26,7 +26,7 @@ id, so that a user is seldom the one of a pod that ended a moment ago."""
 KVM = "/dev/kvm"
 
 
-def needs_root(config: VmConfig) -> str:
+def root_reason(config: VmConfig) -> str:
     """Why QEMU has to be root for this configuration, in words for a person; empty where it need not."""
     if config.is_privileged:
         return "privileged_vmm is set"
@@ -39,7 +39,7 @@ def needs_root(config: VmConfig) -> str:
     return ""
 
 
-def lacks_users(config: VmConfig, *, proc: str = "/proc/self") -> str:
+def missing_users_reason(config: VmConfig, *, proc: str = "/proc/self") -> str:
     """Why the range of users cannot be used here, in words for a person; empty where it can.
 
     In a user namespace only some ids exist. Source: user_namespaces(7), "User and group ID mappings".
@@ -63,9 +63,9 @@ async def reserve_user(config: VmConfig) -> User:
 
 def _reserve(config: VmConfig) -> User:
     parent = os.path.dirname(config.vm_dir)
-    with OwnedFd(os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as everyone:
-        fcntl.flock(everyone.fileno(), fcntl.LOCK_EX)
-        taken = set(_groups_below(everyone.fileno()))
+    with OwnedFd(os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as parent_fd:
+        fcntl.flock(parent_fd.fileno(), fcntl.LOCK_EX)
+        taken = set(_groups_below(parent_fd.fileno()))
         start = zlib.crc32(config.sandbox_id.encode())
         pairs = COUNT // 2
         tried = (config.first_user_id + 2 * ((start + step) % pairs) for step in range(pairs))
@@ -97,7 +97,7 @@ def vsock_user(reserved: User) -> User:
     return User(id=reserved.id + 1)
 
 
-def hand_over(config: VmConfig, user: User) -> None:
+def grant_files(config: VmConfig, user: User) -> None:
     """QEMU can use the shim's files in the VM's directory; it can neither make nor remove any there."""
     os.chmod(config.vm_dir, 0o710)
     for path, mode in ((config.share.socket_path if config.share else "", 0o660), (config.initdata, 0o640)):
@@ -106,7 +106,7 @@ def hand_over(config: VmConfig, user: User) -> None:
             os.chmod(path, mode)
 
 
-async def out_of_reach(config: VmConfig, user: User, view: OwnedFd | None) -> str:
+async def first_unusable(config: VmConfig, user: User, view: OwnedFd | None) -> str:
     """The first file of the configuration that this user cannot open, in that view; empty for none."""
     boot = config.boot
     wanted = {config.hypervisor_path: os.X_OK}

@@ -34,8 +34,10 @@ class VhostUserDisks:
         Unavailable as well while QEMU still holds what an earlier attempt was given up with.
         """
         if disk.id in self._unanswered:
-            await self._clear(disk)
-        connection = None if disk.vhost_user is None or disk.vhost_user.reconnect_s else connected(disk.id, disk.path)
+            await self._remove_unanswered(disk)
+        connection = (
+            None if disk.vhost_user is None or disk.vhost_user.reconnect_s else connect_program(disk.id, disk.path)
+        )
         try:
             await self._add_chardev(disk, connection)
             return await self._add_device(disk, connection)
@@ -81,7 +83,7 @@ class VhostUserDisks:
                 await self._qmp.chardev_remove(chardev_id(disk.id))
             raise
 
-    async def _clear(self, disk: BlockDevice) -> None:
+    async def _remove_unanswered(self, disk: BlockDevice) -> None:
         try:
             await self._remove(disk)
         except ShimError as error:
@@ -97,7 +99,7 @@ class VhostUserDisks:
         self._unanswered.discard(disk.id)
 
 
-def connected(device_id: str, path: str) -> socket.socket:
+def connect_program(device_id: str, path: str) -> socket.socket:
     """A connection to the program that listens at `path`. Raises Unavailable."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     try:

@@ -28,19 +28,19 @@ def vmm_view(config: VmConfig, *, program: str) -> tuple[ViewPath, ...]:
 
     Disks, taps, vhost-net, vhost-vsock, QMP and consoles are handed over open, memory has no name.
     """
-    kept = [*CODE, ViewPath(path=home_of(program), why="QEMU's own libraries, firmware and data")]
-    kept.append(ViewPath(path=config.hypervisor_path, why="QEMU"))
-    kept.append(ViewPath(path="/sys", why="CPUs, memory nodes, limits of disks", is_recursive=False, may_lack=True))
+    paths = [*CODE, ViewPath(path=home_of(program), why="QEMU's own libraries, firmware and data")]
+    paths.append(ViewPath(path=config.hypervisor_path, why="QEMU"))
+    paths.append(ViewPath(path="/sys", why="CPUs, memory nodes, limits of disks", is_recursive=False, may_lack=True))
     if config.guard is not None or _passes_devices(config):
         # Which of them VFIO and the guards open depends on the device, and they come while it runs. The list of the
         # cgroup says which it may open.
-        kept.append(ViewPath(path="/dev", why="VFIO, or the host's encryption", is_recursive=False, is_writable=True))
+        paths.append(ViewPath(path="/dev", why="VFIO, or the host's encryption", is_recursive=False, is_writable=True))
     else:
-        kept += DEVICES
+        paths += DEVICES
         if config.cpu.accelerator is Accelerator.KVM:
-            kept.append(ViewPath(path="/dev/kvm", why="the accelerator"))
+            paths.append(ViewPath(path="/dev/kvm", why="the accelerator"))
     boot = config.boot
-    named: dict[str | None, str] = {
+    files: dict[str | None, str] = {
         boot.kernel: "the kernel",
         boot.initrd: "the initrd",
         boot.image: "the root image",
@@ -51,11 +51,11 @@ def vmm_view(config: VmConfig, *, program: str) -> tuple[ViewPath, ...]:
         **{nic.socket_path: f"vhost-user interface {nic.id!r}" for nic in config.vhost_user_nics},
     }
     if config.share is not None:
-        named[config.share.socket_path] = "virtiofsd's socket"
-    kept += (ViewPath(path=path, why=why) for path, why in named.items() if path)
+        files[config.share.socket_path] = "virtiofsd's socket"
+    paths += (ViewPath(path=path, why=why) for path, why in files.items() if path)
     if isinstance(config.guard, TdxGuard) and isinstance(config.guard.quotes, UnixQuotes):
-        kept.append(ViewPath(path=os.path.dirname(config.guard.quotes.path), why="the quoting service", may_lack=True))
-    return tuple(kept)
+        paths.append(ViewPath(path=os.path.dirname(config.guard.quotes.path), why="the quoting service", may_lack=True))
+    return tuple(paths)
 
 
 def vsock_view(channel: VhostUserVsockChannel) -> tuple[ViewPath, ...]:

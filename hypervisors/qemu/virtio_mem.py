@@ -33,7 +33,7 @@ async def resize_virtio_mem(monitor: Monitor, wanted_mib: int, stall_timeout_s: 
     if now_bytes != wanted_bytes:
         await monitor.qom_set(_PATH, "requested-size", wanted_bytes)
         total_s = SHRINK_TOTAL_TIMEOUT_S if shrinks else TOTAL_TIMEOUT_S
-        now_bytes = await _follow(monitor, now_bytes, wanted_bytes, stall_s, total_s)
+        now_bytes = await _await_size(monitor, now_bytes, wanted_bytes, stall_s, total_s)
     if now_bytes != wanted_bytes:
         await monitor.qom_set(_PATH, "requested-size", now_bytes)
     if now_bytes < wanted_bytes:
@@ -44,7 +44,7 @@ async def resize_virtio_mem(monitor: Monitor, wanted_mib: int, stall_timeout_s: 
     return now_bytes >> 20
 
 
-async def _follow(monitor: Monitor, now_bytes: int, wanted_bytes: int, stall_s: float, total_s: float) -> int:
+async def _await_size(monitor: Monitor, now_bytes: int, wanted_bytes: int, stall_s: float, total_s: float) -> int:
     """The device's size once it is `wanted_bytes`, or once the guest has had its time."""
     try:
         async with asyncio.timeout(total_s):

@@ -34,15 +34,15 @@ from hypervisors.qemu.cmdline import (
 )
 from hypervisors.qemu.console import Console
 from hypervisors.qemu.devices import VSOCK_ID, bus_of, vsock_path
-from hypervisors.qemu.exits import ExitClues, vm_exit
-from hypervisors.qemu.guards.launch import ask_encryption, attest
+from hypervisors.qemu.exits import ExitFacts, vm_exit
+from hypervisors.qemu.guards.launch import attest, query_encryption
 from hypervisors.qemu.guards.sev import NO_ENCRYPTION, Encryption
 from hypervisors.qemu.hotplug import Hotplug, capabilities_of
 from hypervisors.qemu.isolation import isolated_qemu, isolated_vsock_program
 from hypervisors.qemu.memory_dump import dump_memory
 from hypervisors.qemu.qmp import Monitor, QmpError, QmpEvent
-from hypervisors.qemu.saved_machine import continue_machine, fill_memory, machine_memory, save_machine, saved_memory
-from hypervisors.qemu.user import lacks_users, reserve_user
+from hypervisors.qemu.saved_machine import continue_machine, empty_memory, fill_memory, save_machine, saved_memory
+from hypervisors.qemu.user import missing_users_reason, reserve_user
 from hypervisors.qemu.vsock import reserve_cid, start_program
 from pyshim.concurrency.deadlines import CHANGE_S, MARGIN_S, VM_S, given_s, within_s
 from pyshim.concurrency.tasks import cancel_all, succeeded, together
@@ -107,22 +107,22 @@ class QemuVm:
     def __init__(self, *, ledger: Ledger, children: Children) -> None:
         self._ledger = ledger
         self._children = children
-        self._begin()
+        self._reset()
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         self._phase = Phase.NEW
         self._continues = False
         """The VM could not continue from a saved machine; once it is stopped, the object may boot one."""
         self._vm: VmConfig | None = None
-        self._clues = ExitClues(sandbox_id="")
+        self._exit_facts = ExitFacts(sandbox_id="")
         self._child: Child | None = None
         self._vsock_program: Child | None = None
         self._monitor: Monitor | None = None
         self._console: Console | None = None
-        self._plugged: Hotplug | None = None
+        self._hotplug: Hotplug | None = None
         self._address: AgentAddress | None = None
         self._memory: OwnedFd | None = None
-        self._owned: list[LedgerEntry] = []
+        self._entries: list[LedgerEntry] = []
         self._exit: asyncio.Future[VmExit] | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._dumping: asyncio.Task[None] | None = None
@@ -152,7 +152,7 @@ class QemuVm:
 
     def saved(self) -> Mapping[str, object]:
         config = self._config("save the vm")
-        plugged = self._plugged.saved() if self._plugged is not None else {}
+        plugged = self._hotplug.saved() if self._hotplug is not None else {}
         return {"Type": "qemu", "UUID": config.uuid, "APISocket": qmp_path(config), "Pid": self.pid, **plugged}
 
     # Life
@@ -160,7 +160,7 @@ class QemuVm:
     @within_s(lambda self, config: config.start_timeout_s + MARGIN_S, "create vm '{config.sandbox_id}'")
     async def create(self, config: VmConfig) -> None:
         if self._continues and self._phase is Phase.ENDED and self._stopping is not None and succeeded(self._stopping):
-            self._begin()
+            self._reset()
         self._continues = bool(config.saved_machine)
         with ExitStack() as fds:
             if self._phase is not Phase.NEW or self._vm is not None:
@@ -168,7 +168,7 @@ class QemuVm:
             check_config(config)
             image_bytes = check_files(config)
             self._vm = config
-            self._clues = ExitClues(sandbox_id=config.sandbox_id)
+            self._exit_facts = ExitFacts(sandbox_id=config.sandbox_id)
             self._exit = asyncio.get_running_loop().create_future()
             try:
                 await self._create(config, image_bytes, fds)
@@ -186,7 +186,7 @@ class QemuVm:
 
     async def _create(self, config: VmConfig, image_bytes: int, fds: ExitStack) -> None:
         self._make_vm_dir(config)
-        reserved = await reserve_user(config) if config.first_user_id and not lacks_users(config) else None
+        reserved = await reserve_user(config) if config.first_user_id and not missing_users_reason(config) else None
         self._console = Console(log_path=f"{config.vm_dir}/console.log", to_log=config.debug)
         qemu_fds = {QMP_FD: fds.enter_context(listening_socket(qmp_path(config))).fileno()}
         for number in (CONSOLE_FD, SERIAL_FD):
@@ -213,7 +213,7 @@ class QemuVm:
             qemu_fds[MONITOR_FD] = fds.enter_context(listening_socket(extra_monitor_path(config))).fileno()
         self._memory = saved = saved_memory(config)
         if config.is_copyable:
-            self._memory = saved or machine_memory(config)
+            self._memory = saved or empty_memory(config)
             qemu_fds[MEMORY_FD] = self._memory.fileno()
         argv = qemu_argv(
             config,
@@ -222,14 +222,14 @@ class QemuVm:
             memory_is_saved=saved is not None,
             encryption=await self._encryption(config),
         )
-        coming_up = self._come_up(config, argv, qemu_fds, fds, reserved)
-        await together(coming_up, *(() if saved else (self._fill_memory(config),)))
+        launching = self._launch_qemu(config, argv, qemu_fds, fds, reserved)
+        await together(launching, *(() if saved else (self._fill_memory(config),)))
         if config.saved_machine:
             await self._continue_machine(config)
-        assert self._plugged is not None
-        await self._plugged.check_places()
+        assert self._hotplug is not None
+        await self._hotplug.check_locations()
 
-    async def _come_up(
+    async def _launch_qemu(
         self,
         config: VmConfig,
         argv: tuple[str, ...],
@@ -251,12 +251,12 @@ class QemuVm:
                 ledger=self._ledger,
                 ledger_key=config.uuid,
             )
-            self._owned.append(LedgerEntry(kind=ResourceKind.PROCESS, key=config.uuid))
+            self._entries.append(LedgerEntry(kind=ResourceKind.PROCESS, key=config.uuid))
             fds.close()
         except BaseException:
             connection.close()
             raise
-        await self._greet(config, connection)
+        await self._connect_qmp(config, connection)
 
     async def _fill_memory(self, config: VmConfig) -> None:
         if config.saved_machine:
@@ -266,13 +266,13 @@ class QemuVm:
     async def _continue_machine(self, config: VmConfig) -> None:
         """The guest is where the saved machine was. Raises VmStartFailed, with QEMU's own words."""
         assert self._monitor is not None
-        assert self._plugged is not None
+        assert self._hotplug is not None
         assert self._child is not None
         try:
             async with asyncio.timeout(config.start_timeout_s):
                 await continue_machine(self._monitor, config.saved_machine)
                 if isinstance(config.agent_channel, VhostUserVsockChannel):
-                    await self._plugged.plug_vsock()
+                    await self._hotplug.plug_vsock()
         except (ShimError, OSError) as error:  # a TimeoutError is one
             await _exited_after(error, self._child)
             cause = f"{str(error) or 'no end in time'}; {self._child.describe_exit()}"
@@ -295,13 +295,13 @@ class QemuVm:
                 dumps_core=config.dumps_core,
                 timeout_s=config.start_timeout_s,
             )
-        self._owned.append(LedgerEntry(kind=ResourceKind.PROCESS, key=channel.device_path))
+        self._entries.append(LedgerEntry(kind=ResourceKind.PROCESS, key=channel.device_path))
         return device
 
     async def _encryption(self, config: VmConfig) -> Encryption:
         if not isinstance(config.guard, SevGuard | SnpGuard):
             return NO_ENCRYPTION
-        return await ask_encryption(
+        return await query_encryption(
             config.hypervisor_path,
             self._children,
             self._ledger,
@@ -320,9 +320,9 @@ class QemuVm:
 
     def _acquire(self, entry: LedgerEntry) -> None:
         self._ledger.acquire(entry)
-        self._owned.append(entry)
+        self._entries.append(entry)
 
-    async def _greet(self, config: VmConfig, connection: socket.socket) -> None:
+    async def _connect_qmp(self, config: VmConfig, connection: socket.socket) -> None:
         """QMP answers. Raises VmStartFailed with QEMU's last output as soon as QEMU has died."""
         assert self._child is not None
         child = self._child
@@ -332,25 +332,25 @@ class QemuVm:
         except ShimError as error:
             await _exited_after(error, child)
             # Until the program has answered, QEMU waits for it, and says little when it has gone.
-            said = "; ".join(each.describe_exit() for each in (child, self._vsock_program) if each is not None)
+            output = "; ".join(each.describe_exit() for each in (child, self._vsock_program) if each is not None)
             if child.exit is not None:
-                raise VmStartFailed(f"start vm {config.sandbox_id!r}: {said}") from error
+                raise VmStartFailed(f"start vm {config.sandbox_id!r}: {output}") from error
             kind = VmStartTimedOut if isinstance(error, DeadlineExceeded) else VmStartFailed
-            raise kind(f"start vm {config.sandbox_id!r}: {error}; {said}") from error
+            raise kind(f"start vm {config.sandbox_id!r}: {error}; {output}") from error
         self._monitor = monitor
-        self._plugged = Hotplug(config, monitor)
+        self._hotplug = Hotplug(config, monitor)
         self._watcher = asyncio.create_task(self._watch(child, monitor), name=f"watch/vm/{config.sandbox_id}")
         version = ".".join(map(str, monitor.version))
         log.info("vmm started", extra={"sandbox": config.sandbox_id, "pid": child.pid, "qemu": version})
 
     @within_s(lambda self: given_s(self._vm and self._vm.start_timeout_s), "start vm")
     async def start(self) -> None:
-        monitor = self._live("start", Phase.CREATED)
+        monitor = self._require("start", Phase.CREATED)
         config = self._config("start")
         if isinstance(config.guard, SevGuard):
             await attest(monitor, self._children, config.guard, config.sandbox_id)
         await monitor.cont()
-        self._become(Phase.RUNNING)
+        self._set_phase(Phase.RUNNING)
 
     @within_s(lambda self, timeout_s: timeout_s, "wait until the guest has started its vsock")
     async def await_agent_device(self, timeout_s: float) -> None:
@@ -358,7 +358,7 @@ class QemuVm:
         config = self._config("await agent device")
         if not isinstance(config.agent_channel, VhostUserVsockChannel):
             return
-        monitor = self._live("await agent device", Phase.RUNNING, Phase.PAUSED)
+        monitor = self._require("await agent device", Phase.RUNNING, Phase.PAUSED)
         path = vsock_path(bus_of(config))
         while await monitor.is_vhost_started(path) is False:  # noqa: ASYNC110 - QEMU has no event for it
             await asyncio.sleep(_VSOCK_PAUSE_S)
@@ -368,9 +368,9 @@ class QemuVm:
     @within_s(VM_S, "save machine in '{directory}'")
     async def save_machine(self, directory: str) -> None:
         """The running VM is paused and saved in `directory`, for others to continue from; it has had its life."""
-        monitor = self._live("save machine", Phase.RUNNING)
+        monitor = self._require("save machine", Phase.RUNNING)
         if self._memory is None or self._continues:
-            raise FailedPrecondition(f"save machine of vm {self._clues.sandbox_id!r}: it is not made to be copied")
+            raise FailedPrecondition(f"save machine of vm {self._exit_facts.sandbox_id!r}: it is not made to be copied")
         if isinstance(self._config("save machine").agent_channel, VhostUserVsockChannel):
             await monitor.device_remove(VSOCK_ID)
         await self.pause()
@@ -378,17 +378,17 @@ class QemuVm:
 
     @within_s(CHANGE_S, "pause vm")
     async def pause(self) -> None:
-        monitor = self._live("pause", Phase.RUNNING)
+        monitor = self._require("pause", Phase.RUNNING)
         await monitor.stop()
-        self._become(Phase.PAUSED)
+        self._set_phase(Phase.PAUSED)
 
     @within_s(CHANGE_S, "resume vm")
     async def resume(self) -> None:
-        monitor = self._live("resume", Phase.PAUSED)
+        monitor = self._require("resume", Phase.PAUSED)
         await monitor.cont()
-        self._become(Phase.RUNNING)
+        self._set_phase(Phase.RUNNING)
 
-    def _become(self, phase: Phase) -> None:
+    def _set_phase(self, phase: Phase) -> None:
         if self._phase is not Phase.ENDED:
             self._phase = phase
 
@@ -401,8 +401,8 @@ class QemuVm:
     async def stop(self) -> None:
         """As `Hypervisor.stop`; continues in its own task if the caller is cancelled, and may be called again."""
         if self._stopping is None or (self._stopping.done() and not succeeded(self._stopping)):
-            self._clues.stop_requested = True
-            self._stopping = asyncio.create_task(self._stop(), name=f"stop/vm/{self._clues.sandbox_id}")
+            self._exit_facts.stop_requested = True
+            self._stopping = asyncio.create_task(self._stop(), name=f"stop/vm/{self._exit_facts.sandbox_id}")
         await asyncio.shield(self._stopping)
 
     async def _stop(self) -> None:
@@ -424,9 +424,9 @@ class QemuVm:
             for name in ("console.log", "console.log.1"):
                 with suppress(FileNotFoundError, NotADirectoryError):
                     os.unlink(f"{self._vm.vm_dir}/{name}")
-        while self._owned:
-            await self._ledger.release(self._owned[-1])
-            self._owned.pop()
+        while self._entries:
+            await self._ledger.release(self._entries[-1])
+            self._entries.pop()
 
     async def _end_qemu(self, child: Child) -> None:
         """QEMU has ended: by the command `quit`, else by SIGKILL."""
@@ -435,7 +435,7 @@ class QemuVm:
             try:
                 await self._monitor.quit(QUIT_GRACE_S)
             except ShimError as error:
-                log.warning("qemu does not quit", extra={"sandbox": self._clues.sandbox_id, "error": str(error)})
+                log.warning("qemu does not quit", extra={"sandbox": self._exit_facts.sandbox_id, "error": str(error)})
                 quits = isinstance(error, Unavailable)  # it ended before it could answer
             if quits:
                 await _exited_within(QUIT_GRACE_S, child)
@@ -443,15 +443,15 @@ class QemuVm:
 
     async def _watch(self, child: Child, monitor: Monitor) -> None:
         """The VM's end is recorded with its reason; only the watcher calls this."""
-        ended = asyncio.create_task(child.wait(), name=f"watch/vm/{self._clues.sandbox_id}/process")
-        closed = asyncio.create_task(monitor.closed(), name=f"watch/vm/{self._clues.sandbox_id}/qmp")
-        no_vsock = asyncio.create_task(self._lost_vsock(), name=f"watch/vm/{self._clues.sandbox_id}/vsock")
+        ended = asyncio.create_task(child.wait(), name=f"watch/vm/{self._exit_facts.sandbox_id}/process")
+        closed = asyncio.create_task(monitor.closed(), name=f"watch/vm/{self._exit_facts.sandbox_id}/qmp")
+        no_vsock = asyncio.create_task(self._lost_vsock(), name=f"watch/vm/{self._exit_facts.sandbox_id}/vsock")
         await asyncio.wait({ended, closed, no_vsock}, return_when=asyncio.FIRST_COMPLETED)
         if not ended.done():
             is_cut_off = closed.done()
             await asyncio.wait({ended}, timeout=_LOST_CONTROL_GRACE_S if is_cut_off else _LOST_VSOCK_GRACE_S)
             if not ended.done():
-                self._clues.lost_control = (
+                self._exit_facts.lost_control = (
                     f"lost control of qemu: qmp connection {closed.result()}" if is_cut_off else no_vsock.result()
                 )
                 child.kill()
@@ -463,11 +463,11 @@ class QemuVm:
         assert self._exit is not None
         if self._console is not None:
             self._console.drain()
-            self._clues.console = self._console.lines()
-        self._clues.process_end = child.describe_exit()
+            self._exit_facts.console = self._console.lines()
+        self._exit_facts.process_exit = child.describe_exit()
         self._phase = Phase.ENDED
-        result = vm_exit(self._clues)
-        log.info("vm ended", extra={"sandbox": self._clues.sandbox_id, "kind": str(result.kind), "pid": child.pid})
+        result = vm_exit(self._exit_facts)
+        log.info("vm ended", extra={"sandbox": self._exit_facts.sandbox_id, "kind": str(result.kind), "pid": child.pid})
         self._exit.set_result(result)
 
     async def _lost_vsock(self) -> str:
@@ -481,13 +481,13 @@ class QemuVm:
     def _on_event(self, event: QmpEvent) -> None:
         match event.name:
             case "GUEST_PANICKED":
-                self._clues.panic_event = True
+                self._exit_facts.panic_event = True
                 self._dump_memory()
             case "SHUTDOWN":
-                self._clues.shutdown_cause = event.text("reason")
+                self._exit_facts.shutdown_cause = event.text("reason")
             case _:
                 return
-        log.info("vm event", extra={"sandbox": self._clues.sandbox_id, "event": event.name})
+        log.info("vm event", extra={"sandbox": self._exit_facts.sandbox_id, "event": event.name})
 
     def _dump_memory(self) -> None:
         """QEMU, which the panic has paused, writes the guest's memory and then ends, if the configuration wants it."""
@@ -514,31 +514,31 @@ class QemuVm:
 
     @within_s(_plug_s, "plug device '{device.id}'")
     async def plug(self, device: Device) -> GuestLocation:
-        return await self._hotplug(f"plug {device.id!r}").plug(device)
+        return await self._live_hotplug(f"plug {device.id!r}").plug(device)
 
     @within_s(CHANGE_S, "unplug device '{device_id}'")
     async def unplug(self, device_id: str) -> None:
-        await self._hotplug(f"unplug {device_id!r}").unplug(device_id)
+        await self._live_hotplug(f"unplug {device_id!r}").unplug(device_id)
 
     @within_s(CHANGE_S, "resize disk '{device_id}' to {size_bytes} bytes")
     async def resize_disk(self, device_id: str, size_bytes: int) -> None:
-        await self._hotplug(f"resize disk {device_id!r}").resize_disk(device_id, size_bytes)
+        await self._live_hotplug(f"resize disk {device_id!r}").resize_disk(device_id, size_bytes)
 
     @within_s(VM_S, "resize vm to {vcpus} vCPUs")
     async def resize_vcpus(self, vcpus: int) -> int:
-        return await self._hotplug("resize vCPUs").resize_vcpus(vcpus)
+        return await self._live_hotplug("resize vCPUs").resize_vcpus(vcpus)
 
     @within_s(VM_S, "resize vm to {memory_mib} MiB")
     async def resize_memory(self, memory_mib: int) -> int:
-        return await self._hotplug("resize memory").resize_memory(memory_mib)
+        return await self._live_hotplug("resize memory").resize_memory(memory_mib)
 
     @within_s(CHANGE_S, "list vCPU threads of vm")
     async def vcpu_thread_ids(self) -> tuple[int, ...]:
-        monitor = self._live("list vCPU threads", Phase.CREATED, Phase.RUNNING, Phase.PAUSED)
+        monitor = self._require("list vCPU threads", Phase.CREATED, Phase.RUNNING, Phase.PAUSED)
         threads = tuple(cpu.thread_id for cpu in await monitor.cpus())
         # A QEMU that its guest controls could make the shim move and pin other processes of the host.
         if not _are_threads_of(self.pid, threads):
-            sandbox_id = self._clues.sandbox_id
+            sandbox_id = self._exit_facts.sandbox_id
             raise QmpError(f"list vCPU threads of vm {sandbox_id!r}: qemu names a thread that is not its own")
         return threads
 
@@ -547,18 +547,18 @@ class QemuVm:
             raise FailedPrecondition(f"{doing}: the vm was not created")
         return self._vm
 
-    def _hotplug(self, doing: str) -> Hotplug:
-        self._live(doing, Phase.CREATED, Phase.RUNNING, Phase.PAUSED)
-        assert self._plugged is not None
-        return self._plugged
+    def _live_hotplug(self, doing: str) -> Hotplug:
+        self._require(doing, Phase.CREATED, Phase.RUNNING, Phase.PAUSED)
+        assert self._hotplug is not None
+        return self._hotplug
 
-    def _live(self, doing: str, *phases: Phase) -> Monitor:
+    def _require(self, doing: str, *phases: Phase) -> Monitor:
         """The monitor of a VM in one of `phases`. Raises Unavailable once it has ended, else FailedPrecondition."""
         if self._phase is Phase.ENDED or self._stopping is not None:
             how = f": {self._exit.result().reason}" if self._exit is not None and self._exit.done() else ""
-            raise Unavailable(f"{doing}: vm {self._clues.sandbox_id!r} has ended{how}")
+            raise Unavailable(f"{doing}: vm {self._exit_facts.sandbox_id!r} has ended{how}")
         if self._phase not in phases or self._monitor is None:
-            raise FailedPrecondition(f"{doing}: vm {self._clues.sandbox_id!r} is {self._phase}")
+            raise FailedPrecondition(f"{doing}: vm {self._exit_facts.sandbox_id!r} is {self._phase}")
         return self._monitor
 
 

@@ -43,11 +43,11 @@ from pyshim.ttrpc import Code
 
 log = logging.getLogger(__name__)
 
-REACH_S = 30.0
+RETRY_S = 30.0
 """Seconds for which a service that is being restarted is tried again, before the VM is left to `pyshim cleanup`."""
 LATE_S = 30.0
 """Seconds after its deadline to wait for the answer to CreateVM or StartVM, which names the VM to stop."""
-DOUBT_S = 5.0
+SETTLE_S = 5.0
 """Seconds after a CreateVM whose connection was lost: a service that lives may still make the VM."""
 FIRST_PAUSE_S, LAST_PAUSE_S = 0.1, 2.0
 _MAX_SOCKET_PATH_BYTES = 107
@@ -70,24 +70,24 @@ class RemoteVm:
         ledger: Ledger,
         on_lost: Callable[[str], None] = lambda vm_id: None,
         clock_s: Callable[[], float] = time.time,
-        reach_s: float = REACH_S,
+        retry_s: float = RETRY_S,
         late_s: float = LATE_S,
-        doubt_s: float = DOUBT_S,
+        settle_s: float = SETTLE_S,
     ) -> None:
         """`on_lost` is called with the VM's id when the service has forgotten a VM that was started."""
         self._ledger = ledger
         self._on_lost = on_lost
         self._clock_s = clock_s
-        self._reach_s = reach_s
+        self._retry_s = retry_s
         self._late_s = late_s
-        self._doubt_s = doubt_s
-        self._doubt_until = 0.0
+        self._settle_s = settle_s
+        self._settled_at = 0.0
         self._phase = Phase.NEW
         self._vm: VmConfig | None = None
         self._agent_path = ""
         self._asked_until_s = 0
         self._entry: LedgerEntry | None = None
-        self._asking: asyncio.Task[None] | None = None
+        self._call: asyncio.Task[None] | None = None
         self._exit: asyncio.Future[VmExit] | None = None
         self._stopping: asyncio.Task[None] | None = None
 
@@ -148,44 +148,44 @@ class RemoteVm:
             except ShimError as undo_error:
                 log.warning("undo failed", extra={"sandbox": config.sandbox_id, "error": str(undo_error)})
             raise
-        self._become(Phase.CREATED)
+        self._set_phase(Phase.CREATED)
 
     async def _create(self, config: VmConfig, remote: RemoteServiceConfig) -> None:
         service = self._service()
         # Before the ledger has the VM: a service that cannot be reached has made nothing.
         version = await self._version(service)
-        self._live("create remote vm", Phase.NEW)  # a `stop` meanwhile has found nothing to end
-        self._note_asked(remote, RemoteVmState.ASKED)
+        self._require("create remote vm", Phase.NEW)  # a `stop` meanwhile has found nothing to end
+        self._record_call(remote, RemoteVmState.ASKED)
         request = service.create_vm(
             config.sandbox_id, dict(remote.annotations), config.netns_path or "", remote.timeout_s, self._late_s
         )
         with span(f"ask CreateVM of {config.machine_type}" if config.machine_type else "ask CreateVM"):
-            await self._ask(
-                "CreateVM", f"create remote vm {config.sandbox_id!r}", self._created(config.sandbox_id, request)
+            await self._run_call(
+                "CreateVM", f"create remote vm {config.sandbox_id!r}", self._finish_create(config.sandbox_id, request)
             )
         log.info(
             "remote vm created", extra={"sandbox": config.sandbox_id, "service": remote.socket_path, "version": version}
         )
 
-    async def _created(self, vm_id: str, request: Coroutine[Any, Any, str]) -> None:
+    async def _finish_create(self, vm_id: str, request: Coroutine[Any, Any, str]) -> None:
         """CreateVM has been answered and the answer is in the ledger, even if the caller was cancelled."""
         try:
             self._agent_path = _checked_agent_path(vm_id, await request)
         except ServiceUnreachable:
-            self._note(RemoteVmState.STOPPED)
+            self._record(RemoteVmState.STOPPED)
             raise
         except ShimError as exc:
-            if doubt_s := self._doubt_after_s(exc):
-                self._doubt_until = asyncio.get_running_loop().time() + doubt_s
-                self._asked_until_s = math.ceil(self._clock_s() + doubt_s)
-            self._note(RemoteVmState.ASKED if doubt_s else RemoteVmState.KNOWN)
+            if settle_s := self._settle_after_s(exc):
+                self._settled_at = asyncio.get_running_loop().time() + settle_s
+                self._asked_until_s = math.ceil(self._clock_s() + settle_s)
+            self._record(RemoteVmState.ASKED if settle_s else RemoteVmState.KNOWN)
             raise
-        self._note(RemoteVmState.KNOWN)
+        self._record(RemoteVmState.KNOWN)
 
-    def _doubt_after_s(self, error: ShimError) -> float:
+    def _settle_after_s(self, error: ShimError) -> float:
         """Seconds after this failure of CreateVM for which the service may still make the VM."""
         if isinstance(error, ReplyLost):
-            return self._doubt_s
+            return self._settle_s
         # Some servers answer so by themselves at the deadline, while the call goes on.
         return self._late_s if isinstance(error, ServiceRefused) and error.status == Code.DEADLINE_EXCEEDED else 0
 
@@ -199,22 +199,22 @@ class RemoteVm:
 
     @within_s(lambda self: given_s(self._vm and self._vm.start_timeout_s), "start vm")
     async def start(self) -> None:
-        config = self._live("start", Phase.CREATED)
+        config = self._require("start", Phase.CREATED)
         remote = self._service_config("start")
-        self._note_asked(remote, RemoteVmState.STARTED)
+        self._record_call(remote, RemoteVmState.STARTED)
         request = self._service().start_vm(config.sandbox_id, remote.timeout_s, self._late_s)
         with span("ask StartVM"):
-            await self._ask("StartVM", f"start remote vm {config.sandbox_id!r}", self._started(request))
+            await self._run_call("StartVM", f"start remote vm {config.sandbox_id!r}", self._finish_start(request))
         _check_agent_socket(config.sandbox_id, self._agent_path)
-        self._become(Phase.RUNNING)
+        self._set_phase(Phase.RUNNING)
         log.info("remote vm started", extra={"sandbox": config.sandbox_id})
 
-    async def _started(self, request: Coroutine[Any, Any, None]) -> None:
+    async def _finish_start(self, request: Coroutine[Any, Any, None]) -> None:
         """StartVM has been answered, even if the caller was cancelled."""
         try:
             await request
         except ServiceUnreachable:
-            self._note(RemoteVmState.KNOWN)
+            self._record(RemoteVmState.KNOWN)
             raise
 
     async def wait(self) -> VmExit:
@@ -232,11 +232,11 @@ class RemoteVm:
 
     async def _stop(self) -> None:
         self._phase = Phase.ENDED
-        if self._asking is not None:
-            await asyncio.wait([self._asking])
+        if self._call is not None:
+            await asyncio.wait([self._call])
         if self._entry is not None:
             if self._entry.detail["state"] not in (RemoteVmState.STOPPED, RemoteVmState.LOST):
-                self._note(await self._end(self._service_config("stop")))
+                self._record(await self._end(self._service_config("stop")))
             await self._ledger.release(self._entry)
             self._entry = None
         if self._exit is not None and not self._exit.done():
@@ -251,7 +251,7 @@ class RemoteVm:
         """
         vm_id = self._config("stop").sandbox_id
         loop = asyncio.get_running_loop()
-        until, pause_s = loop.time() + self._reach_s, FIRST_PAUSE_S
+        until, pause_s = loop.time() + self._retry_s, FIRST_PAUSE_S
         while True:
             try:
                 await self._service().stop_vm(vm_id, remote.stop_timeout_s)
@@ -264,7 +264,7 @@ class RemoteVm:
                     )
                     self._on_lost(vm_id)
                     return RemoteVmState.LOST
-                if loop.time() >= self._doubt_until:
+                if loop.time() >= self._settled_at:
                     log.info("remote vm was gone already", extra={"sandbox": vm_id, "error": str(exc)})
                     return RemoteVmState.STOPPED
             except (ServiceUnreachable, ReplyLost) as exc:
@@ -274,23 +274,23 @@ class RemoteVm:
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 2, LAST_PAUSE_S)
 
-    async def _ask(self, method: str, action: str, call: Coroutine[Any, Any, None]) -> None:
+    async def _run_call(self, method: str, action: str, call: Coroutine[Any, Any, None]) -> None:
         """The call has ended. After the deadline or a cancellation it continues, and `stop` waits for it."""
         remote = self._service_config(action)
-        asking = asyncio.create_task(call, name=f"{method}/{self._config(action).sandbox_id}")
-        asking.add_done_callback(_retrieved)
-        self._asking = asking
-        done, _ = await asyncio.wait([asking], timeout=remote.timeout_s)
+        call_task = asyncio.create_task(call, name=f"{method}/{self._config(action).sandbox_id}")
+        call_task.add_done_callback(_log_failure)
+        self._call = call_task
+        done, _ = await asyncio.wait([call_task], timeout=remote.timeout_s)
         if not done:
             raise DeadlineExceeded(f"{action}: '{remote.socket_path}' has not answered within {remote.timeout_s:g} s")
-        asking.result()
+        call_task.result()
 
-    def _note_asked(self, remote: RemoteServiceConfig, state: RemoteVmState) -> None:
+    def _record_call(self, remote: RemoteServiceConfig, state: RemoteVmState) -> None:
         """The ledger has the time at which the call that is sent next has ended at the latest."""
         self._asked_until_s = math.ceil(self._clock_s() + remote.timeout_s + self._late_s)
-        self._note(state)
+        self._record(state)
 
-    def _note(self, state: RemoteVmState) -> None:
+    def _record(self, state: RemoteVmState) -> None:
         """The ledger has the VM in this state."""
         config, remote = self._config("note"), self._service_config("note")
         entry = remote_vm_entry(
@@ -304,7 +304,7 @@ class RemoteVm:
         self._ledger.acquire(entry)
         self._entry = entry
 
-    def _become(self, phase: Phase) -> None:
+    def _set_phase(self, phase: Phase) -> None:
         if self._phase is not Phase.ENDED:
             self._phase = phase
 
@@ -320,32 +320,32 @@ class RemoteVm:
         raise self._refused(f"plug {device.id!r}", Phase.CREATED, Phase.RUNNING)
 
     async def unplug(self, device_id: str) -> None:
-        self._live(f"unplug {device_id!r}", Phase.CREATED, Phase.RUNNING)
+        self._require(f"unplug {device_id!r}", Phase.CREATED, Phase.RUNNING)
         raise NotFound(f"unplug {device_id!r}: a remote vm has no plugged devices")
 
     async def resize_disk(self, device_id: str, size_bytes: int) -> None:
-        self._live(f"resize disk {device_id!r}", Phase.CREATED, Phase.RUNNING)
+        self._require(f"resize disk {device_id!r}", Phase.CREATED, Phase.RUNNING)
         raise NotFound(f"resize disk {device_id!r}: a remote vm has no plugged devices")
 
     async def resize_vcpus(self, vcpus: int) -> int:
-        config = self._live("resize vCPUs", Phase.CREATED, Phase.RUNNING)
+        config = self._require("resize vCPUs", Phase.CREATED, Phase.RUNNING)
         if vcpus < 1:
             raise InvalidArgument(f"resize to {vcpus} vCPUs: at least 1")
         return config.cpu.boot_vcpus
 
     async def resize_memory(self, memory_mib: int) -> int:
-        config = self._live("resize memory", Phase.CREATED, Phase.RUNNING)
+        config = self._require("resize memory", Phase.CREATED, Phase.RUNNING)
         if memory_mib > config.memory.boot_mib:
             raise self._refused(f"resize to {memory_mib} MiB", Phase.CREATED, Phase.RUNNING)
         return config.memory.boot_mib
 
     async def vcpu_thread_ids(self) -> tuple[int, ...]:
         """None: the vCPUs are not on this host."""
-        self._live("list vCPU threads", Phase.CREATED, Phase.RUNNING)
+        self._require("list vCPU threads", Phase.CREATED, Phase.RUNNING)
         return ()
 
     def _refused(self, doing: str, *phases: Phase) -> ShimError:
-        config = self._live(doing, *phases)
+        config = self._require(doing, *phases)
         return Unimplemented(
             f"{doing}: vm {config.sandbox_id!r} is remote: its service can start and stop it, and nothing else"
         )
@@ -365,7 +365,7 @@ class RemoteVm:
     def _service(self) -> RemoteService:
         return RemoteService(self._service_config("reach service").socket_path)
 
-    def _live(self, doing: str, *phases: Phase) -> VmConfig:
+    def _require(self, doing: str, *phases: Phase) -> VmConfig:
         if self._phase is Phase.ENDED:
             raise Unavailable(f"{doing}: the remote vm has ended")
         if self._phase not in phases:
@@ -412,7 +412,7 @@ def _check_agent_socket(vm_id: str, path: str) -> None:
         )
 
 
-def _retrieved(task: asyncio.Task[None]) -> None:
+def _log_failure(task: asyncio.Task[None]) -> None:
     """Logs the failure of a call whose caller was cancelled."""
     if not task.cancelled() and (error := task.exception()) is not None:
         log.debug("call of remote hypervisor failed", extra={"task": task.get_name(), "error": str(error)})

@@ -15,7 +15,7 @@ import socket
 from collections.abc import Mapping
 from contextlib import suppress
 
-from hypervisors.qemu.guards.sev import CAPABILITIES, Encryption, capabilities_argv, encryption_of
+from hypervisors.qemu.guards.sev import QUERY_CAPABILITIES, Encryption, capabilities_argv, parse_encryption
 from hypervisors.qemu.qmp import Monitor, QmpError, QmpGone
 from pyshim.host.processes.children import PROGRAM_ENV, Children
 from pyshim.model.confidential import SevGuard
@@ -35,7 +35,7 @@ _LAST_WORDS_S = 2.0
 """For a QEMU that has closed its connection to end."""
 
 
-async def ask_encryption(
+async def query_encryption(
     program: str, children: Children, ledger: Ledger, *, name: str, timeout_s: float
 ) -> Encryption:
     """The host's encryption, as the QEMU at `program` describes it. The QEMU started for this, called `name`, ended.
@@ -58,12 +58,12 @@ async def ask_encryption(
         raise
     try:
         await monitor.connect(ours, timeout_s)
-        return encryption_of(await monitor.execute(CAPABILITIES))
+        return parse_encryption(await monitor.execute(QUERY_CAPABILITIES))
     except QmpGone as error:
         with suppress(TimeoutError):
             async with asyncio.timeout(_LAST_WORDS_S):
                 await child.wait()
-        raise FailedPrecondition(f"ask qemu {CAPABILITIES!r}: {child.describe_exit()}") from error
+        raise FailedPrecondition(f"ask qemu {QUERY_CAPABILITIES!r}: {child.describe_exit()}") from error
     finally:
         await monitor.close()
         await child.end()
@@ -89,7 +89,7 @@ async def attest(monitor: Monitor, children: Children, guard: SevGuard, sandbox_
     )
     if ended.code or ended.signal:
         raise FailedPrecondition(f"run sev_launch_hook {guard.launch_hook!r}: it {ended}: the guest may not run")
-    secret = secret_of(answer, guard.launch_hook)
+    secret = parse_secret(answer, guard.launch_hook)
     if secret:
         await monitor.execute("sev-inject-launch-secret", secret)
         log.info("sev secret injected", extra={"sandbox": sandbox_id})
@@ -104,7 +104,7 @@ def hook_environment(measurement: str, launch: Mapping[str, object], sandbox_id:
     return environment
 
 
-def secret_of(answer: bytes, hook: str) -> dict[str, object]:
+def parse_secret(answer: bytes, hook: str) -> dict[str, object]:
     """The arguments of sev-inject-launch-secret the hook printed as JSON; empty for an empty answer."""
     if not answer.strip():
         return {}

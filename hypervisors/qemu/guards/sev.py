@@ -24,24 +24,24 @@ class Encryption(NamedTuple):
 
 
 NO_ENCRYPTION = Encryption(0, 0)
-CAPABILITIES = "query-sev-capabilities"
+QUERY_CAPABILITIES = "query-sev-capabilities"
 
 
 def capabilities_argv(program: str, name: str, qmp_fd: int) -> tuple[str, ...]:
-    """A QEMU without a machine, which answers CAPABILITIES on the connected socket `qmp_fd`."""
+    """A QEMU without a machine, which answers QUERY_CAPABILITIES on the connected socket `qmp_fd`."""
     machine = ("-nodefaults", "-no-user-config", "-display", "none", "-machine", "none", "-accel", "kvm")
     control = ("-chardev", f"socket,id=qmp,fd={qmp_fd}", "-mon", "chardev=qmp,mode=control")
     return (program, "-name", name, *machine, *control)
 
 
-def encryption_of(capabilities: object) -> Encryption:
-    """From QEMU's answer to CAPABILITIES. Raises FailedPrecondition for an answer of another shape."""
+def parse_encryption(capabilities: object) -> Encryption:
+    """From QEMU's answer to QUERY_CAPABILITIES. Raises FailedPrecondition for an answer of another shape."""
     members = capabilities if isinstance(capabilities, dict) else {}
     found = Encryption(members.get("cbitpos", 0), members.get("reduced-phys-bits", 0))
     # Whatever JSON has here: True is 1 to Python, and a bit of no page table.
     if not all(type(bits) is int and 0 < bits < 64 for bits in found):
         raise FailedPrecondition(
-            f"ask qemu {CAPABILITIES!r}: encryption bit {found.cbitpos!r} and {found.reduced_phys_bits!r} reduced"
+            f"ask qemu {QUERY_CAPABILITIES!r}: encryption bit {found.cbitpos!r} and {found.reduced_phys_bits!r} reduced"
             " address bits are not a CPU's"
         )
     return found

@@ -13,8 +13,8 @@ import pytest
 from msgspec.structs import replace
 
 from hypervisors.qemu.cmdline import check_config, qemu_argv
-from hypervisors.qemu.guards.launch import ask_encryption, attest, secret_of
-from hypervisors.qemu.guards.sev import Encryption, encryption_of
+from hypervisors.qemu.guards.launch import attest, parse_secret, query_encryption
+from hypervisors.qemu.guards.sev import Encryption, parse_encryption
 from hypervisors.qemu.hotplug import capabilities_of
 from hypervisors.qemu.qmp import QmpCommandFailed, QmpError
 from pyshim.host.processes.children import Children
@@ -130,7 +130,7 @@ def test_a_consistent_guard_passes(name: str) -> None:
 def test_the_encryption_bit_is_what_qemu_says_of_the_host() -> None:
     answer = {"pdh": "AA==", "cert-chain": "AA==", "cpu0-id": "AA==", "cbitpos": 51, "reduced-phys-bits": 1}
 
-    assert encryption_of(answer) == Encryption(cbitpos=51, reduced_phys_bits=1)
+    assert parse_encryption(answer) == Encryption(cbitpos=51, reduced_phys_bits=1)
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_the_encryption_bit_is_what_qemu_says_of_the_host() -> None:
 )
 def test_an_answer_that_is_no_cpus_is_refused(answer: object) -> None:
     with pytest.raises(FailedPrecondition, match="are not a CPU's"):
-        encryption_of(answer)
+        parse_encryption(answer)
 
 
 QEMU = Path("/usr/bin/qemu-system-x86_64")
@@ -242,7 +242,7 @@ def test_a_measurement_that_is_none_is_qemus_error() -> None:
 )
 def test_an_answer_that_is_none_is_refused_by_name(answer: bytes, named: str) -> None:
     with pytest.raises(FailedPrecondition) as caught:
-        secret_of(answer, "/hook")
+        parse_secret(answer, "/hook")
 
     assert named in str(caught.value)
     assert "'/hook'" in str(caught.value)
@@ -269,7 +269,7 @@ def asked(program: str) -> tuple[Encryption, FakeLedger]:
 
     async def main() -> Encryption:
         try:
-            return await ask_encryption(program, children, ledger, name="sev-of-vm1", timeout_s=20)
+            return await query_encryption(program, children, ledger, name="sev-of-vm1", timeout_s=20)
         finally:
             assert (children.alive, ledger.held) == ((), {})
 

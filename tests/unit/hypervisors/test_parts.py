@@ -10,7 +10,7 @@ import pytest
 
 from hypervisors.qemu.bridges import BridgeSlots
 from hypervisors.qemu.console import MAX_FILE_BYTES, MAX_SHOWN_CHARS, Console
-from hypervisors.qemu.exits import SHOWN_LINES, ExitClues, vm_exit
+from hypervisors.qemu.exits import SHOWN_LINES, ExitFacts, vm_exit
 from hypervisors.qemu.options import node_name
 from hypervisors.qemu.vsock import FIRST_CID, LAST_CID, candidate_cids, reserve_cid
 from pyshim.model.errors import FailedPrecondition, ResourceExhausted
@@ -21,7 +21,7 @@ PANIC = ("[ 1.0] Kernel panic - not syncing: VFS: Unable to mount root fs",)
 
 
 @pytest.mark.parametrize(
-    ("clues", "kind", "text"),
+    ("facts", "kind", "text"),
     [
         pytest.param(
             {"stop_requested": True, "panic_event": True}, VmExitKind.REQUESTED, "was stopped", id="requested"
@@ -39,24 +39,24 @@ PANIC = ("[ 1.0] Kernel panic - not syncing: VFS: Unable to mount root fs",)
         ),
         pytest.param({"shutdown_cause": "guest-reset"}, VmExitKind.GUEST_SHUTDOWN, "the guest reset", id="reset"),
         pytest.param(
-            {"process_end": "qemu (pid 1) was killed by SIGKILL"}, VmExitKind.VMM_DIED, "by SIGKILL;", id="killed"
+            {"process_exit": "qemu (pid 1) was killed by SIGKILL"}, VmExitKind.VMM_DIED, "by SIGKILL;", id="killed"
         ),
         pytest.param(
-            {"process_end": "qemu (pid 1) exited with status 0", "shutdown_cause": "host-signal"},
+            {"process_exit": "qemu (pid 1) exited with status 0", "shutdown_cause": "host-signal"},
             VmExitKind.VMM_DIED,
             "status 0 (host-signal)",
             id="terminated",
         ),
         pytest.param(
-            {"lost_control": "lost control", "process_end": "qemu was killed", "shutdown_cause": "guest-reset"},
+            {"lost_control": "lost control", "process_exit": "qemu was killed", "shutdown_cause": "guest-reset"},
             VmExitKind.VMM_DIED,
             "lost control; qemu was killed",
             id="uncontrolled",
         ),
     ],
 )
-def test_verdict(clues: dict[str, object], kind: VmExitKind, text: str) -> None:
-    ended = vm_exit(ExitClues(sandbox_id="pod1", **clues))  # type: ignore[arg-type]
+def test_verdict(facts: dict[str, object], kind: VmExitKind, text: str) -> None:
+    ended = vm_exit(ExitFacts(sandbox_id="pod1", **facts))  # type: ignore[arg-type]
 
     assert ended.kind is kind
     assert ended.reason.startswith("vm 'pod1'")
@@ -66,7 +66,7 @@ def test_verdict(clues: dict[str, object], kind: VmExitKind, text: str) -> None:
 def test_verdict_shows_only_the_last_console_lines() -> None:
     console = tuple(f"line {number}" for number in range(50))
 
-    reason = vm_exit(ExitClues(sandbox_id="pod1", console=console)).reason
+    reason = vm_exit(ExitFacts(sandbox_id="pod1", console=console)).reason
 
     assert reason.count("line ") == SHOWN_LINES
     assert reason.endswith("line 49")
@@ -75,7 +75,7 @@ def test_verdict_shows_only_the_last_console_lines() -> None:
 def test_verdict_on_a_panic_shows_its_beginning_not_the_end_of_its_trace() -> None:
     console = ("early", "a", "b", "why", *PANIC, *(f"trace {number}" for number in range(40)))
 
-    reason = vm_exit(ExitClues(sandbox_id="pod1", console=console, panic_event=True)).reason
+    reason = vm_exit(ExitFacts(sandbox_id="pod1", console=console, panic_event=True)).reason
 
     assert "last console lines:\na\nb\nwhy\n[ 1.0] Kernel panic" in reason
     assert reason.endswith("trace 10")

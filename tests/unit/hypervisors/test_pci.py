@@ -113,16 +113,16 @@ def test_every_word_is_known_to_each_version_that_can_have_it(version: str, devi
         allowed = known["devices"][name] if option == "-device" else known["objects"][name]
         unknown = {field.partition("=")[0] for field in fields} - {*allowed, "id", "bus", "addr", "x-pci-vendor-id"}
         assert unknown <= {"x-pci-device-id"}, (version, text)
-    driver, hot = pci.hot_fields(device)
+    driver, hot = pci.hotplug_model(device)
     assert set(hot) <= {*known["devices"][driver], "x-pci-vendor-id", "x-pci-device-id"}
 
 
 def test_what_qmp_gets_are_numbers_where_qemu_wants_numbers() -> None:
-    assert pci.hot_fields(GPU) == (
+    assert pci.hotplug_model(GPU) == (
         "vfio-pci",
         {"host": "0000:65:00.0", "romfile": "", "x-pci-vendor-id": 0x10DE, "x-pci-device-id": 0x2331},
     )
-    assert pci.objects(NIC) == ({"qom-type": "iommufd", "id": "iommufd-vfio7"},)
+    assert pci.backend_objects(NIC) == ({"qom-type": "iommufd", "id": "iommufd-vfio7"},)
 
 
 @pytest.mark.parametrize(

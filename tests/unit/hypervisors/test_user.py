@@ -14,7 +14,7 @@ from uuid import uuid4
 import pytest
 from msgspec.structs import replace
 
-from hypervisors.qemu.user import COUNT, lacks_users, needs_root, reserve_user, vsock_user
+from hypervisors.qemu.user import COUNT, missing_users_reason, reserve_user, root_reason, vsock_user
 from hypervisors.qemu.vm import QemuVm
 from pyshim.cleanup.release import release
 from pyshim.host import syscalls
@@ -283,8 +283,8 @@ async def test_the_vsock_program_has_the_next_user_and_a_view_of_its_own_directo
     ],
 )
 def test_what_needs_root_is_named(config: VmConfig, word: str) -> None:
-    assert word in needs_root(config)
-    assert bool(needs_root(config)) is bool(word)
+    assert word in root_reason(config)
+    assert bool(root_reason(config)) is bool(word)
 
 
 @pytest.mark.parametrize(
@@ -301,7 +301,7 @@ def test_a_user_namespace_may_lack_the_users(directory: Path, ranges: str, lacks
     for name in ("uid_map", "gid_map"):
         (directory / name).write_text(ranges)
 
-    assert bool(lacks_users(vm_config(first_user_id=FIRST), proc=str(directory))) is lacks
+    assert bool(missing_users_reason(vm_config(first_user_id=FIRST), proc=str(directory))) is lacks
 
 
 async def test_a_user_is_another_sandboxs_only_after_its_directory_is_gone(

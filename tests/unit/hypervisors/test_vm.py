@@ -112,7 +112,7 @@ async def test_stopping_a_vm_that_dumps_its_memory_leaves_no_file(
         started.set()
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(memory_dump, "_dumped", endless)
+    monkeypatch.setattr(memory_dump, "_write_dump", endless)
 
     await bench.vm.create(panics_with_dump(bench, tmp_path / "dumps"))
     await bench.vm.start()

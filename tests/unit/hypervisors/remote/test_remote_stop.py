@@ -96,7 +96,7 @@ async def test_a_service_that_restarts_is_tried_again(service: FakeRemoteService
 async def test_a_service_that_stays_away_leaves_the_vm_on_record(
     service: FakeRemoteService, ledger: FakeLedger
 ) -> None:
-    vm = RemoteVm(ledger=ledger, reach_s=0)
+    vm = RemoteVm(ledger=ledger, retry_s=0)
     await vm.create(config(service))
     service.close()
     with pytest.raises(Unavailable, match="No such file"):
@@ -128,7 +128,7 @@ async def test_a_started_vm_that_its_service_has_forgotten_is_lost_and_not_gone(
 async def test_a_vm_whose_start_was_never_sent_is_not_lost(
     service: FakeRemoteService, ledger: FakeLedger, method: str
 ) -> None:
-    vm = RemoteVm(ledger=ledger, doubt_s=0)
+    vm = RemoteVm(ledger=ledger, settle_s=0)
     if method == "StartVM":
         await vm.create(config(service))
     service.crash()

@@ -336,7 +336,7 @@ async def test_a_creation_that_fails_leaves_no_vm_and_no_record(
 ) -> None:
     service.behave["CreateVM"] = behaviour
 
-    vm = RemoteVm(ledger=ledger, late_s=SHORT_S, doubt_s=SHORT_S)
+    vm = RemoteVm(ledger=ledger, late_s=SHORT_S, settle_s=SHORT_S)
     with pytest.raises(error, match=words):
         await vm.create(config(service, timeout_s=SHORT_S if behaviour is never else LONG_S))
 
@@ -416,7 +416,7 @@ async def test_a_vm_that_is_made_after_its_call_has_ended_is_stopped(
     service.behave["CreateVM"] = ended_and_made
 
     with pytest.raises(ShimError, match=words):
-        await RemoteVm(ledger=ledger, doubt_s=LONG_S).create(config(service))
+        await RemoteVm(ledger=ledger, settle_s=LONG_S).create(config(service))
 
     assert service.methods().count("StopVM") > 1
     assert (service.vms, ledger.held) == ({}, {})
@@ -435,7 +435,7 @@ async def test_a_creation_whose_outcome_is_in_doubt_is_so_on_record_too(
 
     service.behave["CreateVM"] = gone
 
-    vm = RemoteVm(ledger=ledger, clock_s=lambda: 1000.25, reach_s=0, doubt_s=SHORT_S)
+    vm = RemoteVm(ledger=ledger, clock_s=lambda: 1000.25, retry_s=0, settle_s=SHORT_S)
     with pytest.raises(Unavailable, match="closed the connection"):
         await vm.create(config(service))
     detail = ledger.held[REMOTE, VM].detail
