@@ -11,6 +11,7 @@ import pytest
 
 from pyshim.__main__ import operator_main
 from pyshim.model.sizing import Dimension, SizingRecord
+from pyshim.state.store import StateStore
 from tests.unit.state import states
 
 ROOT = Path(__file__).parents[4]
@@ -155,6 +156,16 @@ def test_a_sandbox_without_a_record_is_reported(tmp_path: Path, capsys: pytest.C
     assert operator_main(["sizing", "show", "pod1", "--state-dir", str(tmp_path)]) == 1
 
     assert "none is recorded yet" in capsys.readouterr().err
+
+
+def test_a_sandbox_that_its_shim_has_not_planned_yet_is_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    StateStore(root=str(tmp_path)).save(states.state(planned=False))
+
+    assert operator_main(["sizing", "show", "sb1", "--state-dir", str(tmp_path)]) == 1
+
+    assert "read state of sandbox 'sb1': its shim has not saved it yet" in capsys.readouterr().err
 
 
 POD = "apiVersion: v1\nkind: Pod\nmetadata: {name: p}\nspec:\n"

@@ -473,6 +473,30 @@ def test_sigterm_ends_the_program_well(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("faults", "status", "said"),
+    [([], 0, ""), ([403], 1, "GET /api/v1/nodes: Fault")],
+    ids=["no node has pyshim", "the API server refuses"],
+)
+async def test_the_program_that_waits_for_removals_ends_with_the_answer_of_the_api_server(
+    tmp_path: Path, faults: list[int], status: int, said: str
+) -> None:
+    server = FakeApiServer()
+    server.add_node("n1")
+    server.faults = faults
+    async with server.serving(tmp_path) as access:
+        words = ["--server", access.server, "--token", access.token, "--authority", access.authority]
+        program = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "pyshim", "node-agent", "wait-removed", *words),
+            stderr=subprocess.PIPE,
+            cwd=ROOT,
+        )
+        _, errors = await asyncio.wait_for(program.communicate(), GENEROUS_S)
+
+    assert program.returncode == status, errors
+    assert said in errors.decode()
+
+
+@pytest.mark.parametrize(
     "words",
     [
         NodeReport(),

@@ -89,6 +89,7 @@ def test_the_disk_is_what_katas_guest_looks_for() -> None:
         ),
         pytest.param(packed(DOCUMENT + b"b = 1"), "data is not a table of strings", id="a number in the data"),
         pytest.param("A" * (MAX_TEXT_BYTES + 1), "at most", id="too long"),
+        pytest.param('"' + "A" * MAX_DOCUMENT_BYTES, f"at most {MAX_DOCUMENT_BYTES}", id="a document too long"),
         pytest.param(packed(b"#" * (MAX_DOCUMENT_BYTES + 1)), "once unpacked", id="too long once unpacked"),
     ],
 )

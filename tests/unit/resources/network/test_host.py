@@ -14,6 +14,7 @@ from pyroute2.netlink.exceptions import NetlinkDumpInterrupted
 
 from pyshim.cleanup.release import release
 from pyshim.host.processes.children import Children
+from pyshim.host.python_child.messages import MAX_FDS
 from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, Internal, InvalidArgument, NotFound, ShimError
 from pyshim.model.guest import NetworkAddress
 from pyshim.model.ledger import LedgerEntry, ResourceKind
@@ -67,6 +68,19 @@ async def test_the_guest_is_told_what_the_plugin_set_and_frames_pass_both_ways(
     await network.disconnect()
 
     assert wire.pod.state() == before
+
+
+async def test_more_queues_than_one_message_can_pass_are_as_many_as_it_can(
+    wire: Wire, connector: HostNetworkConnector, caplog: pytest.LogCaptureFixture
+) -> None:
+    wire.veth("eth0", 1)
+
+    network = await connect(connector, wire.pod.path, HookedLedger(), queues=MAX_FDS + 1)
+    queues = len(network.nics[0].tap_fds)
+    await network.disconnect()
+
+    assert queues == MAX_FDS
+    assert "queues limited" in caplog.text
 
 
 async def test_the_tap_says_nothing_to_the_guest_that_did_not_come_over_the_link(
