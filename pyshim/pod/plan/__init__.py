@@ -1,4 +1,5 @@
-"""Pure decisions: (spec, configuration, host facts) -> plans. No I/O, no clock, no randomness that is not passed in.
+"""Pure decisions: from spec, configuration and host facts to plans. No I/O, no clock; random values are arguments.
 
-Plans are frozen values: printable without root, compared with golden files, logged once. Read `sandbox.py` first.
+Plans are frozen values. They can be printed without root, and tests compare them with golden files. Read `sandbox.py`
+first.
 """

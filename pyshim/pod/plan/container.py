@@ -1,4 +1,4 @@
-"""The plan of one container: mounts of the host into the share, mounts of the agent, and the guest's spec."""
+"""The plan of one container: its mounts on the host, its disks, the agent's mounts, and the guest's spec."""
 
 import posixpath
 from collections.abc import Mapping, Sequence
@@ -43,7 +43,7 @@ def container_plan(
     terminal: bool,
     nodes: Sequence[GuestNode] = (),
 ) -> ContainerPlan:
-    """The plan; `sources` holds the facts of every path in `volume_sources(spec)`.
+    """The plan. `sources` has the facts of every path in `volume_sources(spec)`.
 
     Raises InvalidArgument, FailedPrecondition or Unimplemented naming the mount.
     """
@@ -98,10 +98,10 @@ def _guest_root(
 
 
 def _shares_pid_namespace(spec: OciSpec, container_id: ContainerId) -> bool:
-    """True for a container that has its pod's processes in sight; the guest has one such namespace.
+    """True for a container that shares a pid namespace with others of its pod.
 
-    A path is the sandbox's namespace on the host, or that of a container in it. The host's own is asked for by hostPID
-    under CRI-O and cri-dockerd; containerd gives the sandbox's for it.
+    A path in the spec names the sandbox's namespace, or that of another container. hostPID counts as sharing, too: it
+    asks for the host's namespace under CRI-O and cri-dockerd, for the sandbox's under containerd.
     """
     if spec.is_in_hosts("pid"):
         return membership(spec.annotations, container_id).kind is ContainerKind.POD_CONTAINER
@@ -126,12 +126,12 @@ def _root_share(host_rootfs: HostPath, container_id: ContainerId, share: SharePl
 
 
 def without_image(plan: ContainerPlan) -> ContainerPlan:
-    """`plan` of a container that exists on the host by name only: nothing to mount, share or plug."""
+    """`plan` without anything to mount, share or plug, for a container that the shim answers for."""
     return replace(plan, rootfs_mounts=(), share_mounts=(), share_points=(), disks=(), copies=())
 
 
 def rootfs_path(bundle: HostPath, spec: OciSpec, *, has_mounts: bool) -> HostPath:
-    """The root file system on the host: `<bundle>/rootfs` when containerd gave mounts, else the spec's `root.path`.
+    """The root file system on the host: `<bundle>/rootfs` if containerd passes mounts, else the spec's `root.path`.
 
     A relative path is relative to the bundle (OCI config.md, "root") and must stay below it.
     """
@@ -146,7 +146,7 @@ def rootfs_path(bundle: HostPath, spec: OciSpec, *, has_mounts: bool) -> HostPat
 
 
 def _check_layers(rootfs: tuple[RootfsMount, ...]) -> None:
-    """Raises Unimplemented for layers that a block snapshotter leaves to the guest: the root would lack their files."""
+    """Raises Unimplemented for layers that the guest would have to mount: the root would lack their files."""
     for mount in rootfs:
         for option in mount.options:
             if option.startswith(FILE_SYSTEM_OPTION_PREFIX):
@@ -175,7 +175,7 @@ def rootfs_mount(mount: RootfsMount, host_rootfs: HostPath) -> HostMount:
 
 
 def _device_disks(spec: OciSpec, config: Config, sources: Mapping[str, SourceFacts]) -> tuple[DiskUse, ...]:
-    """The block devices of linux.devices, found on the host by number: the path is the container's name for it."""
+    """The block devices of linux.devices. The host's device is found by its number; `path` is in the container."""
     found = []
     for device in spec.devices:
         if device.type != "b":
@@ -191,7 +191,7 @@ def _device_disks(spec: OciSpec, config: Config, sources: Mapping[str, SourceFac
 
 
 def _is_read_only(device: OciDevice, spec: OciSpec) -> bool:
-    """A device is read-only when a device rule names it without the write access."""
+    """True when a device rule allows the device without write access."""
     resources = (spec.raw.get("linux") or {}).get("resources") or {}
     for rule in resources.get("devices") or []:
         if rule.get("allow") and rule.get("major") == device.major and rule.get("minor") == device.minor:
@@ -200,7 +200,7 @@ def _is_read_only(device: OciDevice, spec: OciSpec) -> bool:
 
 
 def _guest_device_node(device: OciDevice, spec: OciSpec) -> Mapping[str, Any]:
-    """The spec's device, with a mode: kata-agent makes a node without permissions where the spec leaves it out."""
+    """The spec's device with a mode, since kata-agent makes a node without permissions if the spec has none."""
     for raw in (spec.raw.get("linux") or {}).get("devices") or []:
         if raw.get("path") == device.path:
             return {**raw, "fileMode": raw.get("fileMode") or _DEVICE_MODE}

@@ -1,4 +1,4 @@
-"""The sandbox as the guest's agent gets it, before it has containers. Pure."""
+"""The sandbox as CreateSandbox sends it to the agent. Pure."""
 
 from collections.abc import Mapping
 
@@ -16,7 +16,7 @@ DEFAULT_SHM_BYTES = 64 * MIB
 _MAX_HOSTNAME = 64
 """__NEW_UTS_LEN: what sethostname(2) takes."""
 _UNNAMED_LENGTH = 12
-"""A host name must not be empty: without one it is the head of the id, as docker has it."""
+"""Characters of the id that are the host name of a pod without one, as with docker."""
 _UNITS = {"k": KIB, "K": KIB, "m": MIB, "M": MIB, "g": GIB, "G": GIB}
 _MOST_DIGITS = 12
 _SHARED = Storage(
@@ -38,9 +38,9 @@ def guest_sandbox(
     *,
     host_name: str,
 ) -> GuestSandbox:
-    """The sandbox in the guest; `sources` has the facts of the mounts, `dns` the lines of the pod's resolv.conf.
+    """The sandbox in the guest. `sources` has the facts of the mounts, `dns` the lines of the pod's resolv.conf.
 
-    A pod without a host name gets `host_name`, or the head of its id if that is empty. Raises InvalidArgument.
+    A pod without a host name gets `host_name`, or if that is empty the beginning of its id. Raises InvalidArgument.
     """
     return GuestSandbox(
         sandbox_id=sandbox_id,
@@ -69,7 +69,7 @@ def unnamed_host(sandbox_id: SandboxId) -> str:
 
 
 def resolv_conf(spec: OciSpec) -> str:
-    """The host's file that the sandbox's spec has on /etc/resolv.conf; empty for none."""
+    """The host's file that the spec mounts on /etc/resolv.conf; empty without one."""
     return next((m.source for m in spec.mounts if m.destination == "/etc/resolv.conf" and m.is_bind), "")
 
 
@@ -79,12 +79,12 @@ def dns_lines(text: bytes) -> tuple[str, ...]:
 
 
 def pod_sysctls(spec: OciSpec) -> Mapping[str, str]:
-    """Kernel settings the spec asks for; `parse_spec` has checked that they are strings."""
+    """The kernel settings of the spec. `parse_spec` has checked that they are strings."""
     return dict((spec.raw.get("linux") or {}).get("sysctl") or {})
 
 
 def _shm_bytes(spec: OciSpec, sources: Mapping[str, SourceFacts]) -> int:
-    """The size of the tmpfs the spec has on /dev/shm, its own or one of the host's; else 64 MiB (the kubelet's)."""
+    """The size of the tmpfs on /dev/shm in the spec, a new one or one of the host; else 64 MiB, as the kubelet."""
     for mount in spec.mounts:
         if mount.destination != "/dev/shm":
             continue

@@ -1,6 +1,6 @@
-"""The OCI spec for the guest, without the members that have a meaning on the host only.
+"""The OCI spec for the guest, without the members that mean something on the host only.
 
-Source: what Kata's runtime removes before CreateContainer; kata-agent refuses or misreads some of it otherwise.
+Source: Kata's runtime removes the same before CreateContainer. kata-agent refuses or misreads some of it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,13 +14,13 @@ from pyshim.resources.sizing.plan.numa import guest_memory_nodes
 from pyshim.resources.sizing.plan.swap import with_swap
 
 _LEFT_TO_THE_AGENT = frozenset({"cgroup", "network", "time", "user", "pid"})
-"""Host objects, and the pid namespace: kata-agent adds one itself, the sandbox's or a new one."""
+"""Namespaces of the host, and pid, which kata-agent adds itself: the sandbox's or a new one."""
 _THE_PODS = ("ipc", "uts")
-"""Namespaces that the agent makes for the pod, even if the spec asks for the host's: those are out of reach, and the
-guest's own have no host name."""
+"""Namespaces that the agent makes for the pod, even if the spec asks for the host's: a guest cannot have those, and its
+own have no host name."""
 _CDI_PREFIX = "cdi.k8s.io/"
 MAX_DEPTH = 100
-"""Objects and lists in each other; the OCI runtime-spec itself needs about ten."""
+"""Levels of nested objects and lists; the OCI runtime-spec needs about ten."""
 
 
 def guest_spec(
@@ -35,11 +35,11 @@ def guest_spec(
     devices: Sequence[Mapping[str, Any]],
     nodes: Sequence[GuestNode] = (),
 ) -> dict[str, Any]:
-    """A new JSON object for the agent: `root_path` and `mounts` are guest paths; the input stays as it was.
+    """A new JSON object for the agent. `root_path` and `mounts` are guest paths, `sysctls` the pod's.
 
-    Limits on CPU time and memory stay (they hold inside the guest); cpusets, pids, block I/O, network and device rules
-    go, since they name host objects. Memory nodes become those of the guest's `nodes`, if it has several. Namespace
-    paths go: the guest has its own. `sysctls` are the pod's.
+    It keeps limits on CPU time and memory, which hold inside the guest. Cpusets, pids, block I/O, network and device
+    rules are left out, since they name host objects, and namespace paths as well. Memory nodes become those of the
+    guest's `nodes`, if it has several.
     """
     raw: dict[str, Any] = _copied(dict(spec.raw))
     raw["root"] = {**raw["root"], "path": root_path}
@@ -72,19 +72,20 @@ def guest_spec(
 
 
 def guest_process(process: Mapping[str, Any], *, terminal: bool) -> dict[str, Any]:
-    """An init's or exec's `process` for the agent; `terminal` is what the client asked for, whatever the spec says.
+    """The `process` of an init or exec for the agent. The client's `terminal` replaces that of the spec.
 
-    Labels and profiles of the host's security modules go: kata-agent refuses a label its own kernel has no use for.
+    Labels and profiles of the host's security modules are left out: kata-agent refuses a label that its kernel cannot
+    use.
     """
     kept = {key: value for key, value in process.items() if key not in ("apparmorProfile", "selinuxLabel")}
     return {**_copied(kept), "terminal": terminal}
 
 
 def guest_resources(resources: Mapping[str, Any], nodes: Sequence[GuestNode] = ()) -> dict[str, Any]:
-    """The limits that hold inside the guest: CPU time and weight, memory, huge pages; and the memory nodes, where the
-    guest has several `nodes`, by its own numbers.
+    """The limits that hold inside the guest: CPU time and weight, memory, huge pages, and `unified`.
 
-    Swappiness goes: cgroup v2 has no file for it, and kata-agent fails where there is none.
+    With several `nodes`, memory nodes are kept, too, under the guest's numbers. Swappiness is left out, since
+    kata-agent fails under cgroup v2, which has no file for it.
     """
     kept: dict[str, Any] = {}
     cpu = {key: value for key, value in (resources.get("cpu") or {}).items() if key not in ("cpus", "mems")}
@@ -102,7 +103,7 @@ def guest_resources(resources: Mapping[str, Any], nodes: Sequence[GuestNode] = (
 
 
 def _copied(value: Any, depth: int = MAX_DEPTH) -> Any:
-    """A deep copy of a JSON value; `copy.deepcopy` is slower, since it looks for objects that occur twice.
+    """A deep copy of a JSON value. `copy.deepcopy` is slower, since it looks for objects that occur twice.
 
     Raises InvalidArgument when it is nested deeper than `depth`.
     """

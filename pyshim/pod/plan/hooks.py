@@ -1,8 +1,7 @@
-"""OCI hooks: which of them run on the host and which in the guest, and the state that they read. Pure.
+"""OCI hooks: which run on the host, which in the guest, and the state that they read. Pure.
 
-prestart, createRuntime, poststart and poststop belong to the runtime's namespaces, which are the host's.
-createContainer and startContainer belong to the container's: the agent gets them in the spec and finds their programs
-in the guest.
+prestart, createRuntime, poststart and poststop run in the runtime's namespaces, which are the host's. createContainer
+and startContainer run in the container's: the agent gets them in the spec, and their programs are in the guest.
 Source: OCI runtime-spec, config.md "POSIX-platform Hooks" and runtime.md "State".
 """
 
@@ -18,17 +17,17 @@ _IN_GUEST = ("createContainer", "startContainer")
 
 
 def guest_hooks(hooks: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The hooks of a spec that the agent runs."""
+    """The hooks that the agent runs."""
     return {kind: hooks[kind] for kind in _IN_GUEST if hooks.get(kind)} if hooks else {}
 
 
 def makes_network(spec: OciSpec) -> bool:
-    """A hook may fill the network namespace, so that it must exist before the VM does."""
+    """The spec has hooks that may add interfaces to the network namespace, so it must exist before the VM."""
     return bool(spec.hooks.prestart or spec.hooks.create_runtime)
 
 
 def named_netns(path: str, pid: int) -> HostMount:
-    """The network namespace of the process `pid`, bound on `path`: it outlives the process."""
+    """Binds the network namespace of process `pid` on `path`, so that it outlives the process."""
     return HostMount(
         type="bind",
         source=f"/proc/{pid}/ns/net",
@@ -41,7 +40,7 @@ def named_netns(path: str, pid: int) -> HostMount:
 
 
 def hook_state(spec: OciSpec, *, container_id: str, bundle: str, status: str, pid: int) -> bytes:
-    """The container's state as JSON, for a hook's stdin; without a pid where `pid` is 0."""
+    """The container's state as JSON for a hook's stdin; without `pid` if that is 0."""
     state: dict[str, object] = {
         "ociVersion": str(spec.raw.get("ociVersion", "")),
         "id": container_id,

@@ -1,4 +1,4 @@
-"""Kata's HypervisorConfig as this sandbox was started with, by Kata's key names, for its state file's readers."""
+"""Kata's HypervisorConfig of a sandbox, for programs that read Kata's state file. Pure."""
 
 from collections.abc import Mapping
 
@@ -6,9 +6,9 @@ from pyshim.model.plans import SandboxPlan
 
 
 def kata_hypervisor_config(plan: SandboxPlan) -> Mapping[str, object]:
-    """A JSON object; NumVCPUsF is the exact sum before the ceil, as a float.
+    """A JSON object under Kata's key names. NumVCPUsF is the exact number before it is rounded up.
 
-    One of ImagePath and InitrdPath is empty: Kata refuses both, and its `delete` then removes the state.
+    InitrdPath is empty if there is an image: Kata refuses a state with both, and its `delete` then removes it.
     """
     config, vm = plan.config.hypervisor, plan.vm
     return {

@@ -1,6 +1,6 @@
-"""Plans in the terms of Kata's state file: its Mount, DeviceMap, DeviceState, Endpoint and SandboxConfig objects. Pure.
+"""Plans as the objects of Kata's state file: Mount, DeviceMap, DeviceState, Endpoint and SandboxConfig. Pure.
 
-A key with its zero value may be left out.
+Keys with a zero value may be left out.
 """
 
 import posixpath
@@ -15,16 +15,16 @@ from pyshim.model.plans import ContainerPlan, SandboxPlan
 from pyshim.model.vm import BlockDevice, GuestLocation, NicDevice, VhostUserBackend
 
 _MODELS: Mapping[str, int] = {NetworkModel.TCFILTER: 2, NetworkModel.NONE: 3}
-"""Kata's NetInterworkingModel; 0 is the default, which is the tc filter too."""
+"""Kata's NetInterworkingModel. Other models are 0, Kata's default, which is the tc filter, too."""
 _VHOST_USER_BLK = "vhost-user-blk-pci"
 _ENDPOINTS = {"macvlan": "Macvlan", "ipvlan": "IPVlan"}
 _OCI = "io.katacontainers.pkg.oci."
 
 
 def kata_annotations(plan: ContainerPlan, bundle: HostPath) -> Mapping[str, str]:
-    """The container's annotations, and the two by which Kata's `delete` finds the bundle of a container of its own.
+    """The container's annotations and the two that Kata's `delete` reads.
 
-    Without these, Kata's runtime cannot restore the sandbox, and removes its state together with our ledger.
+    Without these two, Kata's runtime cannot restore the sandbox, and removes its state together with our ledger.
     """
     annotations = plan.guest.spec.get("annotations") or {}
     kind = membership(annotations, plan.container_id).kind
@@ -32,7 +32,7 @@ def kata_annotations(plan: ContainerPlan, bundle: HostPath) -> Mapping[str, str]
 
 
 def kata_mounts(plan: ContainerPlan) -> tuple[Mapping[str, object], ...]:
-    """The container's volumes: their places on the host and in the container, and how they get there."""
+    """The container's volumes as Kata's Mount objects."""
     shared = {posixpath.basename(mount.target): mount for mount in plan.share_mounts}
     disks = {use.storage.mount_point: use.disk.id for use in plan.disks if use.storage is not None}
     found = []
@@ -59,7 +59,7 @@ def kata_device_maps(plan: ContainerPlan) -> tuple[Mapping[str, object], ...]:
 
 
 def kata_device(disk: BlockDevice, location: GuestLocation, users: int) -> Mapping[str, object]:
-    """A disk in the VM. Kata's PCIPath has no form of its own in JSON, so it is one of the driver's options."""
+    """A disk of the VM. Kata's PCIPath has no JSON form, so the path is a driver option."""
     every: dict[str, object] = {
         "ID": disk.id,
         "DevType": "b",
@@ -83,7 +83,7 @@ def kata_device(disk: BlockDevice, location: GuestLocation, users: int) -> Mappi
 
 
 def _served(disk: BlockDevice, program: VhostUserBackend) -> dict[str, object]:
-    """The keys of a disk that another program serves, under Kata's name of its type."""
+    """The keys of a disk that a vhost-user program serves."""
     return {
         "Type": _VHOST_USER_BLK,
         "VhostUserDev": {
@@ -97,7 +97,7 @@ def _served(disk: BlockDevice, program: VhostUserBackend) -> dict[str, object]:
 
 
 def kata_endpoint(nic: NicDevice, interfaces: tuple[NetworkInterface, ...], model: str) -> Mapping[str, object]:
-    """A network card and the link of the namespace that it stands for, which has the same MAC."""
+    """A NIC of the VM and its link in the namespace, which has the same MAC."""
     interface = next((one for one in interfaces if one.mac == nic.mac), None)
     name, kind = (interface.name, interface.type) if interface is not None else ("", "")
     pair = {
@@ -114,7 +114,7 @@ def kata_model(model: str) -> int:
 
 
 def kata_sandbox_config(plan: SandboxPlan) -> Mapping[str, Any]:
-    """SandboxConfig, without the keys that the state has by itself."""
+    """SandboxConfig, without the keys that `state` fills in."""
     runtime = plan.config.runtime
     return {
         "NetworkConfig": {

@@ -1,6 +1,6 @@
-"""The guest kernel's command line, in Kata's order: platform, root, console, verbosity, agent, then the operator's own.
+"""The guest kernel's command line, in Kata's order: platform, root, console, verbosity, agent, then the operator's.
 
-Source: the parameters Kata's Go runtime passes on x86; a parameter of the operator replaces ours of the same name.
+Source: the parameters of Kata's Go runtime on x86. A parameter of the operator replaces ours of the same name. Pure.
 """
 
 import math
@@ -33,11 +33,11 @@ _SYSTEMD_PARAMS = (
     "systemd.mask=systemd-networkd.socket",
 )
 _ONLINE_AT_ONCE = "memhp_default_state=online"
-"""Added memory is used as soon as the guest's kernel finds it, which can be after the agent was asked to put it online;
-and virtio-mem stops at 1 GiB that was not put online.
+"""The kernel puts added memory online when it finds it, which can be after the agent was asked to do so. And virtio-mem
+adds no more while 1 GiB is not online.
 Source: the kernel's admin-guide/mm/memory-hotplug.rst and drivers/virtio/virtio_mem.c (offline_threshold)."""
 _MOVABLE = "memory_hotplug.online_policy=auto-movable"
-"""Most added memory is kept for pages that can move: only their memory can be given back. Source: as above."""
+"""Most added memory is for movable pages, the only memory that can be removed again. Source: as above."""
 _FASTEST_KHZ = 5_000_000
 _ROOT_FLAGS: Mapping[str, str] = {"ext4": "data=ordered,errors=remount-ro", "xfs": "", "erofs": "", "squashfs": ""}
 
@@ -45,9 +45,9 @@ _ROOT_FLAGS: Mapping[str, str] = {"ext4": "data=ordered,errors=remount-ro", "xfs
 def kernel_params(
     config: Config, *, max_vcpus: int, root_on_pmem: bool, serial_agent: bool, emulated: bool, tsc_khz: int = 0
 ) -> tuple[str, ...]:
-    """The parameters of one guest, final and in order. Raises InvalidArgument for wrong parameters of verity.
+    """All parameters, in order. Raises InvalidArgument for wrong verity parameters.
 
-    `tsc_khz` is the rate of the host's time stamp counter, if that is known.
+    `tsc_khz` is the rate of the host's time stamp counter, 0 if it is unknown.
     """
     hypervisor = config.hypervisor
     params = [*X86_PARAMS, *(_emulated_clock(tsc_khz, hypervisor.kernel_hz) if emulated else ())]
@@ -55,12 +55,12 @@ def kernel_params(
         params += _verity_root(hypervisor.kernel_verity_params, hypervisor.rootfs_type, on_pmem=root_on_pmem)
     elif hypervisor.image:
         params += _root("/dev/pmem0p1" if root_on_pmem else "/dev/vda1", hypervisor.rootfs_type, dax=root_on_pmem)
-    # Until the virtio console's driver is there, only the serial port shows a panic.
+    # A panic before the driver of the virtio console is loaded appears on the serial port only.
     params += ["earlyprintk=ttyS0,115200", "console=hvc0", "debug" if hypervisor.enable_debug else "quiet"]
     if hypervisor.image:
         params += [f"systemd.show_status={'true' if hypervisor.enable_debug else 'false'}", *_SYSTEMD_PARAMS]
     params.append("panic=1")
-    if not hypervisor.confidential_guest:  # measured with the rest, and not known in advance
+    if not hypervisor.confidential_guest:  # the command line is measured, and this number is not known in advance
         params.append(f"nr_cpus={max_vcpus}")
     params.append("selinux=0")
     if hypervisor.enable_iommu:
@@ -95,24 +95,24 @@ def kernel_params(
 
 
 def _emulated_clock(tsc_khz: int, kernel_hz: int) -> tuple[str, ...]:
-    """The rate of an emulated CPU's time stamp counter, which QEMU hands through from the host; 0: unknown.
+    """The rate of an emulated CPU's time stamp counter, which is the host's; `tsc_khz` is 0 if it is unknown.
 
     - tsc_early_khz: without it the kernel measures the rate for some milliseconds against a timer that QEMU emulates.
-      The result is wrong when the host lets QEMU wait meanwhile, and tsc=reliable keeps it for good: a later result
+      The result is wrong when the host does not run QEMU meanwhile, and stays because of tsc=reliable: a later result
       counts only when it differs by less than one percent. Source: the kernel's arch/x86/kernel/tsc.c.
-    - lpj: ticks of the counter in one tick of the timer; the kernel makes short delays by it. Without it every CPU but
-      the first measures it when it comes online, and spins meanwhile together with the first: seconds, and many on a
-      crowded host. No one value fits every kernel: that for fewer timer ticks a second makes the delays of others too
-      long, and above 17 GHz far too short, as lpj has 32 bits. Source: init/calibrate.c and arch/x86/lib/delay.c.
+    - lpj: ticks of the counter per tick of the timer, for short delays. Without it every CPU but the first measures it
+      when it comes online, while both spin: this takes seconds, and many on a crowded host. The value depends on the
+      kernel's timer rate: one for fewer timer ticks makes delays too long, and above 17 GHz far too short, since lpj
+      has 32 bits. Source: init/calibrate.c and arch/x86/lib/delay.c.
     """
     lpj = (tsc_khz or _FASTEST_KHZ) * 1000 // kernel_hz if kernel_hz else 0
     return (*((f"lpj={lpj}",) if lpj else ()), *((f"tsc_early_khz={tsc_khz}",) if tsc_khz else ()))
 
 
 def _extension(image: Mapping[str, str]) -> str:
-    """Has the guest mount the extension; without verity, the parameter has no value.
+    """The parameter by which the guest mounts the extension; it has no value without verity.
 
-    Source: Kata's Rust runtime, whose guest starts the mount by this parameter's name.
+    Source: Kata's Rust runtime.
     """
     name = f"kata.extension.{image['name']}.verity_params"
     verity = image.get("verity_params", "").strip()
@@ -122,7 +122,7 @@ def _extension(image: Mapping[str, str]) -> str:
 
 
 def _verity_root(text: str, fs_type: str, *, on_pmem: bool) -> tuple[str, ...]:
-    """A root every block of which is checked against `text`, Kata's kernel_verity_params. No dax: it has no blocks."""
+    """A root whose blocks are checked against `text`, Kata's kernel_verity_params. Without dax: it has no blocks."""
     data, hashes = ("/dev/pmem0p1", "/dev/pmem0p2") if on_pmem else ("/dev/vda1", "/dev/vda2")
     verity = read_verity(text, "read kernel_verity_params")
     return (root_device(verity, data=data, hashes=hashes), *_root("/dev/dm-0", fs_type, dax=False))

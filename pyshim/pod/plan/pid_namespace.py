@@ -1,9 +1,9 @@
 """The pid namespace that a container joins. Pure.
 
-In a pod that shares its processes, a container joins the sandbox container's namespace. The sandbox container enters
-the guest before the first of the others, so that the namespace outlives each of them. In another pod, a container that
-asks for a shared namespace is a debug container, which joins the processes of one other. containerd names that one by
-its pid on the host, which all tasks of a pod share. So it is found only if a single container can be meant.
+In a pod with a shared pid namespace, every container joins that of the sandbox container, which is made in the guest
+first. So the namespace outlives every other container. In a pod without one, a container that asks for a shared
+namespace is a debug container, which joins that of another container. containerd names it by its pid on the host, which
+is the same for all tasks of a pod. So the target is known only if a single container can be meant.
 """
 
 from collections.abc import Sequence
@@ -15,10 +15,10 @@ from pyshim.model.guest import GuestContainer
 
 
 def container_to_join(container_id: str, joinable: Sequence[str], first: str | None, *, by_name: bool) -> str | None:
-    """The container to name to the agent; None for the pod's first, whose namespace each agent shares by itself.
+    """The container whose pid namespace `container_id` joins; None for the pod's first, which every agent shares.
 
-    `joinable` are the containers that can be meant. Raises FailedPrecondition if they are several, or one that is not
-    the first while the agent cannot join `by_name`.
+    `joinable` are the containers that can be meant. Raises FailedPrecondition if they are several, or if the only one
+    is not the first and the agent cannot join `by_name`.
     """
     if joinable == [first]:
         return None
@@ -31,7 +31,7 @@ def container_to_join(container_id: str, joinable: Sequence[str], first: str | N
 
 
 def with_namespace_of(guest: GuestContainer, target: str) -> GuestContainer:
-    """The container joins the pid namespace of container `target`, by the name that our own agent reads."""
+    """`guest` in the pid namespace of container `target`, by a path that our own agent reads."""
     linux = guest.spec["linux"]
     namespaces = [*linux["namespaces"], {"type": "pid", "path": f"container:{target}"}]
     return replace(guest, spec={**guest.spec, "linux": {**linux, "namespaces": namespaces}})

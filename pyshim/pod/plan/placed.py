@@ -1,4 +1,4 @@
-"""A VM's placement on the host: the question to the node, the answer in the plan, and the guest's NUMA nodes. Pure."""
+"""A VM's placement: the request to the node's plugin, its answer in the plan, the guest's NUMA nodes. Pure."""
 
 from msgspec.structs import replace
 
@@ -14,7 +14,7 @@ from pyshim.resources.sizing.plan.workload import requested_cpu
 
 
 def placement_need(plan: SandboxPlan, spec: OciSpec) -> Need:
-    """The need of the VM as it boots. A VM that grows with its containers gets no CPUs alone: their number changes."""
+    """What the VM needs at boot. A VM that grows gets no CPUs of its own, since their number changes."""
     pod = pod_of(spec.annotations)
     cpu = requested_cpu(plan.kind, spec.annotations, spec.raw)
     whole = whole_cpus(shares=cpu.shares, quota=cpu.quota_us, period=cpu.period_us, cgroup_parent=spec.cgroups_path)
@@ -28,14 +28,14 @@ def placement_need(plan: SandboxPlan, spec: OciSpec) -> Need:
 
 
 def placed(plan: SandboxPlan, answer: Placed) -> SandboxPlan:
-    """The plan with this answer. Guest RAM comes from its nodes, unless devices that are passed through have theirs."""
+    """The plan with this answer. Guest RAM is on its nodes, unless passed-through devices determine others."""
     nodes = plan.vm.memory.host_nodes or answer.placement.memory_nodes
     memory = replace(plan.vm.memory, host_nodes=nodes)
     return replace(plan, placement=answer, vm=replace(plan.vm, memory=memory))
 
 
 def with_guest_nodes(plan: SandboxPlan, machine: Machine) -> SandboxPlan:
-    """The plan of a guest that sees the nodes of `machine` its VM is on. Raises InvalidArgument as `numa_plan` does."""
+    """The plan of a guest with those NUMA nodes of `machine` that its VM is on. Raises what `numa_plan` raises."""
     vm = plan.vm
     near = vm.memory.host_nodes if plan.placement is None else ()
     if not near:

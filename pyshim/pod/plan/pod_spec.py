@@ -1,6 +1,6 @@
-"""A pod's configuration as the spec that containerd would write for its pause container, and the pod's files. Pure.
+"""The spec that containerd would write for a pod's pause container, and the pod's files. Pure.
 
-All that the sandbox's plan reads is in there, so a pod of the Sandbox API is planned as one with a pause container.
+It has all that the sandbox's plan reads. So a pod of the Sandbox API is planned like one with a pause container.
 Source: containerd 2.3, internal/cri/server/podsandbox/sandbox_run_linux.go.
 """
 
@@ -20,16 +20,16 @@ from pyshim.resources.sizing.plan.pod_figures import CONTAINERD_PREFIX
 
 RESOLV_CONF, HOSTNAME, HOSTS = "/etc/resolv.conf", "/etc/hostname", "/etc/hosts"
 _RUNTIMES_PREFIX = "io.kubernetes.cri"
-"""Keys of containerd's and of CRI-O's: in a pod's own annotations they are its author's."""
+"""The prefix of containerd's and CRI-O's own keys. Dropped from a pod's annotations: its author wrote them."""
 _RUNTIMES_KEYS = frozenset(key for keys in KEYS.values() for key in keys)
 _NETWORK_SYSCTLS = {"net.ipv4.ip_unprivileged_port_start": "0", "net.ipv4.ping_group_range": "0 2147483647"}
-"""containerd's defaults, enable_unprivileged_ports and enable_unprivileged_icmp, for a pod with its own network."""
+"""containerd's defaults for a pod with its own network: enable_unprivileged_ports, enable_unprivileged_icmp."""
 _LOOPBACK = b"127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n"
 _OPTIONS = ("rbind", "ro", "nosuid", "nodev", "noexec")
 
 
 def pod_spec(request: CreateSandbox, pod: PodConfig, files: Mapping[str, HostPath]) -> OciSpec:
-    """The spec of `pod`'s sandbox, with those of `files` that the sandbox itself needs."""
+    """The spec of the sandbox of `pod`. Of `files`, it mounts what the sandbox itself needs."""
     linux: dict[str, Any] = {
         "namespaces": _namespaces(pod, request.netns_path),
         "cgroupsPath": _cgroups_path(pod.cgroup_parent, request.sandbox_id),
@@ -50,7 +50,7 @@ def pod_spec(request: CreateSandbox, pod: PodConfig, files: Mapping[str, HostPat
 
 
 def pod_files(sandbox_id: SandboxId, pod: PodConfig, host_resolv_conf: bytes) -> Mapping[str, bytes]:
-    """The contents of the pod's files, by their paths in its containers. The kubelet brings its own /etc/hosts."""
+    """The contents of the pod's files by their paths in its containers. The kubelet replaces /etc/hosts."""
     return {
         RESOLV_CONF: _resolv_conf(pod.dns) if pod.dns is not None else host_resolv_conf,
         HOSTNAME: f"{_hostname(sandbox_id, pod)}\n".encode(),
@@ -59,9 +59,9 @@ def pod_files(sandbox_id: SandboxId, pod: PodConfig, host_resolv_conf: bytes) ->
 
 
 def with_files(spec: OciSpec, files: Mapping[str, HostPath]) -> OciSpec:
-    """The container's spec with those of the pod's `files` for which it has no mount of its own.
+    """The container's spec with the pod's `files`, except where it has a mount of its own.
 
-    containerd leaves them to the shim of a pod that it has no pause container for.
+    In a pod without a pause container, containerd leaves these mounts to the shim.
     """
     taken = {mount.destination for mount in spec.mounts}
     options = ("rbind", "ro") if (spec.raw.get("root") or {}).get("readonly") else ("rbind", "rw")
@@ -95,7 +95,7 @@ def _namespaces(pod: PodConfig, netns_path: str) -> list[dict[str, str]]:
 
 
 def _cgroups_path(parent: str, sandbox_id: SandboxId) -> str:
-    """Below the pod's cgroup, or the pod's slice in systemd's three parts."""
+    """The sandbox's cgroup below the pod's `parent`; for a systemd slice in the form SLICE:PREFIX:NAME."""
     if not parent:
         return ""
     slice_name = posixpath.basename(parent)

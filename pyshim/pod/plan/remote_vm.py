@@ -1,7 +1,7 @@
-"""The request to a service outside this node that makes the VM. Pure.
+"""The request to the service that makes a remote VM. Pure.
 
-The protocol has no fields for a VM's description; all of it is annotations. Their keys are Kata's, and a cloud adaptor
-chooses the instance by them: by `machine_type` when it is set, else by GPUs, vCPUs and memory, else its own default.
+The protocol describes a VM by annotations only. Their keys are Kata's. A cloud adaptor chooses the instance by
+`machine_type` if it is set, else by GPUs, vCPUs and memory, else by its own default.
 """
 
 from collections.abc import Mapping
@@ -21,16 +21,16 @@ from pyshim.resources.devices.plan.devices import check_kind_table
 from pyshim.resources.devices.plan.remote import remote_devices
 
 NO_NETNS = "/proc/0/ns/net"
-"""A path that stands for a fresh namespace."""
+"""A path that means a new namespace."""
 _NO_POD_NAMESPACE = "default"
 LEAST_STOP_TIMEOUT_S = 600.0
-"""A short `remote_hypervisor_timeout` is about starting; an instance that takes longer to delete must not be lost."""
+"""A short `remote_hypervisor_timeout` is meant for the start. Deleting an instance may take longer."""
 _MARGIN_S = 90.0
-"""Added to each deadline: an answer may come late, and a service may be away for a moment."""
+"""Added to the driver's deadlines: an answer may be late, and the service may restart."""
 
 
 def remote_netns_path(spec: OciSpec) -> str | None:
-    """The pod's network namespace, which the service wires to the VM; None for a fresh one that the service makes.
+    """The pod's network namespace, which the service connects to the VM; None if the service makes a new one.
 
     Raises FailedPrecondition for a pod in the host's network.
     """
@@ -52,7 +52,7 @@ def remote_vm(
     initdata: Initdata | None,
     devices: PodDevices,
 ) -> VmConfig:
-    """The VM. Raises InvalidArgument naming key and file; Unimplemented for devices no remote guest can have."""
+    """The VM. Raises InvalidArgument naming key and file; Unimplemented for devices that remote guests cannot have."""
     service = _service(
         config, {**_annotations(sandbox_id, spec, config, sizing, initdata), **_device_annotations(config, devices)}
     )
@@ -68,7 +68,7 @@ def remote_vm(
         boot=BootConfig(
             kernel="", kernel_params=(), initrd=None, image=None, image_driver=ImageDriver.VIRTIO_BLK, firmware=None
         ),
-        # The service decides what runs it.
+        # The service chooses the accelerator.
         cpu=CpuConfig(accelerator=Accelerator.KVM, model="", boot_vcpus=vcpus, max_vcpus=vcpus),
         memory=MemoryConfig(
             boot_mib=memory_mib,
@@ -91,7 +91,7 @@ def remote_vm(
         extra_monitor="",
         nested=False,
         debug=config.hypervisor.enable_debug,
-        # The driver has a deadline for each call, and needs time for what follows one that has passed.
+        # The driver has a deadline for each call, and acts after one that has passed.
         start_timeout_s=most_s,
         stop_timeout_s=most_s,
         remote=service,
@@ -114,16 +114,16 @@ def _service(config: Config, annotations: Mapping[str, str]) -> RemoteServiceCon
 def _annotations(
     sandbox_id: SandboxId, spec: OciSpec, config: Config, sizing: SizingRecord, initdata: Initdata | None
 ) -> dict[str, str]:
-    """The annotations that are not about devices. Every key is present, maybe empty, as from Kata's runtimes."""
+    """The annotations that are not about devices. As with Kata, every key is present, some with an empty value."""
     hypervisor, keys = config.hypervisor, KEYS[Caller.CONTAINERD]
     pod = pod_of(spec.annotations)
-    # A container without a pod stands for one: cloud adaptors refuse a VM of no name.
+    # A container without a pod gets names, too: cloud adaptors refuse a VM without.
     annotations = {
         keys.pod_name: pod.name or sandbox_id,
         keys.pod_namespace: pod.namespace or _NO_POD_NAMESPACE,
         f"{HYPERVISOR_PREFIX}machine_type": hypervisor.machine_type,
         f"{HYPERVISOR_PREFIX}image": hypervisor.image,
-        # A whole number: cloud adaptors read "1.5" as nothing.
+        # A whole number, since cloud adaptors ignore "1.5".
         f"{HYPERVISOR_PREFIX}default_vcpus": str(sizing.vcpus.granted),
         f"{HYPERVISOR_PREFIX}default_memory": str(sizing.memory_mib.granted),
         f"{HYPERVISOR_PREFIX}cc_init_data": initdata.document.decode() if initdata else "",
@@ -132,7 +132,7 @@ def _annotations(
 
 
 def _device_annotations(config: Config, devices: PodDevices) -> Mapping[str, str]:
-    """GPUs by number and model, and which container was given which; of the empty ones only Kata's own keys."""
+    """Number and model of GPUs, and the container of each. Empty values only under Kata's own keys."""
     hypervisor = config.hypervisor
     check_kind_table(config.runtime.vfio_device_kinds, config.source)
     found = remote_devices(

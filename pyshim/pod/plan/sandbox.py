@@ -1,4 +1,4 @@
-"""The plan of one sandbox: its VM, its share, the agent's part; `pod/sandbox.py` carries it out."""
+"""The plan of one sandbox: VM, share, cgroups, and CreateSandbox for the agent; `pod/sandbox.py` carries it out."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -54,17 +54,16 @@ NETNS_ROOT = "/run/netns"
 """iproute2's directory, so that `ip netns` shows the namespaces that the shim makes."""
 VM_ROOT = "/run/vc/vm"
 EMULATED_BOOT_S = 60.0
-"""The time an emulated guest has to boot where `dial_timeout` is below `KVM_BOOT_S`. Measured: 5 s on an idle host,
-above 30 s on a crowded one."""
+"""Seconds for an emulated guest to boot if `dial_timeout` is below KVM_BOOT_S. Measured: 5 s on an idle host, above
+30 s on a crowded one."""
 KVM_BOOT_S = 10.0
 """A `dial_timeout` below this is meant for KVM: the files of Kata's Rust runtime say 3 s."""
 _NO_DEVICES = PodDevices()
 _MAX_BRIDGES = 5
 EMULATED_CPU = "qemu64,+ssse3,+sse4.1,+sse4.2,+popcnt,-mtrr"
-"""The least that runs x86-64-v2 programs: `max` boots measurably slower under emulation (docs/GUEST.md).
+"""The fewest features that run x86-64-v2 programs: `max` boots measurably slower under emulation (docs/GUEST.md).
 
-No MTRRs: they mean nothing to emulated memory, and for each CPU that comes online the kernel stops all others,
-spinning, to set them."""
+No MTRRs: they have no effect on emulated memory, and to set them for a new CPU the kernel makes all others spin."""
 
 
 def sandbox_plan(
@@ -81,10 +80,10 @@ def sandbox_plan(
     instances: InstanceTable | None = None,
     dns: tuple[str, ...] = (),
 ) -> SandboxPlan:
-    """The plan of the sandbox that `spec` opens; `sources` has the facts of its mounts, `dns` its resolv.conf's lines,
-    `instances` the types of a remote VM.
+    """The plan of the sandbox of `spec`. Raises InvalidArgument or FailedPrecondition naming key and file.
 
-    Raises InvalidArgument or FailedPrecondition naming key and file.
+    `sources` has the facts of the spec's mounts, `dns` the lines of its resolv.conf, `instances` the types of remote
+    VMs.
     """
     remote = config.is_remote
     if not remote:
@@ -132,7 +131,7 @@ def sandbox_plan(
         )
         vm = sized(config, sizing)
         if config.factory.enable_template:
-            # The same for pods of every size: it begins small, with room for any.
+            # One for pods of every size: small at first, with room to grow.
             growing = replace(config, runtime=replace(config.runtime, static_sandbox_resource_mgmt=False))
             warm_vm = sized(growing, template_size(config, host))
     return SandboxPlan(
@@ -157,7 +156,7 @@ def sandbox_plan(
 
 
 def _of_instance(config: Config, table: InstanceTable, devices: PodDevices, sizing: SizingRecord) -> Config:
-    """`config` with the type that the pod's devices and its size need, and with the names of the table's devices."""
+    """`config` with the machine type that the pod's devices and size need, and with the table's kinds of devices."""
     machine_type = choose_type(
         table,
         (device.request for device in devices.devices),
@@ -189,7 +188,7 @@ def _pci(config: Config, devices: PodDevices, guard: Guard | None) -> PciLayout:
 def _sized(
     kind: ContainerKind, spec: OciSpec, config: Config, host: HostFacts, capacity: CapacityFacts
 ) -> SizingRecord:
-    """The size the VM boots with; one that follows its containers starts at the defaults."""
+    """The size at boot; a VM that follows its containers boots with the defaults."""
     if config.is_remote:
         return static_size(config, unbounded(host), workload(kind, spec.annotations, spec.raw))
     if is_resizable(config):
@@ -262,7 +261,7 @@ def _vm(
 
 
 def accelerator(config: Config, host: HostFacts) -> Accelerator:
-    """`auto` is kvm where it was proved usable, else tcg. Raises FailedPrecondition when kvm is demanded in vain."""
+    """`auto` is kvm if it is usable, else tcg. Raises FailedPrecondition if kvm is configured and not usable."""
     wanted = config.hypervisor.accelerator
     if wanted == "kvm" and not host.kvm_usable:
         raise FailedPrecondition(f"start vm: accelerator \"kvm\" in '{config.source}': {host.kvm_reason}")
@@ -270,7 +269,7 @@ def accelerator(config: Config, host: HostFacts) -> Accelerator:
 
 
 def agent_channel(config: Config, host: HostFacts, vm_dir: str) -> AgentChannel:
-    """vhost-vsock where the host has it, else one virtio-serial port; or what `use_vsock` demands."""
+    """As `use_vsock` says; `auto` is vhost-vsock if the host has it, else a virtio-serial port."""
     wanted = config.hypervisor.use_vsock
     if wanted == "vhost-user":
         return VhostUserVsockChannel(
@@ -363,7 +362,7 @@ def _memory(config: Config, sizing: SizingRecord, room: Headroom, devices: PodDe
 
 
 def _check_network(kind: ContainerKind, spec: OciSpec, config: Config) -> None:
-    """Raises InvalidArgument for a pod on the host's network: in a VM it would run, but not be reached."""
+    """Raises InvalidArgument for a pod on the host's network, which could not be reached in a VM."""
     asked = "hostNetwork is true" if kind is ContainerKind.POD_SANDBOX else "the spec is for the host's network"
     if _is_on_hosts_network(spec) and not config.runtime.allow_host_network:
         raise InvalidArgument(
@@ -377,7 +376,7 @@ def _is_on_hosts_network(spec: OciSpec) -> bool:
 
 
 def _makes_netns(spec: OciSpec, config: Config) -> bool:
-    """The namespace of the spec is a fresh one that a hook may fill; without hooks it would stay empty."""
+    """The spec asks for a new namespace, and has hooks that may add interfaces to it."""
     return (
         not config.runtime.disable_new_netns
         and spec.namespace_path("network") in ("", NO_NETNS)
@@ -386,7 +385,7 @@ def _makes_netns(spec: OciSpec, config: Config) -> bool:
 
 
 def _netns_path(spec: OciSpec, config: Config) -> str | None:
-    """The namespace CNI prepared. A namespace without a path is a fresh one: a pod without network."""
+    """The namespace that CNI prepared; None for a pod without network, whose spec asks for a new namespace."""
     path = spec.namespace_path("network")
     if not path or config.runtime.disable_new_netns or path == NO_NETNS or _is_on_hosts_network(spec):
         return None
