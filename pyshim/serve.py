@@ -90,7 +90,7 @@ else would end the daemon."""
 
 
 class Faults(Protocol):
-    """A test's layer between the pod and its neighbours (tests/failpoints)."""
+    """Failpoints of tests around the pod's adapters (tests/failpoints)."""
 
     def children(self, children: Children) -> Children: ...
 
@@ -110,8 +110,8 @@ def serve(
 ) -> int:
     """The exit code, once every task is gone and containerd has its events: 0.
 
-    The log gets `made_by`, "fork" or "exec", and the `reason` why `start` executed this process. A zygote has
-    `examined` configurations before.
+    The log gets `made_by`, "fork" or "exec", and the `reason` why `start` executed this process. `examined` are the
+    configurations that a zygote has read.
     """
     shim_log.set_up(debug=identity.debug, fields={"sandbox": identity.sandbox_id, "namespace": identity.namespace})
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
@@ -123,7 +123,7 @@ def serve(
 
 
 def _warn_of_writers(event: str, paths: Iterable[str]) -> None:
-    """The log names each place by which users other than root decide what root executes or boots."""
+    """The log names each path whose content users other than root can change."""
     if exposed := writable_by_others(paths):
         log.warning(event, extra={"places": ", ".join(exposed)})
 
@@ -137,6 +137,49 @@ def _booted(config: Config) -> tuple[str, ...]:
         *(image["path"] for image in machine.guest_extension_images),
     )
     return tuple(path for path in (config.source, *named) if os.path.isabs(path))
+
+
+class _Lifetime:
+    """Sets `over` when the daemon is not needed any more: idle for IDLE_S, or after ShutdownSandbox."""
+
+    def __init__(self, *, pod: Pod, calls: Calls, over: asyncio.Event) -> None:
+        self._pod = pod
+        self._calls = calls
+        self._over = over
+        self._server: Server | None = None
+        self._look: asyncio.TimerHandle | None = None
+        self._is_ending = False
+
+    def begin(self, server: Server) -> None:
+        self._server = server
+        self._look_after(IDLE_S)
+
+    def end_after_reply(self) -> None:
+        """containerd may close its connection first: a client that sees its end may miss the last reply."""
+        self._is_ending = True
+        asyncio.get_running_loop().call_later(LAST_REPLY_S, self._over.set)
+
+    def connections_ended(self) -> None:
+        if self._is_ending:
+            self._over.set()
+        else:
+            self._look_after(IDLE_S)
+
+    def _look_after(self, delay_s: float) -> None:
+        if self._look is not None:
+            self._look.cancel()
+        self._look = asyncio.get_running_loop().call_later(delay_s, self._end_if_idle)
+
+    def _end_if_idle(self) -> None:
+        if not self._pod.is_empty:
+            return
+        if self._pod.is_served and self._server is not None and self._server.connections:
+            return  # containerd may be pulling an image before StartSandbox; it ends the sandbox, too
+        if (left_s := IDLE_S - self._calls.idle_s()) > 0:
+            self._look_after(left_s)
+            return
+        log.info("neither container nor call", extra={"pid": os.getpid()})
+        self._over.set()
 
 
 class _Daemon:
@@ -155,9 +198,9 @@ class _Daemon:
         self._origin = {"made_by": made_by} | ({"reason": reason} if reason else {})
         self._children = Children()
         self._facts: HostFacts | None = None
-        self._calls = Durations()
+        self._durations = Durations()
+        self._calls = Calls(self._durations)
         self._agent_calls = AgentCalls(time.monotonic)
-        self._open_calls: Callable[[], Iterable[str]] = tuple
         self._exporter: SpanExporter | None = None
         self._threads = ThreadPoolExecutor()
         """For `asyncio.to_thread`."""
@@ -167,10 +210,10 @@ class _Daemon:
         loop = asyncio.get_running_loop()
         loop.set_default_executor(self._threads)
         socket_path = listener.getsockname()
-        # These steps run from the last to the first: the socket loses its name, everything ends, the last replies and
-        # events leave, the process ends. Each runs even if one before it has failed.
+        # The end, in the reverse order of this code: the socket is unlinked, the pod ends, the last replies and events
+        # are sent, children are killed. Each step runs even if one before it has failed.
         async with AsyncExitStack() as end:
-            # A daemon that fails before it can serve leaves no socket at which clients would wait.
+            # A daemon that fails before it serves leaves no socket, at which clients would wait.
             unserved = end.enter_context(ExitStack())
             unserved.callback(unlink, socket_path)
             end.push_async_callback(self._children.end_all)
@@ -183,64 +226,31 @@ class _Daemon:
             end.push_async_callback(publisher.flush, FLUSH_TIMEOUT_S)
             environment = self._environment(publisher, socket_path)
             pod = Pod(identity=self._identity, environment=environment)
-            calls = Calls(self._calls)
-            self._open_calls = calls.open_calls
             mode = (await self._host_facts()).cgroup_mode
-            service = TaskService(sandboxes=pod, cgroup_mode=mode, calls=calls)
+            service = TaskService(sandboxes=pod, cgroup_mode=mode, calls=self._calls)
             stop = service.finished
+            lifetime = _Lifetime(pod=pod, calls=self._calls, over=stop)
             sandbox_service = SandboxService(
                 sandbox=ServedSandbox(pod=pod, environment=environment, options=self._identity.options),
                 cgroup_mode=mode,
-                calls=calls,
-                on_shutdown=lambda: end_with_connection(),
+                calls=self._calls,
+                on_shutdown=lifetime.end_after_reply,
             )
-
-            def end_if_idle() -> None:
-                if not pod.is_empty:
-                    return
-                if pod.is_served and server.connections:
-                    return  # containerd may be pulling an image before StartSandbox; it ends the sandbox, too
-                if (left_s := IDLE_S - calls.idle_s()) > 0:
-                    look_later(left_s)
-                    return
-                log.info("neither container nor call", extra={"pid": os.getpid()})
-                stop.set()
-
-            look = loop.call_later(IDLE_S, end_if_idle)
-
-            def look_later(delay_s: float = IDLE_S) -> None:
-                nonlocal look
-                look.cancel()
-                look = loop.call_later(delay_s, end_if_idle)
-
-            is_ending = False
-
-            def end_with_connection() -> None:
-                """The connection is left to containerd to close: its client may see an end before the last reply."""
-                nonlocal is_ending
-                is_ending = True
-                loop.call_later(LAST_REPLY_S, stop.set)
-
-            def when_alone() -> None:
-                if is_ending:
-                    stop.set()
-                else:
-                    look_later()
-
             services = {**service.services(), **sandbox_service.services()}
-            server = Server(services=services, authorize=check_peer, when_alone=when_alone)
+            server = Server(services=services, authorize=check_peer, when_alone=lifetime.connections_ended)
+            lifetime.begin(server)
             end.push_async_callback(server.shutdown, REPLY_GRACE_S)
             end.push_async_callback(pod.close)
             end.callback(unlink, socket_path)
             unserved.pop_all()
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, stop.set)
-            dump_on_signal(loop, calls.open_calls)
+            dump_on_signal(loop, self._calls.open_calls)
             for task in (
                 tasks.supervise("publisher", publisher.run()),
                 tasks.supervise("accept", server.serve(listener)),
             ):
-                task.add_done_callback(lambda _: stop.set())  # a shim that cannot be reached must not stay
+                task.add_done_callback(lambda _: stop.set())  # no client could end the shim any more
             log.info("shim started", extra={"pid": os.getpid(), **self._origin})
             _warn_of_writers("others can change the shim's code", code_paths())
             await stop.wait()
@@ -269,7 +279,7 @@ class _Daemon:
         @within_s(CHANGE_S, "open state of sandbox")
         async def records(sandbox_id: SandboxId) -> SandboxRecords:
             store = StateStore(register=REGISTER)
-            refuse_living_namesake(store, sandbox_id, shim)
+            refuse_running_namesake(store, sandbox_id, shim)
             if store.has_record(sandbox_id):  # rare, so no thread otherwise
                 await thread_to_the_end(clear_remains, store, sandbox_id)
             return SandboxRecords(store=store, sandbox_id=sandbox_id, shim=shim, release=host.release)
@@ -288,8 +298,8 @@ class _Daemon:
         ) -> Callable[[], Awaitable[None]]:
             bundle = self._identity.bundle
             address_file = f"{bundle}/monitor_address" if bundle else ""
-            texts = {"stacks": lambda: stacks(self._open_calls()), "objects": objects} if debug else {}
-            answers = ShimAnswers(pod, calls=self._calls, agent_calls=self._agent_calls, debug=texts)
+            texts = {"stacks": lambda: stacks(self._calls.open_calls()), "objects": objects} if debug else {}
+            answers = ShimAnswers(pod, calls=self._durations, agent_calls=self._agent_calls, debug=texts)
             async with AsyncExitStack() as opened:
                 with os_errors(f"listen at '{path}' and '{metrics_path}'"):
                     os.makedirs(os.path.dirname(metrics_path), mode=0o750, exist_ok=True)
@@ -337,9 +347,9 @@ class _Daemon:
         return environment if faults is None else faults.environment(environment)
 
     def _confine(self, config: Config) -> None:
-        """From the first Create on, before any hook, guest or other child. Raises FailedPrecondition.
+        """The shim has no capabilities and calls that it does not need, before it runs a hook or another child.
 
-        Capabilities belong to threads: those that read the configuration end, and new ones take their place.
+        Capabilities belong to threads, so those of the pool are replaced. Raises FailedPrecondition.
         """
         if self._is_confined or not config.runtime.confine_shim:
             return
@@ -370,7 +380,7 @@ class _Daemon:
 
 
 def _random_uuid() -> str:
-    """A random UUID of the kernel's: the module `uuid` would cost every shim the import of `platform`, too."""
+    """A random UUID from the kernel. The module `uuid` would import `platform` as well."""
     with open("/proc/sys/kernel/random/uuid", encoding="utf-8") as file:
         return file.read().strip()
 
@@ -389,24 +399,24 @@ def agent_connector(config: Config, faults: Faults | None, calls: AgentCalls) ->
 def exporter_of(
     children: Children, trace: Trace, endpoint: str, sandbox_id: SandboxId, annotations: Mapping[str, str]
 ) -> "SpanExporter | None":
-    """The exporter of the spans of `trace`; None, with a warning, if it cannot be made: a pod runs without it.
+    """The exporter of the spans of `trace`; None, with a warning, if it cannot be made: the pod runs without it.
 
-    The room is loaded here, as most shims trace nothing.
+    `pyshim.tracing` is imported here, since most shims trace nothing.
     """
     try:
         from pyshim.tracing.exporter import export
 
         return export(children, trace, endpoint=endpoint, sandbox_id=sandbox_id, annotations=annotations)
-    except Exception as error:  # an installation that was replaced meanwhile: whatever it meets, the pod starts
+    except Exception as error:  # such as a module of a replaced installation: the pod starts anyway
         log.warning("spans are not exported", extra={"error": f"{type(error).__name__}: {error}"})
         return None
 
 
-def refuse_living_namesake(store: StateStore, sandbox_id: SandboxId, ours: ShimRecord) -> None:
-    """No other living shim has a sandbox of this id. Raises FailedPrecondition naming it; NotOurState, StateTooNew.
+def refuse_running_namesake(store: StateStore, sandbox_id: SandboxId, ours: ShimRecord) -> None:
+    """No other running shim has a sandbox of this id. Raises FailedPrecondition naming it; NotOurState, StateTooNew.
 
     Ids are unique in a namespace of containerd only, and Kata's directories are named by the id alone: a second sandbox
-    would mount over the first one's share, and its end would take the first one's directories along.
+    would mount over the first one's share, and its end would remove the first one's directories.
     """
     try:
         theirs = store.load(sandbox_id).shim
@@ -423,13 +433,10 @@ def refuse_living_namesake(store: StateStore, sandbox_id: SandboxId, ours: ShimR
 
 
 def clear_remains(store: StateStore, sandbox_id: SandboxId) -> None:
-    """A dead shim's remains of a sandbox of this id are undone, before their only record is overwritten.
+    """What a dead shim left of a sandbox of this id is undone, before its only record is overwritten.
 
-    Blocking. Raises FailedPrecondition naming what cannot be undone: a new sandbox on top of it would hide it for ever.
+    Blocks. Raises FailedPrecondition naming what cannot be undone: no later record would have it.
     """
-    if not store.has_record(sandbox_id):
-        return
-
     errors = undo_remains(store, sandbox_id, deadline=time.monotonic() + REMAINS_TIMEOUT_S)
     if errors:
         raise FailedPrecondition(

@@ -21,7 +21,7 @@ from pyshim.model.host_facts import HostFacts
 from pyshim.model.ids import HostPath, SandboxId
 from pyshim.model.ledger import LedgerEntry, ResourceKind
 from pyshim.model.task import Identity, RuntimeOptions
-from pyshim.serve import check_peer, clear_remains, refuse_living_namesake
+from pyshim.serve import check_peer, clear_remains, refuse_running_namesake
 from pyshim.state.errors import NotOurState
 from pyshim.state.schema import SandboxState, ShimRecord
 from pyshim.state.store import StateStore
@@ -176,7 +176,7 @@ def test_the_monitor_socket_tells_what_the_daemon_does_where_that_is_enabled(
 
     async def ask() -> list[tuple[int, bytes]]:
         environment = daemon._environment(publisher, listener.getsockname())
-        daemon._open_calls = lambda: ["Wait c1 - for 1.0 s"]
+        daemon._calls.open_calls = lambda: iter(["Wait c1 - for 1.0 s"])  # type: ignore[method-assign]
         close = await environment.serve_monitor(path, f"{tmp_path}/metrics/s1", FakePod(), debug=debug)
         try:
             modes = [stat.S_IMODE(os.stat(each).st_mode) for each in (path, f"{tmp_path}/metrics/s1")]
@@ -210,7 +210,7 @@ def test_a_sandbox_that_another_living_shim_runs_is_not_taken_over(tmp_path: Pat
     store = store_with(tmp_path, shim(os.getppid()))
 
     with pytest.raises(FailedPrecondition, match=f"'demo': the shim of pid {os.getppid()} in namespace 'other' has"):
-        refuse_living_namesake(store, SANDBOX, shim(os.getpid()))
+        refuse_running_namesake(store, SANDBOX, shim(os.getpid()))
 
 
 @pytest.mark.parametrize(
@@ -221,16 +221,16 @@ def test_a_sandbox_that_another_living_shim_runs_is_not_taken_over(tmp_path: Pat
     ],
 )
 def test_a_sandbox_that_no_other_shim_runs_can_be_made(owner: ShimRecord, tmp_path: Path) -> None:
-    refuse_living_namesake(store_with(tmp_path, owner), SANDBOX, shim(os.getpid()))
+    refuse_running_namesake(store_with(tmp_path, owner), SANDBOX, shim(os.getpid()))
 
 
 def test_a_sandbox_without_a_state_or_with_a_damaged_one_can_be_made(tmp_path: Path) -> None:
     store = StateStore(root=str(tmp_path))
-    refuse_living_namesake(store, SANDBOX, shim(os.getpid()))
+    refuse_running_namesake(store, SANDBOX, shim(os.getpid()))
     (tmp_path / SANDBOX).mkdir()
     (tmp_path / SANDBOX / "persist.json").write_text('{"half')
 
-    refuse_living_namesake(store, SANDBOX, shim(os.getpid()))
+    refuse_running_namesake(store, SANDBOX, shim(os.getpid()))
 
 
 def test_what_a_dead_shim_left_is_undone_before_its_record_is_overwritten(tmp_path: Path) -> None:
@@ -273,7 +273,7 @@ def test_a_living_shim_is_known_by_the_register_when_its_state_is_not_readable(
         (tmp_path / "sbs" / SANDBOX / "persist.json").write_text(body)
 
     with pytest.raises(FailedPrecondition, match=f"the shim of pid {os.getppid()}"):
-        refuse_living_namesake(store, SANDBOX, shim(os.getpid()))
+        refuse_running_namesake(store, SANDBOX, shim(os.getpid()))
 
 
 def test_a_state_of_katas_own_is_not_overwritten(tmp_path: Path) -> None:
@@ -281,7 +281,7 @@ def test_a_state_of_katas_own_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / SANDBOX / "persist.json").write_text('{"PersistVersion": 2}')
 
     with pytest.raises(NotOurState):
-        refuse_living_namesake(StateStore(root=str(tmp_path)), SANDBOX, shim(os.getpid()))
+        refuse_running_namesake(StateStore(root=str(tmp_path)), SANDBOX, shim(os.getpid()))
 
 
 def test_the_log_names_what_others_can_change_of_a_pods_programs_and_images(
