@@ -1,4 +1,4 @@
-"""The calls of containerd as they are served: decoded, answered, timed, logged, an error turned into a status."""
+"""Serves the calls of containerd: decodes, answers, times and logs each, and turns an error into a status."""
 
 import asyncio
 import logging
@@ -124,9 +124,9 @@ def _log_call(call: _OpenCall, failure: str) -> None:
 
 
 def status_of(error: Exception, method: str) -> TtrpcError:
-    """`error` with its code and its text; any other exception becomes INTERNAL with only its type named.
+    """A ShimError with its code and text; any other exception as INTERNAL, by the name of its type.
 
-    The traceback of such an exception goes to the log only: users see what is on the wire.
+    Its traceback goes to the log only, since users see the status.
     """
     if isinstance(error, ShimError):
         return TtrpcError(error.code, str(error))

@@ -1,7 +1,7 @@
-"""Events on their way to containerd: one queue, one sender, in the order in which they happened.
+"""Sends events to containerd: one queue and one sender, in the order in which they happened.
 
-Calls never wait for containerd, which may be restarting: `publish` only queues. The sender repeats the event at the
-head, with pauses that grow up to a limit, until containerd has taken it. No event overtakes another one.
+Calls never wait for containerd, which may be restarting: `publish` only queues. The sender repeats the first event,
+with pauses that grow up to a limit, until containerd has taken it.
 """
 
 import asyncio
@@ -88,13 +88,13 @@ class EventPublisher:
         self._filled.set()
 
     async def run(self) -> None:
-        """Send until cancelled. To be run by exactly one task."""
+        """Sends until cancelled. Exactly one task runs it."""
         try:
             while True:
                 await self._filled.wait()
                 while self._queue:
                     await self._deliver(self._queue[0])
-                    # Only now: if its sending is cancelled, the event stays at the head.
+                    # After the delivery: an event whose sending is cancelled stays in the queue.
                     self._queue.popleft()
                 self._filled.clear()
                 self._emptied.set()
@@ -115,8 +115,8 @@ class EventPublisher:
         try:
             request = forward_request(queued.event, namespace=self._namespace, at_ns=queued.at_ns)
         except Exception as error:
-            # A value that its field cannot carry. The events behind it must leave, and this task must go on: the shim
-            # ends with it, and the pod with the shim.
+            # A value that its field cannot have. Later events must still be sent, and if this task ended, so would the
+            # shim and the pod.
             log.error("event cannot be encoded", extra={**fields, "error": str(error)}, exc_info=error)
             return
         pause_s = self._limits.first_pause_s
@@ -124,7 +124,7 @@ class EventPublisher:
         while True:
             try:
                 await self._forward(request)
-            except Exception as error:  # an unforeseen one as well: see above
+            except Exception as error:  # of any type, for the same reason
                 if not isinstance(error, OSError | TtrpcError):
                     log.error("event not delivered", extra=fields, exc_info=error)
                 if _is_refusal(error):

@@ -1,4 +1,4 @@
-"""containerd's Sandbox API: every method is decode, ask the sandbox, encode."""
+"""containerd's Sandbox API: every method decodes, calls the sandbox, encodes."""
 
 import os
 import time
@@ -22,7 +22,7 @@ SANDBOX_SERVICE = "containerd.runtime.sandbox.v1.Sandbox"
 class SandboxApi(Protocol):
     """The Sandbox API in model values. Every call raises ShimError; NotFound for another sandbox than the one created.
 
-    Callers that gave up repeat calls. A call ends with its work done or undone even when its caller has gone.
+    Callers that gave up repeat calls. A call ends with its work done or undone even if its caller has ended.
     """
 
     async def create(self, request: CreateSandbox) -> None:
@@ -67,7 +67,7 @@ class SandboxService:
         waiting = {
             "CreateSandbox": Method(translate.create_request, api.create, empty_reply),
             "StartSandbox": Method(ref, lambda r: api.start(*r), translate.start_reply),
-            # A VM has no SIGTERM to wait for: by now containerd has stopped the containers, so `timeout_secs` is left.
+            # `timeout_secs` is ignored: containerd has stopped the containers, and a VM takes no SIGTERM.
             "StopSandbox": Method(ref, lambda r: api.stop(*r), empty_reply),
             # containerd 2.3 defines the messages, without a method that has them.
             "UpdateSandbox": Method(translate.update_request, lambda r: api.update(*r), empty_reply),

@@ -1,4 +1,4 @@
-"""containerd's Task API, generations 2 and 3: every method is decode, ask the sandboxes, encode."""
+"""containerd's Task API, generations 2 and 3: every method decodes, calls the pod, encodes."""
 
 import asyncio
 import os
@@ -21,7 +21,7 @@ class SandboxRpc(Protocol):
     """The Task API in model values. `exec_id` None means the init process. Every call raises ShimError.
 
     Calls come in any order and at the same time. Callers that gave up repeat them. A call ends with its work done or
-    undone even when its caller has gone, since ttrpc cannot cancel.
+    undone even if its caller has ended, since ttrpc cannot cancel.
     """
 
     async def create(self, request: CreateTask) -> int:
@@ -29,10 +29,10 @@ class SandboxRpc(Protocol):
 
     async def start(self, container_id: ContainerId, exec_id: ExecId | None) -> int: ...
     def state(self, container_id: ContainerId, exec_id: ExecId | None) -> ProcessState:
-        """As it is now (containerd gives it two seconds, and asks seven times for each exec)."""
+        """The present state. containerd waits two seconds for it, and calls it seven times for each exec."""
 
     def pids(self, container_id: ContainerId) -> tuple[ProcessInfo, ...]:
-        """At least the init process, for containerd takes an empty list for a leaked task."""
+        """At least the init process: containerd takes an empty list for a leaked task."""
 
     async def pause(self, container_id: ContainerId) -> None: ...
     async def resume(self, container_id: ContainerId) -> None: ...

@@ -118,7 +118,7 @@ def exec_request(payload: bytes) -> ExecTask:
     container_id = _container_id(request.id)
     exec_id = ExecId(checked_id(request.exec_id, "exec id"))
     process = _json_object(request.spec, _PROCESS, f"process of exec {exec_id!r}")
-    # The request decides on the terminal, not the process in it.
+    # The request's field decides, not the one of its process.
     process["terminal"] = request.terminal
     return ExecTask(container_id=container_id, exec_id=exec_id, stdio=_stdio(request), process=process)
 
@@ -214,7 +214,7 @@ def stats_reply(metrics: AnyMessage) -> bytes:
 
 
 def timestamp(ns: int) -> Timestamp:
-    """Nanoseconds since the epoch as protobuf writes a moment."""
+    """`ns`, nanoseconds since the epoch, as protobuf's type."""
     return Timestamp(seconds=ns // 1_000_000_000, nanos=ns % 1_000_000_000)
 
 
@@ -222,7 +222,7 @@ def timestamp(ns: int) -> Timestamp:
 
 
 def uint32(status: int) -> int:
-    """An exit status as the field carries it; a guest may report any int32."""
+    """An exit status in the field's range; a guest may report any int32."""
     return status & 0xFFFFFFFF
 
 
@@ -262,7 +262,7 @@ def _stdio(request: pb.CreateTaskRequest | pb.ExecProcessRequest) -> Stdio:
 
 
 def _runtime_options(options: AnyMessage) -> RuntimeOptions | None:
-    """The options when they have the generic type; None for others, such as runc's, which clients send anywhere."""
+    """Options of the generic type; None for others, such as runc's, which clients send to every shim."""
     name = type_name(options)
     if name == _RUNTIME_OPTIONS:
         found = parsed(runtimeoptions_pb2.Options, options.value)

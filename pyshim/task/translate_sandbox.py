@@ -47,7 +47,7 @@ class Measured(NamedTuple):
 
 
 def sandbox_ref(payload: bytes) -> SandboxRef:
-    """The sandbox of a request that has only an id, or others that do not count: it is field 1 of all of them."""
+    """The sandbox of a request whose other fields, if any, are ignored; the id is field 1 of all of them."""
     return SandboxRef(_sandbox_id(parsed(pb.PingRequest, payload).sandbox_id))
 
 
@@ -77,7 +77,7 @@ def update_request(payload: bytes) -> SandboxUpdate:
 
 
 def start_reply(state: SandboxReport) -> bytes:
-    """With the spec, which containerd keeps for its NRI plugins."""
+    """The reply includes the spec, which containerd passes to its NRI plugins."""
     spec = AnyMessage(type_url=_SPEC, value=json.dumps(state.spec).encode())
     return pb.StartSandboxResponse(
         pid=state.pid, created_at=timestamp(state.created_at_ns), spec=spec
@@ -96,7 +96,7 @@ def wait_reply(exit_status: ExitStatus) -> bytes:
 
 
 def status_reply(state: SandboxReport) -> bytes:
-    """The state is in the CRI's words, as containerd compares them."""
+    """The state is one of the CRI's names, with which containerd compares it."""
     reply = pb.SandboxStatusResponse(
         sandbox_id=state.sandbox_id,
         pid=state.pid,

@@ -1,7 +1,7 @@
 """A container's statistics as containerd's metrics messages, in the form of the host's cgroup version.
 
-The numbers are the guest's, which has a cgroup version of its own: the lines of its memory.stat come under the names
-of that version, so each field looks under every name its number can have.
+The guest has a cgroup version of its own, which names the lines of its memory.stat. So each field is looked up by all
+names that its number can have.
 """
 
 from collections.abc import Mapping
@@ -191,7 +191,7 @@ def _v2_io(block_io: BlockIoStats) -> v2_pb2.IOStat:
 
 
 def _interfaces(stats: ContainerStats) -> list[dict[str, Any]]:
-    """The counters of each interface, by the names both messages give them."""
+    """The counters of each interface, by their names in both messages."""
     return [asdict(interface) for interface in stats.interfaces]
 
 

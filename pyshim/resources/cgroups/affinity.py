@@ -59,7 +59,7 @@ class CpuAffinity:
             self._note(f"the shim is not where it is placed: {problem}")
 
     async def pin_at_boot(self, threads: tuple[int, ...], group: Group) -> None:
-        """As `pin` on the placement's CPUs, before the guest runs; without placement and NUMA nodes nothing happens."""
+        """`pin` on the placement's CPUs, before the guest runs; nothing without placement and NUMA nodes."""
         if self.placed is not None or self._nodes:
             await self.pin(threads, self.placement_cpus, group, base=Fraction(0))
 

@@ -26,7 +26,7 @@ class AppliedSettings:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the sandbox goes without, each once, in the order of its discovery."""
+        """One sentence for each setting or rule that is not in force, in the order of discovery."""
         return tuple(self._notes)
 
     def note(self, *notes: str) -> None:

@@ -1,6 +1,6 @@
 """The device list of a cgroup v2: a small program that the kernel asks at each open and mknod of a device.
 
-The list has the words of v1's `devices.allow`, `c 1:3 rwm`. Sources: the kernel's uapi/linux/bpf.h, there
+Rules have the form of v1's `devices.allow`, `c 1:3 rwm`. Sources: the kernel's uapi/linux/bpf.h, there
 `bpf_cgroup_dev_ctx`, and Documentation/bpf/standardization/instruction-set.rst. runc and crun make such programs.
 """
 
@@ -17,7 +17,7 @@ _ACCESS = {"m": 1, "r": 2, "w": 4}
 _ALL_ACCESS = sum(_ACCESS.values())
 
 _RESULT, _CONTEXT, _TYPE, _WANTED, _MAJOR, _MINOR = range(6)
-"""Registers. The context's comes with the call, and is free once it was read."""
+"""Registers. _CONTEXT has the call's argument, and is free once that was read."""
 _LOAD_WORD, _AND, _SHIFT_RIGHT, _COPY, _SET, _UNLESS, _RETURN = 0x61, 0x54, 0x74, 0xBC, 0xB7, 0x55, 0x95
 _ALLOW = ((_SET, _RESULT, 0, 0, 1), (_RETURN, 0, 0, 0, 0))
 _DENY = ((_SET, _RESULT, 0, 0, 0), (_RETURN, 0, 0, 0, 0))
@@ -39,7 +39,7 @@ _LICENCE = b"Apache\0"
 
 
 def program(rules: Iterable[str]) -> bytes:
-    """Allows what one of the rules has, and denies the rest."""
+    """The program that allows what a rule allows, and denies all else."""
     instructions: list[Instruction] = [*_READ_REQUEST]
     for rule in rules:
         instructions += _allowed(rule)
@@ -78,7 +78,7 @@ def _allowed(rule: str) -> tuple[Instruction, ...]:
 
 
 class DeviceList:
-    """The devices that processes of one cgroup may open; called from threads. The kernel drops it with the cgroup."""
+    """The devices that processes of one cgroup may open; called from threads. It ends with the cgroup."""
 
     def __init__(self, directory: str) -> None:
         self._directory = directory

@@ -60,7 +60,7 @@ def read(path: str) -> str:
 
 
 def _content(path: str) -> bytes:
-    """All of it; nothing when it cannot be read. A pod reads a hundred such files: no second buffer, none of a MiB."""
+    """The file's bytes; empty when it cannot be read. Unbuffered, since a pod reads a hundred such files."""
     try:
         with open(path, "rb", buffering=0) as file:
             return file.readall()
@@ -69,7 +69,7 @@ def _content(path: str) -> bytes:
 
 
 def number(path: str) -> int | None:
-    """The file's number; None when it holds no number or has no limit."""
+    """The number in the file; None if there is none, or if it stands for no limit."""
     text = read(path).strip()
     return int(text) if text.isdecimal() and int(text) < UNLIMITED_FROM else None
 
@@ -84,7 +84,7 @@ def keyed(path: str, key: str) -> int:
 
 
 def write(path: str, text: str) -> None:
-    """The kernel took `text` in one write(2). Raises OSError."""
+    """The kernel accepted `text`, by one write(2). Raises OSError."""
     fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.write(fd, text.encode())

@@ -32,7 +32,7 @@ def remove_cgroup(path: str, deadline: float) -> None:
 
 
 def _removed(path: str) -> bool:
-    """True when the cgroup is gone; its empty children were removed on the way."""
+    """Removes the cgroup and those below it as far as they are empty. True when it is gone."""
     try:
         with os.scandir(path) as entries:
             children = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]

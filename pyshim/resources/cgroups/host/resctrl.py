@@ -17,7 +17,7 @@ ROOT = "/sys/fs/resctrl"
 
 
 def join(name: str, pids: Iterable[int], root: str = ROOT) -> None:
-    """All threads of the processes, and of what they have started, are in the group.
+    """All threads of the processes and of their descendants are in the group.
 
     Raises FailedPrecondition when the group is missing or the kernel refuses.
     """

@@ -1,4 +1,4 @@
-"""The host's cgroups as one sandbox uses them: the version's own edge, called from threads; the seam `Cgroups`."""
+"""The host's cgroups as one sandbox uses them: the seam `Cgroups`, over v1 or v2, in threads."""
 
 import asyncio
 import contextlib
@@ -24,7 +24,7 @@ def _paths(groups: tuple[Group, ...]) -> str:
 
 
 class LinuxCgroups:
-    """One sandbox's. Every method raises ShimError naming the cgroup."""
+    """The cgroups of one sandbox. Every method raises ShimError naming the cgroup."""
 
     def __init__(self, mode: CgroupMode, hierarchies: tuple[cgroup_mounts.Hierarchy, ...]) -> None:
         self._tree = CgroupsV2(hierarchies) if mode is CgroupMode.V2 else CgroupsV1(hierarchies)
@@ -61,7 +61,7 @@ class LinuxCgroups:
 
     @within_s(CHANGE_S, lambda self, groups: f"make cgroups {_paths(groups)}")
     async def make(self, groups: tuple[Group, ...]) -> tuple[str, ...]:
-        """They are there; notes say what they lack."""
+        """The cgroups exist. Returns a note for each thing that they lack."""
         notes: list[str] = []
 
         def make() -> None:
@@ -87,7 +87,7 @@ class LinuxCgroups:
 
     @within_s(CHANGE_S, "move threads into cgroup '{group.path}'")
     async def join_threads(self, group: Group, tids: Iterable[int]) -> None:
-        """The threads are in the group, where the hierarchy keeps threads apart from their process."""
+        """The threads are in the group, in hierarchies that place threads apart from their process."""
         await thread_to_the_end(_move, self._tree.join_thread, group, tids)
 
     @within_s(CHANGE_S, "leave cgroups")
@@ -102,14 +102,14 @@ class LinuxCgroups:
 
     @within_s(CHANGE_S, "set limits of cgroup '{group.path}'")
     async def apply(self, group: Group, settings: Iterable[GroupSetting]) -> Mapping[GroupSetting, str]:
-        """Every setting was tried, in order; those the kernel did not take, each with the reason."""
+        """Every setting was tried, in order. Returns those that the kernel refused, each with the reason."""
         failed: dict[GroupSetting, str] = {}
         await thread_to_the_end(lambda: failed.update(self._tree.apply_all(group, settings)))
         return failed
 
     @within_s(READ_S, "read cpuset.{name} of cgroup '{group.path}'")
     async def allowed(self, group: Group, name: str) -> str:
-        """`cpus` or `mems` the cgroup above has, as a list; empty when that is not known."""
+        """The list of `cpus` or `mems` of the cgroup above; empty if it is unknown."""
         return await asyncio.to_thread(self._tree.allowed, group, name)
 
     @within_s(READ_S, "read oom counters of cgroup '{group.path}'")
@@ -118,22 +118,22 @@ class LinuxCgroups:
 
     @within_s(READ_S, "read usage of cgroup '{group.path}'")
     async def usage(self, group: Group) -> Mapping[str, int]:
-        """By the names of `usage.py`; what the kernel does not say is left out."""
+        """Figures by the names of `usage.py`, without those that the kernel does not have."""
         return await asyncio.to_thread(usage, group.path)
 
     @within_s(READ_S, "look at device nodes")
     async def device_rules(self, paths: Iterable[str]) -> tuple[tuple[str, str], ...]:
-        """(rule, path) that allows each device there is; VFIO groups by their major, which covers later ones."""
+        """(rule, path) for each device that exists; VFIO groups by their major number, so also for later ones."""
         return await asyncio.to_thread(_device_rules, tuple(paths))
 
     @within_s(CHANGE_S, "join RDT class '{name}'")
     async def join_class(self, name: str, pids: Iterable[int]) -> None:
-        """All threads of the processes, and of what they have started, are in the resctrl group of that name."""
+        """All threads of the processes and of their descendants are in the resctrl group of that name."""
         await thread_to_the_end(resctrl.join, name, tuple(pids))
 
     @within_s(CHANGE_S, "pin thread {tid}")
     async def pin(self, tid: int, cpus: Iterable[int]) -> str:
-        """The thread runs on these CPUs only. The reason when the kernel refuses."""
+        """The thread runs on these CPUs only. Returns the reason when the kernel refuses, else an empty text."""
         try:
             os.sched_setaffinity(tid, cpus)
         except ProcessLookupError:
@@ -144,7 +144,7 @@ class LinuxCgroups:
 
     @within_s(CHANGE_S, "pin process {pid} and its children")
     async def pin_family(self, pid: int, cpus: Iterable[int], but: Collection[int]) -> str:
-        """All threads of a process, and of what it has started, run on these CPUs only, but for those in `but`.
+        """All threads of a process and of its descendants, except those in `but`, run on these CPUs only.
 
         Returns the reason when the kernel refuses.
         """

@@ -1,4 +1,4 @@
-"""A transient scope of systemd's, asked for over the system bus; jeepney speaks D-Bus and is imported when this is.
+"""Starts a transient scope of systemd over the system bus, with jeepney, which is imported with this module.
 
 Sources: org.freedesktop.systemd1(5), "StartTransientUnit"; systemd.scope(5); systemd.resource-control(5).
 """
@@ -33,7 +33,7 @@ Property = tuple[str, tuple[str, object]]
 
 
 def scope_properties(scope: Scope, pid: int) -> list[Property]:
-    """The unit's properties. Delegated: below it, and into its limits, only this shim writes."""
+    """The unit's properties. It is delegated: only this shim writes below it and into its limits."""
     return [
         ("Description", ("s", scope.description)),
         ("Slice", ("s", scope.slice)),
@@ -71,7 +71,7 @@ def start_scope(scope: Scope, pid: int, *, bus: str = SYSTEM_BUS, timeout_s: flo
 
 @contextmanager
 def _connected(bus: str, timeout_s: float) -> Iterator[DBusConnection]:
-    """A connection that is cut after `timeout_s`: jeepney waits for the first answer of a bus for ever."""
+    """A connection that ends after `timeout_s`: jeepney has no deadline for the first answer of a bus."""
     with closing(prep_socket(get_bus(bus), timeout=timeout_s)) as sock:
         cut = threading.Timer(timeout_s, _cut, (sock,))
         cut.daemon = True
@@ -105,7 +105,7 @@ def _start(connection: DBusConnection, scope: Scope, pid: int, action: str, dead
 
 
 def _text(error: DBusErrorResponse) -> str:
-    """The sentence that comes with an error, if one does."""
+    """The text of an error; empty without one."""
     return str(error.data[0]) if error.data else ""
 
 

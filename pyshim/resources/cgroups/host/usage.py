@@ -20,7 +20,7 @@ _V2_USAGE = (
 
 
 def usage(path: str) -> Mapping[str, int]:
-    """CPU time, memory, number of tasks, throttled periods and OOM kills; what the kernel does not say is left out."""
+    """CPU time, memory, number of tasks, throttled periods and OOM kills, as far as the kernel has them."""
     found: dict[str, int] = {}
     for each in kernel.mounted():
         directory = each.mount_point + path
@@ -47,7 +47,7 @@ def is_there(path: str, roots: tuple[str, ...]) -> bool:
 
 
 def processes(path: str, roots: tuple[str, ...]) -> tuple[int, ...]:
-    """Of the first hierarchy that lists any: a process of one is in all that the group is in."""
+    """The processes of the cgroup, from the first hierarchy that has some: they are the same in all."""
     for root in roots:
         if found := kernel.members(root + path):
             return found
@@ -55,7 +55,7 @@ def processes(path: str, roots: tuple[str, ...]) -> tuple[int, ...]:
 
 
 def name_of(pid: int) -> str:
-    """The command's name, as the kernel has it; empty when it is gone."""
+    """The process's name in the kernel; empty if it has ended."""
     return kernel.read(f"/proc/{pid}/comm").strip()
 
 

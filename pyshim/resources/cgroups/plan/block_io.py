@@ -77,14 +77,14 @@ def block_io_settings(
 
     If one container has no limit for a device, the sandbox has none.
     """
-    asked = tuple(block_io(resources) for resources in containers)
-    limits = tuple(_sums(rates) for rates in zip(*(each.rates for each in asked), strict=True))
+    requested = tuple(block_io(resources) for resources in containers)
+    limits = tuple(_sums(rates) for rates in zip(*(each.rates for each in requested), strict=True))
     devices = sorted({*limited, *(device for kind in limits for device in kind)})
     rates = {device: [kind.get(device, 0) for kind in limits] or [0] * len(_V2_KEYS) for device in devices}
     found = []
     for role in sorted({plan.members[Member.VMM], plan.members[Member.VIRTIOFSD]}):
         found += [each for device, numbers in rates.items() for each in _limits(plan.mode, role, device, numbers)]
-        found += _weights(plan.mode, role, asked)
+        found += _weights(plan.mode, role, requested)
     return tuple(found)
 
 
@@ -111,11 +111,11 @@ def _limits(mode: CgroupMode, role: Role, device: Device, rates: Iterable[int]) 
         yield GroupSetting(role=role, controller=controller, file=file, value=value, source=_SOURCE, required=True)
 
 
-def _weights(mode: CgroupMode, role: Role, asked: Iterable[BlockIo]) -> Iterable[GroupSetting]:
+def _weights(mode: CgroupMode, role: Role, requested: Iterable[BlockIo]) -> Iterable[GroupSetting]:
     """Not required: only some I/O schedulers have weights."""
-    asked = tuple(asked)
-    weights = {"default": max((each.weight or 0 for each in asked), default=0)}
-    for row in (row for each in asked for row in each.weight_device):
+    requested = tuple(requested)
+    weights = {"default": max((each.weight or 0 for each in requested), default=0)}
+    for row in (row for each in requested for row in each.weight_device):
         name = f"{row.major}:{row.minor}"
         weights[name] = max(row.weight or 0, weights.get(name, 0))
     for name, weight in weights.items():

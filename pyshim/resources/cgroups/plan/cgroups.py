@@ -1,20 +1,20 @@
 """The host cgroups of a sandbox and the members of each: from `cgroupsPath`, the configuration and the host's version.
 
-The first is the one that `cgroupsPath` names, below the pod's cgroup, without Kata's prefix `kata_`: with the cgroupfs
-driver the kubelet looks for network figures in the cgroup whose name is the sandbox's id. The second is Kata's
-`/kata_overhead/<sandbox>`. With `sandbox_cgroup_only` all of a sandbox is in the first. Without, the first holds what
-runs the pod's work, the vCPUs, and the second the rest:
+The sandbox cgroup is the one that `cgroupsPath` names, below the pod's cgroup, without Kata's prefix `kata_`: with the
+cgroupfs driver the kubelet reads network figures from the cgroup whose name is the sandbox's id. The overhead cgroup is
+Kata's `/kata_overhead/<sandbox>`. With `sandbox_cgroup_only` all processes of a sandbox are in the sandbox cgroup.
+Without it the vCPUs, which run the pod's work, are there, and the other threads in the overhead cgroup:
 
-- v1 places threads one by one, so it is exactly so for CPU time. Memory always counts where the whole process is, as
-  v1 charges the owner of an address space: guest RAM is in the overhead cgroup.
-- v2 keeps all threads of a process in one domain, so the whole VMM is in the pod's cgroup, its memory with it, and the
-  vCPU threads in a threaded cgroup below that; shim and virtiofsd are in the overhead cgroup.
+- v1 places threads one by one, so CPU time counts in that way. v1 charges memory to the owner of an address space, so
+  guest RAM counts in the overhead cgroup.
+- v2 has all threads of a process in one domain, so the whole VMM with its memory is in the sandbox cgroup, and the vCPU
+  threads are in a threaded cgroup below it; shim and virtiofsd are in the overhead cgroup.
 
-Programs that serve the guest are bound by a device list, in a cgroup without the shim. A remote VM has no such program
-on this host: there is the shim alone.
+Programs that serve the guest are in a cgroup with a device list, without the shim. A remote VM has no such program on
+this host, so the shim is alone.
 
-A systemd path (`slice:prefix:name`) is the scope `prefix-name.scope`, asked of systemd only with
-`sandbox_cgroup_only`: a scope lives as long as a process is in it.
+A systemd path (`slice:prefix:name`) names the scope `prefix-name.scope`. systemd makes it only with
+`sandbox_cgroup_only`, since a scope exists as long as a process is in it.
 
 Sources: the kernel's admin-guide/cgroup-v1/memory.rst, admin-guide/cgroup-v2.rst "Threads"; systemd.scope(5).
 """

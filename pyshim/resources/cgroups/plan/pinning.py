@@ -22,7 +22,8 @@ def pinning(
 
     A VM has vCPUs for its base beside those for its work. Kata pins only when there are as many as CPUs, so never with
     a base; here the work's vCPUs, which are the last, are pinned, and those of the base run anywhere on the set.
-    `taken` says which CPUs other sandboxes of this node pin. A vCPU of one of the guest's `nodes` has a CPU behind it.
+    `taken` has the sandbox of each CPU that another one pins. A vCPU of one of the guest's `nodes` gets a CPU of the
+    host's node behind it.
     """
     if not cpus:
         return _none("not every container has a CPU set")
@@ -34,17 +35,17 @@ def pinning(
     if both := sorted(cpus & taken.keys()):
         return _none(f"CPU {both[0]} is pinned by sandbox '{taken[both[0]]}'")
     pairs: dict[int, int] = {}
-    behind = [(node.vcpus, sorted(cpus & {*node.cpus})) for node in nodes] or [(tuple(range(vcpus)), sorted(cpus))]
-    for number, (here, own) in enumerate(behind):
-        if len(own) > len(here):
-            return _none(f"{len(own)} CPUs for the {len(here)} vCPUs of the guest's node {number}")
-        pairs |= dict(zip(here[len(here) - len(own) :], own, strict=True))
+    groups = [(node.vcpus, sorted(cpus & {*node.cpus})) for node in nodes] or [(tuple(range(vcpus)), sorted(cpus))]
+    for number, (members, own) in enumerate(groups):
+        if len(own) > len(members):
+            return _none(f"{len(own)} CPUs for the {len(members)} vCPUs of the guest's node {number}")
+        pairs |= dict(zip(members[len(members) - len(own) :], own, strict=True))
     rest = f"; {spare} of the base run on any of them" if spare else ""
     return Pinning(pairs=pairs, reason=f"{len(pairs)} vCPUs on a CPU each{rest}")
 
 
 def service_cpus(placement: Placement, cpus: frozenset[int]) -> frozenset[int]:
-    """Those of `cpus` that are not exclusive to vCPUs: for all other threads of the sandbox."""
+    """The CPUs for the sandbox's threads other than vCPUs: `cpus` without exclusive ones, or all if none are left."""
     shared = cpus - frozenset(placement.vcpu_cpus) if placement.exclusive else cpus
     return shared or cpus
 
@@ -56,7 +57,7 @@ def placed_pinning(placement: Placement, vcpus: int) -> Pinning:
 
 
 def vcpu_cpus(vcpu: int, pinning: Pinning, cpus: frozenset[int], nodes: Sequence[GuestNode]) -> frozenset[int]:
-    """The vCPU's own CPU; without one, those of `cpus` behind its node of the guest, or all of `cpus`."""
+    """The vCPU's own CPU; without one, the `cpus` of the host's node behind its own, or all `cpus`."""
     if vcpu in pinning.pairs:
         return frozenset({pinning.pairs[vcpu]})
     return next((cpus & {*node.cpus} for node in nodes if vcpu in node.vcpus), cpus) or cpus

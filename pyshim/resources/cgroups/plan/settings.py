@@ -1,8 +1,8 @@
 """The settings of a sandbox's host cgroups: limits from its size, CPU sets from its containers, device rules.
 
 Kata sets no limit of its own and leaves it to the pod's cgroup, where there is one. With `sandbox_cgroup_limits` the
-sandbox is held to what its sizing record says plus what the VMM and its servers need. Values are given in cgroup v2's
-words and spelled for v1 here. Sources: the kernel's admin-guide/cgroup-v2.rst, admin-guide/cgroup-v1/, scheduler/
+limits are the figures of its sizing record plus the need of the VMM and its servers. Values are those of cgroup v2,
+converted for v1 here. Sources: the kernel's admin-guide/cgroup-v2.rst, admin-guide/cgroup-v1/, scheduler/
 sched-bwc.rst.
 """
 
@@ -46,7 +46,7 @@ _DEVICE_RULES = (
     ("c 10:196 rwm", "vfio/vfio"),
 )
 DEVICE_NODES = ("/dev/mshv", "/dev/iommu", "/dev/userfaultfd", "/dev/sev", "/dev/sgx_vepc")
-"""Devices whose numbers the host chooses: allowed by the number they have."""
+"""Devices whose numbers the host chooses; the rule is made from the node."""
 
 
 def limit_settings(plan: CgroupPlan, config: Config, record: SizingRecord) -> tuple[GroupSetting, ...]:
@@ -178,7 +178,7 @@ def cpuset_settings(
 
 
 def device_settings(role: Role, more: Iterable[tuple[str, str]]) -> tuple[GroupSetting, ...]:
-    """Everything denied, then the list of what a VMM needs allowed; on v2 in v1's words."""
+    """Denies all devices, then allows those that a VMM needs; in the form of v1, also on v2."""
     everything = GroupSetting(
         role=role, controller="devices", file="devices.deny", value="a", source="all but what follows"
     )
@@ -186,7 +186,7 @@ def device_settings(role: Role, more: Iterable[tuple[str, str]]) -> tuple[GroupS
 
 
 def allowed_devices(role: Role, rules: Iterable[tuple[str, str]]) -> tuple[GroupSetting, ...]:
-    """The processes of that group may open these; each rule with its source."""
+    """Allows the processes of that group to open these devices; each rule comes with its source."""
     return tuple(
         GroupSetting(role=role, controller="devices", file="devices.allow", value=rule, source=source)
         for rule, source in rules
