@@ -30,7 +30,7 @@ from pyshim.model.units import MIB
 from pyshim.model.vm import VmConfig
 from pyshim.node.cli.dry_run import empty_pod
 from pyshim.node.cli.output import config_option, examples, json_option, print_json, print_table
-from pyshim.node.cli.sandboxes import age_text
+from pyshim.node.cli.sandbox_table import age_text
 from pyshim.pod.plan.sandbox import VM_ROOT
 from pyshim.pod.template import make_template
 from pyshim.resources.linux import LinuxHost

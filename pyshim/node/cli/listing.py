@@ -8,7 +8,9 @@ import click
 from pyshim.node.cli.health import with_health
 from pyshim.node.cli.output import examples, json_option, print_json, print_table
 from pyshim.node.cli.sandbox import sandbox_id, state_dir_option
-from pyshim.node.cli.sandboxes import HEADINGS, NUMBERS, SandboxRow, UsageMeter, document, row, sandboxes
+from pyshim.node.cli.sandbox_table import HEADINGS, NUMBERS, as_document, cells
+from pyshim.node.cli.sandboxes import SandboxRow, sandboxes
+from pyshim.node.cli.usage import UsageMeter
 
 SAMPLE_S = 0.3
 """Seconds over which the use of CPUs is measured."""
@@ -29,16 +31,16 @@ def command(prefix: str, state_dir: str, as_json: bool) -> int:
     found = _named(prefix, state_dir)
     meter = UsageMeter()
     if found:
-        meter.look(found)
+        meter.measure(found)
         time.sleep(SAMPLE_S)
-    usage = meter.look(found)
+    usage = meter.measure(found)
     found = with_health(found, state_dir)
     now_ns = time.time_ns()
     if as_json:
-        print_json([document(each, usage[each.id], now_ns=now_ns) for each in found])
+        print_json([as_document(each, usage[each.id], now_ns=now_ns) for each in found])
         return 0
     whole = not sys.stdout.isatty()
-    rows = [row(each, usage[each.id], now_ns=now_ns, whole_ids=whole) for each in found]
+    rows = [cells(each, usage[each.id], now_ns=now_ns, whole_ids=whole) for each in found]
     print_table(HEADINGS, rows, right=NUMBERS, wrap="HEALTH")
     return 0
 

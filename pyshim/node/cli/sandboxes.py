@@ -1,12 +1,8 @@
-"""All sandboxes of this node, read from their states, and what their processes use now."""
+"""All sandboxes of this node, read from their states."""
 
-import errno
 import os
-import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
-import psutil
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -18,7 +14,6 @@ from pyshim.model.ledger import ResourceKind
 from pyshim.model.sizing import SizingRecord
 from pyshim.model.snapshot import SandboxSnapshot, SandboxStatus
 from pyshim.model.trace import spans_from_json
-from pyshim.model.units import MIB
 from pyshim.node.install.plan import release_of
 from pyshim.state.errors import NotOurState
 from pyshim.state.schema import SandboxState
@@ -38,7 +33,7 @@ class SandboxRow(Struct, frozen=True, kw_only=True):
     """NAMESPACE/NAME; empty for a sandbox outside Kubernetes."""
     containers: int = 0
     started_ns: int = 0
-    """When its Create began, since the epoch; 0: not known."""
+    """The time since the epoch at which its Create began; 0: unknown."""
     requested_vcpus: float = 0
     requested_memory_mib: float = 0
     """The sum of its containers' requests."""
@@ -46,26 +41,19 @@ class SandboxRow(Struct, frozen=True, kw_only=True):
     memory_mib: int = 0
     """The VM's own size."""
     release: str = ""
-    """The installed release whose code its shim runs; empty for a checkout's, and when it is not known."""
+    """The installed release that its shim runs; empty for a checkout, and if it is unknown."""
     origin: str = ""
-    """How its guest came to run; empty: not known."""
+    """Boot or template of its VM (`SandboxSnapshot.origin`); empty: unknown."""
     health: str
     """RUNS, or the problem; `ok` once the guest's agent has answered."""
     agent_age_s: float | None = None
-    """Since the agent's last answer; None: it was not asked, or never answered."""
+    """Since the agent's last answer; None without a request or an answer."""
     processes: tuple[ProcessRef, ...] = ()
-    """Shim, VMM, file server: those that live."""
-
-
-class Usage(Struct, frozen=True, kw_only=True):
-    cpu_percent: float
-    """Of one CPU."""
-    memory_mib: int
-    """Proportional: memory that processes share, such as guest RAM, counts once."""
+    """Shim, VMM and file server, as far as they run."""
 
 
 def sandboxes(state_dir: str, *, prefix: str = "") -> list[SandboxRow]:
-    """Every recorded sandbox, by id; those that begin with `prefix` only. Raises PermissionError without the right."""
+    """Every recorded sandbox whose id begins with `prefix`, sorted by id. Raises PermissionError."""
     store = StateStore(root=state_dir)
     found = []
     for sandbox_id in sorted(store.sandbox_ids()):
@@ -91,7 +79,7 @@ def described(state: SandboxState) -> SandboxRow:
     row = SandboxRow(id=state.sandbox_id, release=release, health=health, processes=tuple(living.values()))
     if snapshot is None:
         return row
-    asked_vcpus = asked_mib = 0.0
+    requested_vcpus = requested_mib = 0.0
     vcpus = memory_mib = 0
     if snapshot.sizing:
         try:
@@ -99,15 +87,15 @@ def described(state: SandboxState) -> SandboxRow:
         except ShimError as error:
             health = f"state damaged: {error}"
         else:
-            asked_vcpus, asked_mib = float(record.vcpus.requested), float(record.memory_mib.requested)
+            requested_vcpus, requested_mib = float(record.vcpus.requested), float(record.memory_mib.requested)
             vcpus, memory_mib = record.vcpus.granted, record.memory_mib.granted
     return replace(
         row,
         pod=_pod_name(snapshot),
         containers=len(snapshot.containers),
         started_ns=_started_ns(snapshot),
-        requested_vcpus=asked_vcpus,
-        requested_memory_mib=asked_mib,
+        requested_vcpus=requested_vcpus,
+        requested_memory_mib=requested_mib,
         vcpus=vcpus,
         memory_mib=memory_mib,
         origin=snapshot.origin,
@@ -157,114 +145,3 @@ def _started_ns(snapshot: SandboxSnapshot) -> int:
     except ValueError:
         return 0
     return spans[0].start_ns if spans else 0
-
-
-class UsageMeter:
-    """Measures CPU use between two looks, and memory at the second one."""
-
-    def __init__(self) -> None:
-        self._before: dict[ProcessRef, float] = {}
-        self._at_s = 0.0
-
-    def look(self, found: Sequence[SandboxRow]) -> dict[str, Usage]:
-        """By sandbox id. CPU is that since the last look, so the first one finds none."""
-        now_s = time.monotonic()
-        elapsed_s = now_s - self._at_s
-        now: dict[ProcessRef, float] = {}
-        usage = {}
-        for sandbox in found:
-            used_s, memory_bytes = 0.0, 0
-            for process in sandbox.processes:
-                try:
-                    looked = psutil.Process(process.pid)
-                    times = looked.cpu_times()
-                    memory_bytes += _memory_bytes(looked)
-                except psutil.Error:
-                    continue  # it has ended
-                now[process] = times.user + times.system
-                used_s += max(now[process] - self._before.get(process, now[process]), 0.0)
-            percent = 100 * used_s / elapsed_s if self._before and elapsed_s > 0 else 0.0
-            usage[sandbox.id] = Usage(cpu_percent=round(percent, 1), memory_mib=memory_bytes >> 20)
-        self._before, self._at_s = now, now_s
-        return usage
-
-
-def _memory_bytes(process: psutil.Process) -> int:
-    try:
-        return int(process.memory_full_info().pss)
-    except psutil.AccessDenied:
-        return int(process.memory_info().rss)
-
-
-def host_side_mib_of(sandbox: SandboxRow) -> float:
-    """MiB that its processes take beside guest RAM; a page that processes share counts once among them.
-
-    Raises PermissionError without the right to look, NotFound when one of them has ended.
-    """
-    total_bytes = 0
-    for process in sandbox.processes:
-        try:
-            mappings = psutil.Process(process.pid).memory_maps(grouped=False)
-        except psutil.NoSuchProcess as error:
-            raise NotFound(f"measure process {process.pid} of '{sandbox.id}': it has ended") from error
-        except psutil.AccessDenied as error:
-            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), f"/proc/{process.pid}/smaps") from error
-        total_bytes += sum(each.pss for each in mappings if not _is_guest_ram(each, sandbox.memory_mib))
-    return total_bytes / MIB
-
-
-def _is_guest_ram(mapping: Any, vm_mib: int) -> bool:
-    """Guest RAM is a memfd, whose name the kernel shows; if not shared, an anonymous mapping of exactly the VM's size.
-
-    A larger anonymous mapping has the code that QEMU translates when it emulates.
-    """
-    if mapping.path.startswith("/memfd:"):
-        return True
-    return mapping.path in ("", "[anon]") and vm_mib > 0 and mapping.size == vm_mib << 20
-
-
-HEADINGS = ("ID", "POD", "AGE", "CONTAINERS", "ASKED", "VM", "START", "CPU", "MEMORY", "AGENT", "HEALTH")
-NUMBERS = ("AGE", "CONTAINERS", "ASKED", "VM", "CPU", "MEMORY", "AGENT")
-_SHORT_ID = 13
-"""Characters of an id on a terminal. Every verb accepts the beginning of an id."""
-
-
-def row(sandbox: SandboxRow, usage: Usage, *, now_ns: int, whole_ids: bool) -> tuple[str, ...]:
-    return (
-        sandbox.id if whole_ids else sandbox.id[:_SHORT_ID],
-        sandbox.pod or "-",
-        age_text((now_ns - sandbox.started_ns) // 10**9) if sandbox.started_ns else "-",
-        str(sandbox.containers),
-        f"{sandbox.requested_vcpus:g} / {sandbox.requested_memory_mib:.0f}Mi" if sandbox.vcpus else "-",
-        f"{sandbox.vcpus} / {sandbox.memory_mib}Mi" if sandbox.vcpus else "-",
-        "clone" if sandbox.origin.startswith("cloned") else "boot" if sandbox.origin else "-",
-        f"{usage.cpu_percent:.1f}%" if sandbox.processes else "-",
-        f"{usage.memory_mib}Mi" if sandbox.processes else "-",
-        "-" if sandbox.agent_age_s is None else age_text(int(sandbox.agent_age_s)),
-        sandbox.health,
-    )
-
-
-def document(sandbox: SandboxRow, usage: Usage, *, now_ns: int) -> dict[str, object]:
-    """The row for programs."""
-    return {
-        "id": sandbox.id,
-        "pod": sandbox.pod,
-        "containers": sandbox.containers,
-        "age_s": max(now_ns - sandbox.started_ns, 0) // 10**9 if sandbox.started_ns else None,
-        "requested": {"vcpus": sandbox.requested_vcpus, "memory_mib": sandbox.requested_memory_mib},
-        "vm": {"vcpus": sandbox.vcpus, "memory_mib": sandbox.memory_mib},
-        "release": sandbox.release,
-        "origin": sandbox.origin,
-        "used": {"cpu_percent": usage.cpu_percent, "memory_mib": usage.memory_mib},
-        "agent_age_s": sandbox.agent_age_s,
-        "health": sandbox.health,
-    }
-
-
-def age_text(seconds: int) -> str:
-    """As kubectl shows ages, with one unit: `42s`, `7m`, `3h`, `12d`."""
-    for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
-        if seconds >= size:
-            return f"{seconds // size}{unit}"
-    return f"{max(seconds, 0)}s"

@@ -17,7 +17,7 @@ from pyshim.model.sizing import SizingRecord
 from pyshim.node.cli.inputs import pairs
 from pyshim.node.cli.output import config_option, examples, json_option, print_json
 from pyshim.node.cli.sandbox import sandbox_argument, sandbox_id, snapshot_of, state_dir_option
-from pyshim.node.cli.sandboxes import RUNS, host_side_mib_of, sandboxes
+from pyshim.node.cli.sandboxes import RUNS, sandboxes
 from pyshim.node.cli.sizing_text import (
     HostSide,
     explanation_json,
@@ -27,6 +27,7 @@ from pyshim.node.cli.sizing_text import (
     record_lines,
     runtime_class_lines,
 )
+from pyshim.node.cli.usage import host_side_mib_of
 from pyshim.node.kubernetes.agreement import explain_pod
 from pyshim.node.kubernetes.manifest import overhead_of, pod_sizing, pods_in, read_documents, runtime_class
 from pyshim.node.kubernetes.overhead import OverheadPart, class_parts, total

@@ -9,7 +9,9 @@ import click
 from pyshim.node.cli.health import with_health
 from pyshim.node.cli.output import examples, print_table, table
 from pyshim.node.cli.sandbox import state_dir_option
-from pyshim.node.cli.sandboxes import HEADINGS, NUMBERS, SandboxRow, Usage, UsageMeter, document, row, sandboxes
+from pyshim.node.cli.sandbox_table import HEADINGS, NUMBERS, as_document, cells
+from pyshim.node.cli.sandboxes import SandboxRow, sandboxes
+from pyshim.node.cli.usage import Usage, UsageMeter
 
 
 @click.command(epilog=examples("pyshim top", "pyshim top --interval 10 --count 6 --json >> usage.jsonl"))
@@ -23,7 +25,7 @@ def command(interval: float, count: int | None, state_dir: str, as_json: bool) -
     The columns are those of 'pyshim list'.
     """
     meter = UsageMeter()
-    meter.look(sandboxes(state_dir))
+    meter.measure(sandboxes(state_dir))
     live = None
     if sys.stdout.isatty() and not as_json:
         from rich.live import Live
@@ -36,10 +38,10 @@ def command(interval: float, count: int | None, state_dir: str, as_json: bool) -
             time.sleep(interval)
             looks += 1
             found = with_health(sandboxes(state_dir), state_dir)
-            usage = meter.look(found)
+            usage = meter.measure(found)
             now_ns = time.time_ns()
             if as_json:
-                lines = [document(each, usage[each.id], now_ns=now_ns) for each in found]
+                lines = [as_document(each, usage[each.id], now_ns=now_ns) for each in found]
                 print(json.dumps({"time_ns": now_ns, "sandboxes": lines}), flush=True)
             elif live is not None:
                 rows = _rows(found, usage, now_ns, whole_ids=False)
@@ -57,4 +59,4 @@ def command(interval: float, count: int | None, state_dir: str, as_json: bool) -
 
 def _rows(found: list[SandboxRow], usage: dict[str, Usage], now_ns: int, *, whole_ids: bool) -> list[tuple[str, ...]]:
     busiest = sorted(found, key=lambda each: -usage[each.id].cpu_percent)
-    return [row(each, usage[each.id], now_ns=now_ns, whole_ids=whole_ids) for each in busiest]
+    return [cells(each, usage[each.id], now_ns=now_ns, whole_ids=whole_ids) for each in busiest]

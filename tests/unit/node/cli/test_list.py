@@ -26,10 +26,11 @@ from pyshim.model.observation import MONITOR_SOCKET
 from pyshim.model.sizing import SizingRecord, dimension
 from pyshim.model.snapshot import SandboxStatus
 from pyshim.node.cli import health
-from pyshim.node.cli import sandboxes as module
 from pyshim.node.cli.command import run
 from pyshim.node.cli.sandbox import sandbox_id
-from pyshim.node.cli.sandboxes import SandboxRow, UsageMeter, age_text, row
+from pyshim.node.cli.sandbox_table import HEADINGS, age_text, cells
+from pyshim.node.cli.sandboxes import SandboxRow
+from pyshim.node.cli.usage import Usage, UsageMeter
 from pyshim.node.install.plan import python_path, release_of
 from pyshim.state.schema import SandboxState, ShimRecord
 from pyshim.state.store import StateStore
@@ -164,7 +165,7 @@ def test_people_get_a_table(
         assert run(["list", "--state-dir", str(tmp_path)]) == 0
 
     heading, line = capsys.readouterr().out.splitlines()
-    assert heading.split() == list(module.HEADINGS)
+    assert heading.split() == list(HEADINGS)
     assert line.startswith("ab12" + "0" * 12 + "  shop/web-0 ")
     assert "0.5 / 512Mi" in line
     assert "2 / 768Mi  clone" in line
@@ -337,11 +338,11 @@ def test_use_is_counted_from_the_second_look(sleeper: "subprocess.Popen[bytes]")
     idle = SandboxRow(id="b", health="ok", processes=(ref(sleeper), GONE))
     meter = UsageMeter()
 
-    assert meter.look([busy, idle])["a"].cpu_percent == 0
+    assert meter.measure([busy, idle])["a"].cpu_percent == 0
     began_s = time.process_time()
     while time.process_time() < began_s + 0.05:
         pass
-    usage = meter.look([busy, idle])
+    usage = meter.measure([busy, idle])
 
     assert usage["a"].cpu_percent > 0
     assert usage["a"].memory_mib > 0
@@ -354,8 +355,8 @@ def test_ages_have_one_unit(seconds: int, text: str) -> None:
 
 
 def test_a_terminal_gets_short_ids() -> None:
-    shown = row(
-        SandboxRow(id="a" * 64, health="stopped"), module.Usage(cpu_percent=0, memory_mib=0), now_ns=0, whole_ids=False
+    shown = cells(
+        SandboxRow(id="a" * 64, health="stopped"), Usage(cpu_percent=0, memory_mib=0), now_ns=0, whole_ids=False
     )
 
     assert shown == ("a" * 13, "-", "-", "0", "-", "-", "-", "-", "-", "-", "stopped")
