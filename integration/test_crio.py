@@ -60,7 +60,7 @@ def test_a_pod_that_names_another_pods_sandbox_is_refused_and_harms_it_not(cri: 
 
         refused = refusal(lambda: cri.run_pod("intruder", handler=STAND_IN_HANDLER, annotations=forged))
 
-        assert "is a sandbox itself, and joins none" in refused
+        assert "is a sandbox itself and cannot join another" in refused
         assert victim.start().is_running
     finally:
         victim.remove()

@@ -1,8 +1,9 @@
-"""The container runtime that wrote a spec, and the keys of its annotations: no other runtime's keys are read.
+"""The container runtime that wrote a spec, and the annotation keys under which it describes pod and container.
 
-A pod's own annotations stand in the spec beside its runtime's. containerd writes its own over them. CRI-O writes a
-pod's annotations over its own in the spec of the sandbox, and the labels last: so a pod's names are read from the
-labels that the kubelet sets, which a pod cannot change. Source: CRI-O 1.36, server/sandbox_run_linux.go.
+A spec holds the runtime's annotations and the pod's own in one table, so only the keys of that one runtime are read.
+containerd's annotations replace a pod's of the same key. CRI-O lets a pod's annotations replace its own in the spec of
+the sandbox, but not the kubelet's labels, from which the pod's names are read. Source: CRI-O 1.36,
+server/sandbox_run_linux.go.
 """
 
 from collections.abc import Mapping
@@ -20,8 +21,8 @@ class Caller(StrEnum):
     CRI_DOCKERD = "cri-dockerd"
 
 
-class CallerKeys(NamedTuple):
-    """The annotation that holds each of these; empty where the runtime writes none."""
+class AnnotationKeys(NamedTuple):
+    """One runtime's key for each of these; empty where it has none."""
 
     container_type: str
     sandbox_id: str
@@ -29,37 +30,29 @@ class CallerKeys(NamedTuple):
     pod_namespace: str
     pod_uid: str
     container_name: str
-    image_name: str
-    name_of_sandbox: str = ""
-    """`container_name` of a sandbox itself, which its pod cannot change."""
+    image_name: str = ""
     host_network: str = ""
-    """"true" for a pod on the host's network, whose namespace CRI-O names by a path of its own."""
+    """Its value is "true" for a pod on the host's network. CRI-O needs it: its specs name that namespace by a path."""
+    sandbox_container_name: str = ""
+    """Not a key: the value of `container_name` in a sandbox's own spec, where the pod cannot change it."""
 
 
-class PodName(msgspec.Struct, frozen=True):
-    """A pod's name in Kubernetes; empty for a sandbox without a pod."""
-
-    name: str = ""
-    namespace: str = ""
-    uid: str = ""
-
-
-_KUBELETS_LABELS = (
-    "io.kubernetes.pod.name",
-    "io.kubernetes.pod.namespace",
-    "io.kubernetes.pod.uid",
-    "io.kubernetes.container.name",
-)
-KEYS: Mapping[Caller, CallerKeys] = {
-    Caller.CRI_O: CallerKeys(
-        "io.kubernetes.cri-o.ContainerType",
-        "io.kubernetes.cri-o.SandboxID",
-        *_KUBELETS_LABELS,
-        "io.kubernetes.cri-o.ImageName",
-        name_of_sandbox="POD",
+_KUBELET_LABELS = {
+    "pod_name": "io.kubernetes.pod.name",
+    "pod_namespace": "io.kubernetes.pod.namespace",
+    "pod_uid": "io.kubernetes.pod.uid",
+    "container_name": "io.kubernetes.container.name",
+    "sandbox_container_name": "POD",
+}
+ANNOTATION_KEYS: Mapping[Caller, AnnotationKeys] = {
+    Caller.CRI_O: AnnotationKeys(
+        container_type="io.kubernetes.cri-o.ContainerType",
+        sandbox_id="io.kubernetes.cri-o.SandboxID",
+        image_name="io.kubernetes.cri-o.ImageName",
         host_network="io.kubernetes.cri-o.HostNetwork",
+        **_KUBELET_LABELS,
     ),
-    Caller.CONTAINERD: CallerKeys(
+    Caller.CONTAINERD: AnnotationKeys(
         container_type="io.kubernetes.cri.container-type",
         sandbox_id="io.kubernetes.cri.sandbox-id",
         pod_name="io.kubernetes.cri.sandbox-name",
@@ -68,35 +61,47 @@ KEYS: Mapping[Caller, CallerKeys] = {
         container_name="io.kubernetes.cri.container-name",
         image_name="io.kubernetes.cri.image-name",
     ),
-    Caller.CRI_DOCKERD: CallerKeys(
-        "io.kubernetes.docker.type", "io.kubernetes.sandbox.id", *_KUBELETS_LABELS, "", "POD"
+    Caller.CRI_DOCKERD: AnnotationKeys(
+        container_type="io.kubernetes.docker.type", sandbox_id="io.kubernetes.sandbox.id", **_KUBELET_LABELS
     ),
 }
 
 
 def caller_of(annotations: Mapping[str, str]) -> Caller:
-    """The runtime whose container type is there; containerd without one (ctr, nerdctl).
+    """The runtime whose `container_type` key is present; containerd if none is (ctr, nerdctl).
 
-    Raises InvalidArgument for the types of two runtimes: one of them is the pod's own.
+    Raises InvalidArgument if the keys of two runtimes are present: the pod has set one of them.
     """
-    found = [caller for caller, keys in KEYS.items() if keys.container_type in annotations]
+    found = [caller for caller, keys in ANNOTATION_KEYS.items() if keys.container_type in annotations]
     if len(found) > 1:
-        names = " and ".join(f"'{KEYS[caller].container_type}'" for caller in found)
+        names = " and ".join(f"'{ANNOTATION_KEYS[caller].container_type}'" for caller in found)
         raise InvalidArgument(f"read annotations {names}: they are of two container runtimes")
     return found[0] if found else Caller.CONTAINERD
 
 
-def keys_of(annotations: Mapping[str, str]) -> CallerKeys:
-    """The keys of the runtime that wrote `annotations`. Raises what `caller_of` does."""
-    return KEYS[caller_of(annotations)]
+def keys_of(annotations: Mapping[str, str]) -> AnnotationKeys:
+    """The keys of the runtime that wrote `annotations`. Raises as `caller_of`."""
+    return ANNOTATION_KEYS[caller_of(annotations)]
+
+
+class PodName(msgspec.Struct, frozen=True):
+    """A pod's identity in Kubernetes; all fields are empty for a sandbox that is not a pod."""
+
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
 
 
 def pod_of(annotations: Mapping[str, str]) -> PodName:
-    """The pod, as the runtime that wrote `annotations` names it. Raises what `caller_of` does."""
+    """The pod that the annotations of a spec name. Raises as `caller_of`."""
     keys = keys_of(annotations)
-    return PodName(*(annotations.get(key, "") for key in (keys.pod_name, keys.pod_namespace, keys.pod_uid)))
+    return PodName(
+        name=annotations.get(keys.pod_name, ""),
+        namespace=annotations.get(keys.pod_namespace, ""),
+        uid=annotations.get(keys.pod_uid, ""),
+    )
 
 
 def container_name(annotations: Mapping[str, str]) -> str:
-    """The container's name in its pod; empty outside one. Raises what `caller_of` does."""
+    """The container's name in its pod; empty for a container without a pod. Raises as `caller_of`."""
     return annotations.get(keys_of(annotations).container_name, "")

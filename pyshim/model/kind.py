@@ -1,6 +1,6 @@
-"""Which kind of container a spec describes, and the sandbox it belongs to.
+"""A container's kind and its sandbox, read from the annotations of its spec.
 
-Source: the CRI annotations of containerd and CRI-O; a spec without any is a single container (ctr, nerdctl, docker).
+Source: the CRI annotations of containerd and CRI-O. A spec without any is that of a single container (ctr, nerdctl).
 """
 
 from collections.abc import Mapping
@@ -22,17 +22,16 @@ class ContainerKind(StrEnum):
 
 
 class Membership(msgspec.Struct, frozen=True, kw_only=True):
-    """A container's part in its sandbox: the sandbox itself, one of its containers, or its only one."""
-
     kind: ContainerKind
     sandbox_id: SandboxId
+    """The container's own id unless it is a POD_CONTAINER."""
 
 
 def membership(annotations: Mapping[str, str], container_id: ContainerId) -> Membership:
-    """The container's kind and sandbox, as its annotations say.
+    """The container's kind and the sandbox that it belongs to.
 
-    Raises InvalidArgument for an unknown type, a pod container without a sandbox, the types of two runtimes, and for a
-    sandbox that names another one: under CRI-O a pod's annotations write over those of its sandbox.
+    Raises InvalidArgument for an unknown container type, for the keys of two runtimes, for a pod container without a
+    sandbox id, and for a sandbox that poses as a pod container: under CRI-O a pod's annotations may replace the type.
     """
     keys = keys_of(annotations)
     value = annotations.get(keys.container_type)
@@ -45,9 +44,9 @@ def membership(annotations: Mapping[str, str], container_id: ContainerId) -> Mem
     sandbox_id = annotations.get(keys.sandbox_id, "")
     if not sandbox_id:
         raise InvalidArgument(f"read annotation '{keys.sandbox_id}': container '{container_id}' names no sandbox")
-    if keys.name_of_sandbox and annotations.get(keys.container_name) == keys.name_of_sandbox:
+    if keys.sandbox_container_name and annotations.get(keys.container_name) == keys.sandbox_container_name:
         raise InvalidArgument(
-            f"read annotation '{keys.sandbox_id}': '{container_id}' is a sandbox itself, and joins none"
+            f"read annotation '{keys.sandbox_id}': '{container_id}' is a sandbox itself and cannot join another"
         )
     return Membership(
         kind=ContainerKind.POD_CONTAINER,

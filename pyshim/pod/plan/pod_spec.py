@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from pyshim.model.caller import KEYS, Caller
+from pyshim.model.caller import ANNOTATION_KEYS, Caller
 from pyshim.model.ids import HostPath, SandboxId
 from pyshim.model.oci import OciMount, OciSpec, parse_spec
 from pyshim.model.sandbox import CreateSandbox, PodConfig, PodDns
@@ -21,7 +21,7 @@ from pyshim.resources.sizing.plan.pod_figures import CONTAINERD_PREFIX
 RESOLV_CONF, HOSTNAME, HOSTS = "/etc/resolv.conf", "/etc/hostname", "/etc/hosts"
 _RUNTIMES_PREFIX = "io.kubernetes.cri"
 """The prefix of containerd's and CRI-O's own keys. Dropped from a pod's annotations: its author wrote them."""
-_RUNTIMES_KEYS = frozenset(key for keys in KEYS.values() for key in keys)
+_RUNTIMES_KEYS = frozenset(key for keys in ANNOTATION_KEYS.values() for key in keys)
 _NETWORK_SYSCTLS = {"net.ipv4.ip_unprivileged_port_start": "0", "net.ipv4.ping_group_range": "0 2147483647"}
 """containerd's defaults for a pod with its own network: enable_unprivileged_ports, enable_unprivileged_icmp."""
 _LOOPBACK = b"127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n"
@@ -105,7 +105,7 @@ def _cgroups_path(parent: str, sandbox_id: SandboxId) -> str:
 
 
 def _annotations(request: CreateSandbox, pod: PodConfig) -> dict[str, str]:
-    keys = KEYS[Caller.CONTAINERD]
+    keys = ANNOTATION_KEYS[Caller.CONTAINERD]
     own = {
         key: value
         for key, value in {**pod.annotations, **request.annotations}.items()

@@ -6,7 +6,7 @@ The protocol describes a VM by annotations only. Their keys are Kata's. A cloud 
 
 from collections.abc import Mapping
 
-from pyshim.model.caller import KEYS, Caller, pod_of
+from pyshim.model.caller import ANNOTATION_KEYS, Caller, pod_of
 from pyshim.model.confidential import Initdata
 from pyshim.model.config import HYPERVISOR_PREFIX, Config
 from pyshim.model.devices import PodDevices
@@ -115,7 +115,7 @@ def _annotations(
     sandbox_id: SandboxId, spec: OciSpec, config: Config, sizing: SizingRecord, initdata: Initdata | None
 ) -> dict[str, str]:
     """The annotations that are not about devices. As with Kata, every key is present, some with an empty value."""
-    hypervisor, keys = config.hypervisor, KEYS[Caller.CONTAINERD]
+    hypervisor, keys = config.hypervisor, ANNOTATION_KEYS[Caller.CONTAINERD]
     pod = pod_of(spec.annotations)
     # A container without a pod gets names, too: cloud adaptors refuse a VM without.
     annotations = {

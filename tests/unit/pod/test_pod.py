@@ -385,7 +385,7 @@ async def test_a_sandbox_that_names_another_one_does_not_join_it(stack: Stack) -
     container = {**sandbox, "io.kubernetes.cri-o.ContainerType": "container"}
     await stack.run("c1", ["pause"], annotations=sandbox)
 
-    with pytest.raises(InvalidArgument, match="'app' is a sandbox itself, and joins none"):
+    with pytest.raises(InvalidArgument, match="'app' is a sandbox itself and cannot join another"):
         await stack.create("app", ["sleep"], annotations=container)
     assert "app" not in stack.agent.containers
 
