@@ -1,5 +1,5 @@
-"""Nouns: frozen data and state tables every other room speaks in.
+"""The data types that all other rooms share: frozen structs, enums and protocols.
 
-Pure: no I/O, no asyncio, no protobuf, nothing of ours outside this package. Start with `task.py` (what containerd
-asks), `plans.py` (what a pod is made of) and `ledger.py` (what must be undone).
+Pure: no I/O, no asyncio, no protobuf, and no import of another room. Read first: `task.py` (containerd's requests),
+`plans.py` (the plans of sandbox and container) and `ledger.py` (the host resources to be undone).
 """

@@ -1,7 +1,9 @@
-"""The address of the guest's agent (one ttrpc byte stream at each).
+"""The address of the guest's agent; each leads to one ttrpc byte stream.
 
-Forms: `vsock://cid:port`, `hvsock://path:port` (unix socket with the CONNECT line), `serial://path` (unix socket of one
-virtio-serial port), `unix://path`.
+- `vsock://cid:port`
+- `hvsock://path:port`: a unix socket that expects the line `CONNECT port` first
+- `serial://path`: the unix socket of a virtio-serial port
+- `unix://path`
 """
 
 import msgspec

@@ -1,4 +1,4 @@
-"""Host cgroups of one sandbox: which there are, who is in them, what is written into them."""
+"""The host cgroups of one sandbox: their paths, their processes, and the settings written into them."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -9,17 +9,17 @@ from pyshim.model.host_facts import CgroupMode
 
 
 class Role(StrEnum):
-    """The purpose of a cgroup of ours."""
+    """The purpose of a cgroup that the shim makes."""
 
     SANDBOX = "sandbox"
-    """Below the pod's cgroup: what counts as the pod's."""
+    """Below the pod's cgroup: its use counts as the pod's."""
     OVERHEAD = "overhead"
-    """Outside the pod's: what it costs the node to run the VM, unless `sandbox_cgroup_only`."""
+    """Outside the pod's cgroup, for the processes that run the VM; not made with `sandbox_cgroup_only`."""
     VCPUS = "vcpus"
     """v2: the threaded cgroup of the vCPU threads, below SANDBOX."""
     DEVICES = "devices"
-    """Below the shim's: the VMM and virtiofsd, without the shim. On v1 in the hierarchy of devices alone. On v2 it is
-    threaded, and the VMM is not in it where it has a cgroup without the shim already."""
+    """Below the shim's cgroup, for the device list of VMM and virtiofsd. On v1 it is in the devices hierarchy only. On
+    v2 it is threaded, and the VMM is not in it if another cgroup has the VMM without the shim."""
 
 
 class Member(StrEnum):
@@ -34,26 +34,26 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     """From the root of a hierarchy: `/kubepods/pod1/kata_c1`."""
     controllers: tuple[str, ...] = ()
-    """v1: only in the hierarchies of these; empty for all."""
+    """v1: the hierarchies that have it; empty: all."""
     threaded: bool = False
-    """v2: holds threads of a process that lives in the cgroup above."""
+    """v2: it contains threads of a process of its parent."""
 
 
 class GroupSetting(msgspec.Struct, frozen=True, kw_only=True):
-    """One write into one file of a cgroup."""
+    """One value to be written into one file of a cgroup."""
 
     role: Role
     controller: str
     file: str
     value: str
     source: str
-    """The value's source, for people."""
+    """Where the value comes from, for operators."""
     required: bool = False
-    """Demanded by the configuration: a sandbox without it does not start."""
+    """The sandbox does not start if the write fails: the configuration demands the setting."""
 
 
 class Scope(msgspec.Struct, frozen=True, kw_only=True):
-    """The systemd unit that is the SANDBOX cgroup."""
+    """The systemd scope whose cgroup is the SANDBOX cgroup."""
 
     unit: str
     slice: str
@@ -63,18 +63,18 @@ class Scope(msgspec.Struct, frozen=True, kw_only=True):
 class CgroupPlan(msgspec.Struct, frozen=True, kw_only=True):
     mode: CgroupMode
     groups: tuple[Group, ...]
-    """Sorted as they are made; empty on a host without cgroups."""
+    """In the order of their creation; empty on a host without cgroups."""
     members: Mapping[Member, Role]
     scope: Scope | None
     notes: tuple[str, ...]
-    """One sentence for each request that is not met in full, with the reason."""
+    """One sentence for each part of the request that is not met, with the reason."""
 
     def group(self, role: Role) -> Group:
         return next(group for group in self.groups if group.role is role)
 
     @property
     def listed(self) -> tuple[Role, ...]:
-        """The groups whose processes may open listed devices only: the shim, which mounts disks, is in none of them."""
+        """The groups that get a device list. The shim is in none of them: it mounts disks."""
         serving = {Role.DEVICES}
         if self.mode is CgroupMode.V2:
             serving |= {self.members[Member.VMM], self.members[Member.VCPUS]} - {self.members[Member.SHIM]}
@@ -82,8 +82,8 @@ class CgroupPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HostOom(msgspec.Struct, frozen=True, kw_only=True):
-    """The host's OOM killer took a process of a cgroup."""
+    """The host's OOM killer has killed a process of the sandbox's cgroups."""
 
     limited_by: str
-    """The cgroup whose limit was met; empty when the host itself had no memory left."""
+    """The cgroup whose limit was reached; empty if the whole host had no memory left."""
     limit_bytes: int

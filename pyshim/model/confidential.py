@@ -1,4 +1,7 @@
-"""Confidential guests: the technology, the facts of the host it needs, the guard in the VM's argv, the initdata."""
+"""Confidential guests: the technologies, the host's support for them, a guest's guard and its initdata.
+
+A guard is the protection of one guest by one technology, with its parameters; the driver adds it to the VM's argv.
+"""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -20,52 +23,52 @@ class Tee(StrEnum):
 
 
 class TeeFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """The host's support, and the files that were read: an error can name what is missing."""
+    """The technologies that the host supports."""
 
     available: frozenset[Tee]
     probed: tuple[str, ...]
-    """One sentence for each thing that was probed."""
+    """One sentence for each probe and its result, for errors."""
     quote_socket: str
-    """The unix socket of TDX's quote generation service; empty when it is not there."""
+    """The unix socket of TDX's quote generation service; empty if it does not exist."""
 
 
 NO_TEE = TeeFacts(available=frozenset(), probed=(), quote_socket="")
 
 
 class VsockQuotes(msgspec.Struct, frozen=True, kw_only=True):
-    """The quote generation service by vsock."""
+    """The vsock address of the quote generation service."""
 
     cid: int
     port: int
 
 
 class UnixQuotes(msgspec.Struct, frozen=True, kw_only=True):
-    """The quote generation service by unix socket."""
+    """The unix socket of the quote generation service."""
 
     path: str
 
 
 class TdxGuard(msgspec.Struct, frozen=True, kw_only=True):
     mrconfigid: bytes
-    """TDX_CONFIG_ID_BYTES, or empty: what the guest's owner has measured into it."""
+    """The digest of the initdata, TDX_CONFIG_ID_BYTES long; empty without initdata."""
     quotes: VsockQuotes | UnixQuotes
 
 
 class SevGuard(msgspec.Struct, frozen=True, kw_only=True):
-    """SEV, or SEV-ES when the policy has its bit."""
+    """SEV, or SEV-ES if the policy has SEV_POLICY_ES."""
 
     policy: int
     launch_hook: str
-    """A program that checks the launch measurement before the guest runs; empty for none."""
+    """The program that checks the launch measurement before the guest runs; empty for none."""
 
 
 class SnpGuard(msgspec.Struct, frozen=True, kw_only=True):
     policy: int
     id_block: str
     id_auth: str
-    """Base64 as the operator gave it, both or none."""
+    """Base64; both are set or both are empty."""
     host_data: bytes
-    """SNP_HOST_DATA_BYTES, or empty."""
+    """The digest of the initdata, SNP_HOST_DATA_BYTES long; empty without initdata."""
 
 
 Guard = TdxGuard | SevGuard | SnpGuard
@@ -75,10 +78,10 @@ INITDATA_ALGORITHMS = ("sha256", "sha384", "sha512")
 
 
 class Initdata(msgspec.Struct, frozen=True, kw_only=True):
-    """The document of a guest's owner, measured into a confidential guest."""
+    """The document that a guest's owner passes to a confidential guest, and whose digest is in the measurement."""
 
     document: bytes
-    """The TOML text, byte for byte: what is digested."""
+    """The TOML text as it was given: the digest is over these bytes."""
     version: str
     algorithm: str
     """One of INITDATA_ALGORITHMS."""
@@ -91,5 +94,5 @@ class Initdata(msgspec.Struct, frozen=True, kw_only=True):
         return hashlib.new(self.algorithm, self.document).digest()
 
     def digest_of(self, length: int) -> bytes:
-        """The digest as a field of `length` bytes holds it: cut, or filled with zeros, at its end."""
+        """The digest in a field of `length` bytes: cut at its end, or padded there with zeros."""
         return self.digest[:length].ljust(length, b"\0")

@@ -1,7 +1,7 @@
-"""The effective configuration: what TOML, drop-ins and annotations come to, typed and in named units.
+"""The effective configuration of a sandbox, from TOML file, drop-ins and annotations. `config/` builds it.
 
-Field names are Kata's key names, a unit added where Kata's name has none. `config/` builds it, the other rooms read it.
-Keys that decide nothing have no field. `config/keys_*.py` has each key's meaning.
+A field has the name of its key, with the unit added where the key's name has none. A key without effect has no field,
+unless Kata's state has it. `config/keys_*.py` and docs/CONFIGURATION.md have each key's meaning.
 """
 
 from collections.abc import Mapping
@@ -10,12 +10,12 @@ from fractions import Fraction
 import msgspec
 
 HYPERVISOR_PREFIX = "io.katacontainers.config.hypervisor."
-"""Of annotations that set keys of the hypervisor's table."""
+"""Prefix of the annotations that set keys of the hypervisor's table."""
 FILE_SYSTEM_OPTION_PREFIX = "io.katacontainers.fs-opt."
-"""Of annotations and mount options by which a block snapshotter describes layers to the guest. Source: Kata."""
+"""Prefix of the annotations and mount options by which a block snapshotter describes layers. Source: Kata."""
 SWAPPINESS_ANNOTATION = "io.katacontainers.container.resource.swappiness"
 SWAP_IN_BYTES_ANNOTATION = "io.katacontainers.container.resource.swap_in_bytes"
-"""Swap annotations of a container, read where `enable_guest_swap` is set."""
+"""Swap annotations of a container, read with `enable_guest_swap`."""
 
 
 class HypervisorConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,7 +23,7 @@ class HypervisorConfig(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     kernel: str
     kernel_hz: int
-    """Our own key; 0 when not known."""
+    """0: not known."""
     image: str
     initrd: str
     rootfs_type: str
@@ -34,12 +34,12 @@ class HypervisorConfig(msgspec.Struct, frozen=True, kw_only=True):
     machine_accelerators: str
     cpu_features: str
     accelerator: str
-    """`auto`, `kvm` or `tcg`; our own key."""
+    """`auto`, `kvm` or `tcg`."""
     cpu_model: str
-    """QEMU's -cpu model; empty: `host` with KVM, a model fit for emulation without. Our own key."""
+    """QEMU's -cpu model; empty: `host` with KVM, else a model fit for emulation."""
     guest_hook_path: str
     guest_extension_images: tuple[Mapping[str, str], ...]
-    """Each with `name`, `path` and, if it has, `verity_params`."""
+    """Each with `name`, `path` and optionally `verity_params`."""
     # Size.
     default_vcpus: Fraction
     default_maxvcpus: int
@@ -48,10 +48,10 @@ class HypervisorConfig(msgspec.Struct, frozen=True, kw_only=True):
     default_maxmemory_mib: int
     """0: the host's memory."""
     overhead_vcpus: Fraction
-    """Sizing policy `overhead`: what the VM itself needs beside a workload that states its CPUs."""
+    """Sizing policy `overhead`: vCPUs for the VM itself, added to the CPU limits of the pod."""
     overhead_memory_mib: int
     requested_vcpus: Fraction
-    """The pod's request, for runtimes that do not pass it on in full; our own key, mostly an annotation."""
+    """The pod's request, for container runtimes that do not pass it on in full; mostly set by an annotation."""
     requested_memory_mib: int
     memory_slots: int
     enable_virtio_mem: bool
@@ -60,7 +60,7 @@ class HypervisorConfig(msgspec.Struct, frozen=True, kw_only=True):
     reclaim_guest_freed_memory: bool
     enable_numa: bool
     numa_mapping: tuple[str, ...]
-    """Host nodes of each guest node, as they were written; empty: as many as the VM needs."""
+    """For each guest node its host nodes, as text such as `0-1`; empty: as many guest nodes as the VM needs."""
     enable_guest_swap: bool
     guest_swap_path: str
     guest_memory_dump_path: str
@@ -69,11 +69,10 @@ class HypervisorConfig(msgspec.Struct, frozen=True, kw_only=True):
     confidential_guest: bool
     sev_snp_guest: bool
     confidential_technology: str
-    """`auto`, `tdx`, `snp` or `sev`; our own key."""
+    """`auto`, `tdx`, `snp` or `sev`."""
     sev_guest_policy: int
-    """0: by host; our own key."""
+    """0: chosen by the host's support."""
     sev_launch_hook: str
-    """Our own key."""
     snp_guest_policy: int
     snp_id_block: str
     snp_id_auth: str
@@ -81,17 +80,14 @@ class HypervisorConfig(msgspec.Struct, frozen=True, kw_only=True):
     initdata: str
     seccompsandbox: str
     privileged_vmm: bool
-    """QEMU keeps the shim's capabilities; our own key."""
+    """QEMU keeps the shim's capabilities."""
     enable_core_dumps: bool
-    """Our own key."""
     rootless: bool
     rootless_first_id: int
-    """Our own key."""
     disable_selinux: bool
     selinux_vmm_type: str
-    """Our own key."""
     apparmor_profile: str
-    """Of the VMM and its servers; empty for none. Our own key."""
+    """Empty: none."""
     disable_nesting_checks: bool
     # Shared directories.
     shared_fs: str
@@ -130,10 +126,10 @@ class HypervisorConfig(msgspec.Struct, frozen=True, kw_only=True):
     pcie_root_port: int
     pcie_switch_port: int
     use_vsock: str
-    """`auto`, `true`, `false` or `vhost-user`: how the agent is reached; our own key."""
+    """`auto`, `true`, `false` or `vhost-user`: how the agent is reached."""
     vhost_user_vsock_daemon: str
     start_timeout_s: float
-    """Seconds until the VMM must answer; our own key."""
+    """Seconds within which the VMM must answer after its start."""
     # Debugging.
     enable_debug: bool
     extra_monitor_socket: str
@@ -146,7 +142,7 @@ class HypervisorConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 AGENT_CDH_API_TIMEOUT_S = 50.0
 AGENT_LAUNCH_PROCESS_TIMEOUT_S = 6.0
-"""Seconds: kata-agent's own values, which a guest has without a kernel parameter."""
+"""Seconds: kata-agent's defaults, which apply without a kernel parameter."""
 
 
 class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -156,7 +152,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     kernel_modules: tuple[str, ...]
     dial_timeout_s: float
     hotplug_timeout_s: int
-    """Seconds that the guest's agent waits for a device; our own key."""
+    """Seconds that the guest's agent waits for a device."""
     request_timeout_s: float
     cdh_api_timeout_s: float
     launch_process_timeout_s: float
@@ -168,32 +164,31 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
     enable_debug: bool
     enable_tracing: bool
     otlp_endpoint: str
-    """Base URL of an OTLP receiver; our own key."""
+    """Base URL of an OTLP receiver."""
     enable_pprof: bool
     internetworking_model: str
     disable_new_netns: bool
     allow_host_network: bool
-    """A pod with hostNetwork starts, without any network of the host; our own key."""
+    """A pod with hostNetwork starts, with a loopback interface only."""
     sandbox_cgroup_only: bool
     sandbox_cgroup_limits: bool
-    """The sandbox's cgroups have limits of their own, from the sizing record; our own key."""
+    """The sandbox's cgroups get limits, computed from the sizing record."""
     static_sandbox_resource_mgmt: bool
     sizing_policy: str
-    """`sum` or `overhead`; our own key."""
+    """`sum` or `overhead`."""
     strict_memory: bool
-    """Overcommitting the pod's cgroup is an error, not a warning; our own key."""
+    """A VM that does not fit the memory limit of the pod's cgroup is refused; otherwise it is a warning."""
     enable_vcpus_pinning: bool
     placement_socket: str
-    """Socket of the plugin that places VMs; empty without one. Our own key."""
+    """Socket of the plugin that places VMs; empty: no plugin is asked."""
     vfio_mode: str
     vfio_device_kinds: tuple[str, ...]
-    """`VENDOR:CLASS=KIND` and `HOST-KIND=KIND`; our own key."""
+    """Each `VENDOR:CLASS=KIND` or `HOST-KIND=KIND`."""
     pod_resource_api_sock: str
     instance_types: str
-    """Path of the table of instance types; empty without one. Our own key."""
+    """Path of the table of instance types; empty: none."""
     create_container_timeout_s: float
     confine_shim: bool
-    """Our own key."""
     disable_guest_seccomp: bool
     disable_guest_empty_dir: bool
     emptydir_mode: str
@@ -206,18 +201,17 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
 class FactoryConfig(msgspec.Struct, frozen=True, kw_only=True):
     enable_template: bool
     template_path: str
-    """The directory of the templates."""
 
 
 REMOTE_SET_UP_TIMEOUT_S = 300.0
-"""Kata's: between a remote VM's agent and us are two proxies that try to reach each other for up to five minutes."""
+"""Kata's value: two proxies between shim and remote agent try to reach each other for up to five minutes."""
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
     source: str
-    """The file it was read from, for messages."""
+    """The path of the main file, for messages."""
     annotated: Mapping[str, str] = {}
-    """The pod's annotation that set a key, by the key's name."""
+    """The name of the annotation that set a key, by the key's name."""
     hypervisor_name: str
     hypervisor: HypervisorConfig
     agent: AgentConfig
@@ -225,17 +219,17 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     factory: FactoryConfig
 
     def origin(self, key: str) -> str:
-        """The source of `key`, for messages: the pod's annotation, or the file."""
+        """Where `key` was set, quoted, for messages: the pod's annotation or the file."""
         annotation = self.annotated.get(key)
         return f"annotation '{annotation}'" if annotation else f"'{self.source}'"
 
     @property
     def is_remote(self) -> bool:
-        """The VM is not made on this host."""
+        """A service makes the VM, outside this host."""
         return self.hypervisor_name == "remote"
 
     @property
     def set_up_timeout_s(self) -> float:
-        """For each of the agent's calls that set up the sandbox, the first ones that do anything in the guest."""
+        """The deadline of each of the agent's first calls, which set up the sandbox."""
         usual_s = self.agent.request_timeout_s
         return max(usual_s, REMOTE_SET_UP_TIMEOUT_S) if self.is_remote else usual_s

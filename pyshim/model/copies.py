@@ -1,4 +1,4 @@
-"""Host files that are copied into the guest, where it shares none with the host."""
+"""Copies of host files in a guest that shares no files with the host (`shared_fs = "none"`)."""
 
 import stat
 
@@ -8,29 +8,29 @@ from pyshim.model.ids import GuestPath
 
 
 class VolumeCopy(msgspec.Struct, frozen=True, kw_only=True):
-    """A host directory or file, and its copy in the guest."""
+    """A host directory or file, and the path of its copy in the guest."""
 
     source: str
     guest_path: GuestPath
     follows: bool
-    """The kubelet rewrites the source while it is in use, and the copy follows."""
+    """The copy is updated when the kubelet rewrites the source."""
 
 
 class TreeEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One directory, regular file or symbolic link of a tree; other kinds are not copied."""
+    """A directory, regular file or symbolic link of a tree. Files of other types are not copied."""
 
     path: str
     """Relative to the tree's root; empty for the root itself."""
     mode: int
-    """st_mode, kind included."""
+    """st_mode, with the file type."""
     uid: int
     gid: int
     size_bytes: int
-    """Size of a file; 0 otherwise."""
+    """0 unless it is a file."""
     target: str
-    """Target of a link."""
+    """The target of a link; empty otherwise."""
     changed_ns: int
-    """The time of its content's last change."""
+    """When the content last changed, in nanoseconds since the epoch."""
 
     @property
     def is_directory(self) -> bool:
@@ -42,13 +42,13 @@ class TreeEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CopiedPiece(msgspec.Struct, frozen=True, kw_only=True):
-    """One CopyFile call: a directory, a link (its target the data), or a piece of a file."""
+    """One CopyFile call: a directory, a link (`data` is its target) or a piece of a file."""
 
     path: GuestPath
     file_size: int
     file_mode: int
     dir_mode: int
-    """Mode of parents that are made."""
+    """The mode of parent directories that the agent makes."""
     uid: int
     gid: int
     offset: int

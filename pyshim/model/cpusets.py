@@ -1,4 +1,4 @@
-"""Lists of CPUs and of memory nodes as the kernel writes them. Source: cpuset(7), "List format"."""
+"""Lists of CPUs and of memory nodes in the kernel's text form. Source: cpuset(7), "List format"."""
 
 import re
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ _WHOLE = re.compile(r"[0-9]{1,20}", re.ASCII)
 
 
 def cpu_set(text: object, where: str) -> frozenset[int]:
-    """`0-2,5` as a set. Raises InvalidArgument naming `where`."""
+    """The CPUs of a list such as `0-2,5`. Raises InvalidArgument naming `where`."""
     if not isinstance(text, str):
         raise InvalidArgument(f"read {where}: not a list of CPUs: {str(text)[:100]!r}")
     cpus: set[int] = set()
@@ -27,7 +27,7 @@ def cpu_set(text: object, where: str) -> frozenset[int]:
 
 
 def cpuset_text(numbers: Iterable[int]) -> str:
-    """`0-2,5`; empty for none."""
+    """The list form of `numbers`, such as `0-2,5`; empty without numbers."""
     runs: list[list[int]] = []
     for number in sorted(numbers):
         if runs and number == runs[-1][1] + 1:

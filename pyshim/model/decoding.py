@@ -1,4 +1,4 @@
-"""JSON documents to typed values: msgspec finds what does not fit, the words are ours."""
+"""Decodes JSON documents to typed values. msgspec finds the errors; this module words them for people."""
 
 import re
 from collections.abc import Callable
@@ -9,10 +9,11 @@ from msgspec import inspect
 
 T = TypeVar("T")
 Text = Annotated[str, msgspec.Meta(pattern=r"\A[^\0\ud800-\udfff]*\Z", description="no text a kernel would take")]
-"""Without a NUL byte, and without half of a character, which JSON's escapes can spell."""
+"""A string without NUL bytes and without lone surrogates, which JSON's escapes can spell."""
 
 _MESSAGE = re.compile(r"(.*?)(?: - at `(?:key` in `)?\$([^`]*)`)?", re.DOTALL)
-"""A ValidationError: what is wrong, and the path of the member unless it is the document. `[...]` is some key."""
+"""A ValidationError's text: the problem, then the member's path unless the whole document is wrong. `[...]` stands for
+any key of an object."""
 _MISSING = re.compile(r"Object missing required field `(.*)`", re.DOTALL)
 _STEP = re.compile(r"\.([^.\[]+)|\[(\d+)\]")
 _MAX_SHOWN = 100
@@ -26,9 +27,9 @@ _WORDS: dict[type[inspect.Type], str] = {
 
 
 def described(kind: type[T]) -> type[T]:
-    """`kind`, a msgspec.Struct: msgspec has read its annotations.
+    """Class decorator: makes msgspec read the annotations of the msgspec.Struct `kind` now, and returns `kind`.
 
-    Otherwise it does so at the first use, in every shim that a zygote has forked.
+    Otherwise msgspec reads them at the first use, which is in every shim that a zygote has forked.
     """
     msgspec.json.Decoder(kind)
     return kind
@@ -41,12 +42,12 @@ def decoded(
     *,
     hook: Callable[[type, Any], object] | None = None,
 ) -> T:
-    """`value`, which is what `json` made of a document, as a `kind`: a msgspec.Struct. Further members are ignored.
+    """The JSON value `value` as a `kind`, a msgspec.Struct. Unknown members are ignored.
 
-    `hook` makes values of types that msgspec does not know; it raises ValueError saying what the member is instead.
-    Raises what `refused` makes of a sentence on the first member that is wrong: `a.b[2].c is not a whole number`. A
-    member that is null where a value must be is missing. What is wrong with a string that does not match its pattern is
-    the description beside the pattern (`Text`).
+    `hook` converts values of types that msgspec does not support; it raises ValueError with the rest of a sentence
+    (`is not ...`). Raises `refused(sentence)` for the first wrong member: `a.b[2].c is not a whole number`. Null counts
+    as missing where a value is required. For a string that does not match its pattern, the sentence has the pattern's
+    description (as in `Text`).
     """
     try:
         return msgspec.convert(value, kind, dec_hook=hook)
@@ -87,7 +88,7 @@ def _sentence(value: Any, kind: type, message: str) -> str:
 
 
 def _below(declared: inspect.Type, name: str) -> inspect.Type:
-    """The type of the member `name` of an object, or of the items of a list."""
+    """The type of the member `name` if `declared` is a struct, of the items if it is a list."""
     match _not_null(declared):
         case inspect.StructType(fields=fields):
             return next(field.type for field in fields if field.encode_name == name)
@@ -114,31 +115,31 @@ def _expected(declared: inspect.Type) -> str:
 
 
 MAX_KEY_PARTS = 8
-"""Parts of a dotted TOML key: no document here needs more than four, and tomllib's memory grows with their square."""
-_OUTSIDE_TEXTS = re.compile(r"""\"{3}|'{3}|["'#.]|[\n=,{}\[\]]+""")
-_TEXT_ENDS = {
+"""Most parts of a dotted TOML key. Our documents have four at most; tomllib's memory grows with their square."""
+_TOKEN = re.compile(r"""\"{3}|'{3}|["'#.]|[\n=,{}\[\]]+""")
+_STRING_ENDS = {
     '"""': re.compile(r'\\.|"{3,5}', re.DOTALL),
     "'''": re.compile(r"'{3,5}"),
     '"': re.compile(r'\\.|["\n]'),
     "'": re.compile(r"['\n]"),
     "#": re.compile(r"\n"),
 }
-"""Start of a text or comment to its end; an escape does not end one."""
+"""The pattern of a string's or comment's end, or of an escape, by the token that starts it."""
 
 
 def check_toml_keys(text: str) -> None:
-    """Raises ValueError for a key of more than MAX_KEY_PARTS parts; to be called before `tomllib` reads `text`."""
+    """Raises ValueError for a key of more than MAX_KEY_PARTS parts. Call it before `tomllib` parses `text`."""
     at = dots = 0
-    while token := _OUTSIDE_TEXTS.search(text, at):
+    while token := _TOKEN.search(text, at):
         at = token.end()
         if token[0] == ".":
             dots += 1
             if dots >= MAX_KEY_PARTS:
                 raise ValueError(f"a key of more than {MAX_KEY_PARTS} parts")
-        elif token[0] in _TEXT_ENDS:
-            ends = _TEXT_ENDS[token[0]].finditer(text, at)
+        elif token[0] in _STRING_ENDS:
+            ends = _STRING_ENDS[token[0]].finditer(text, at)
             end = next((found for found in ends if found[0][0] != "\\"), None)
-            if end is None:  # a key does not follow; the parser reports what is missing
+            if end is None:  # no key can follow; `tomllib` reports the unclosed string
                 return
             at = end.end()
             dots = 0 if end[0] == "\n" else dots

@@ -1,4 +1,4 @@
-"""The devices of a pod: what is asked for, by whom, and what that is on this host."""
+"""The devices of a pod: requests for them, and the host's devices that match."""
 
 from collections.abc import Mapping
 
@@ -6,12 +6,12 @@ import msgspec
 
 VFIO_DIR = "/dev/vfio/"
 VFIO_CONTAINER = "/dev/vfio/vfio"
-"""The node that every VFIO program opens first; it is not a device."""
+"""The node that every VFIO program opens first; it is no device."""
 IOMMUFD_DIR = "/dev/vfio/devices/"
 
 
 def is_vfio_node(path: str) -> bool:
-    """True if `path` is the node of an IOMMU group or of one function."""
+    """`path` is the node of an IOMMU group or of a single function."""
     return path.startswith(VFIO_DIR) and path != VFIO_CONTAINER
 
 
@@ -19,24 +19,24 @@ class DeviceRequest(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     """Qualified CDI name."""
     origin: str
-    """The source of the request, for the log."""
+    """Who made the request, for the log."""
     container: str = ""
-    """The container's name in the pod; empty where the asker named none."""
+    """The container's name in the pod; empty for a request that names none."""
 
 
 class DeviceQuestion(msgspec.Struct, frozen=True, kw_only=True):
-    """The question about a sandbox's or a container's devices."""
+    """The sources to search for the devices of a sandbox or a container."""
 
     pod_name: str = ""
     pod_namespace: str = ""
     kubelet_socket: str = ""
-    """Ask the kubelet there what the pod was given; empty: do not."""
+    """The kubelet's socket, which lists the devices allocated to the pod; empty: do not ask it."""
     annotations: Mapping[str, str] = msgspec.field(default_factory=dict)
-    """The annotations that ask for devices, `cdi.k8s.io/...`."""
+    """The annotations `cdi.k8s.io/...`."""
     nodes: tuple[str, ...] = ()
-    """VFIO nodes that a spec has already."""
+    """The VFIO nodes in the spec."""
     names_only: bool = False
-    """The devices are not of this host: who asked for what is the whole answer."""
+    """Return the requests without searching this host for the devices, which a remote VM has."""
 
     @property
     def is_empty(self) -> bool:
@@ -50,13 +50,13 @@ class HostFunction(msgspec.Struct, frozen=True, kw_only=True):
     vendor: str
     device: str
     class_code: str
-    """The last three as sysfs has them: `0x10de`, `0x2331`, `0x030200`."""
+    """As in sysfs: vendor `0x10de`, device `0x2331`, class `0x030200`."""
     numa_node: int = -1
-    """Which of the host's nodes it is near; -1 where the firmware does not say."""
+    """The host's NUMA node that it is attached to; -1 if the firmware does not report it."""
 
 
 class VfioNode(msgspec.Struct, frozen=True, kw_only=True):
-    """A node that opens functions to a VM: an IOMMU group's node with all its functions, or one function's own node."""
+    """The device node of an IOMMU group, with all functions of the group, or the node of one function."""
 
     path: str
     functions: tuple[HostFunction, ...]
@@ -67,34 +67,34 @@ class VfioNode(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def number(self) -> str:
-        """N of `/dev/vfio/N` and of `/dev/vfio/devices/vfioN`."""
+        """N of `/dev/vfio/N` or `/dev/vfio/devices/vfioN`."""
         return self.path.rpartition("/")[2].removeprefix("vfio")
 
 
 class FoundDevice(msgspec.Struct, frozen=True, kw_only=True):
     request: DeviceRequest
-    """CDI names of the nodes; the name is empty for a node that the spec has already."""
+    """Its name is empty for a node in the spec."""
     nodes: tuple[VfioNode, ...]
     env: tuple[str, ...] = ()
-    """Environment that the device's spec sets in a container."""
+    """Environment variables that the CDI spec sets in a container."""
     left_out: tuple[str, ...] = ()
-    """The spec's other edits of a container on this host, as text; a guest gets none of them."""
+    """The other edits of the CDI spec, as text: they concern this host and are not applied in a guest."""
 
 
 class PodDevices(msgspec.Struct, frozen=True, kw_only=True):
     devices: tuple[FoundDevice, ...] = ()
     cpu_ids: Mapping[str, tuple[int, ...]] = msgspec.field(default_factory=dict)
-    """Exclusive CPUs by container, as the kubelet gave them."""
+    """By container: the exclusive CPUs that the kubelet has allocated."""
     memory: Mapping[str, Mapping[str, int]] = msgspec.field(default_factory=dict)
-    """Bytes by NUMA nodes (`0`, `0,1`), by container."""
+    """By container, then by NUMA nodes (`0`, `0,1`): the bytes that the kubelet has allocated."""
 
     def nodes(self) -> tuple[VfioNode, ...]:
-        """Each node once, in the order of the devices."""
+        """The nodes of all devices, each once, in the order of the devices."""
         return tuple({node.path: node for found in self.devices for node in found.nodes}.values())
 
 
 class PodResources(msgspec.Struct, frozen=True, kw_only=True):
-    """The kubelet's record of one pod."""
+    """The resources that the kubelet has allocated to one pod."""
 
     requests: tuple[DeviceRequest, ...] = ()
     cpu_ids: dict[str, tuple[int, ...]] = {}

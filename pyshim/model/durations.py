@@ -1,4 +1,4 @@
-"""Durations of calls, counted in the buckets of Kata's histograms."""
+"""Histograms of the durations of calls, with the buckets of Kata's metrics."""
 
 from bisect import bisect_left
 from collections import deque
@@ -6,17 +6,17 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 BOUNDS_MS = tuple(2**exponent for exponent in range(10))
-"""Upper bounds in milliseconds: 10 from 1 on, each twice the one before, as Kata's."""
+"""The buckets' upper bounds in milliseconds: 1, 2, 4, ... 512, as Kata's."""
 
 
 class Duration(NamedTuple):
     counts: tuple[int, ...]
-    """Calls that took at most the bound of this place, and more than the one before; the last place has no bound."""
+    """The number of calls in each bucket of BOUNDS_MS, and last of those above all bounds."""
     sum_ms: float
 
 
 class Durations:
-    """Counts by action. The actions are names of calls, of which there are a few dozen."""
+    """A histogram for each action: the name of a call, of which there are a few dozen."""
 
     def __init__(self) -> None:
         self._counts: dict[str, list[int]] = {}
@@ -32,19 +32,19 @@ class Durations:
         self._sums_ms[action] += milliseconds
 
     def all(self) -> Mapping[str, Duration]:
-        """The counts so far."""
+        """The histograms so far, by action."""
         return {action: Duration(tuple(counts), self._sums_ms[action]) for action, counts in self._counts.items()}
 
 
 QUICK = frozenset({"grpc.CheckRequest", "grpc.GetMetricsRequest"})
-"""Calls that a guest answers at once, independent of its containers."""
+"""Calls whose duration does not depend on the guest's containers."""
 _LATEST = 128
-"""Quick calls that the percentiles are of: half an hour of scrapes, one each 15 s."""
+"""The number of latest quick calls of which the percentiles are computed: half an hour of scrapes every 15 s."""
 _PERCENTILES = (50, 90, 99)
 
 
 class AgentCalls(Durations):
-    """The calls to a guest's agent: when it last answered, and how slow it is."""
+    """The calls to a guest's agent: their durations, and the time of the agent's last answer."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         """`clock` is monotonic, in seconds."""
@@ -59,14 +59,14 @@ class AgentCalls(Durations):
             self._quick.append(seconds)
 
     def answered(self) -> None:
-        """The agent has answered a call just now, if with an error."""
+        """Notes that the agent has answered a call now, even with an error."""
         self._answered_s = self._clock()
 
     def age_s(self) -> float | None:
-        """Seconds since its last answer; None before the first."""
+        """Seconds since the agent's last answer; None before the first."""
         return None if self._answered_s is None else self._clock() - self._answered_s
 
     def percentiles(self) -> Mapping[int, float]:
-        """Seconds that the latest quick calls took, those without an answer among them; empty before the first."""
+        """Seconds that the latest quick calls took, failed ones included, by percentile; empty without any."""
         ordered = sorted(self._quick)
         return {each: ordered[-(-each * len(ordered) // 100) - 1] for each in _PERCENTILES} if ordered else {}

@@ -1,7 +1,7 @@
-"""The error tree of the shim: every error carries the ttrpc status code its caller gets.
+"""The shim's errors. Each class has the ttrpc status code with which a call fails.
 
-Room errors derive from these, so no table translates them. Text is `verb object: cause`.
-Code numbers are google.rpc.Code, the ones containerd maps back to its own errors.
+Errors of the other rooms derive from these. The text is `verb object: cause`. The codes are those of google.rpc.Code,
+which containerd maps to its own errors.
 """
 
 from enum import IntEnum
@@ -27,13 +27,13 @@ class ErrorCode(IntEnum):
 
 
 class ShimError(Exception):
-    """An error meant for the caller; `str(error)` is the text the user reads."""
+    """An error for the caller; `str(error)` is the text that the user reads."""
 
     code: ErrorCode = ErrorCode.INTERNAL
 
 
 class Cancelled(ShimError):
-    """Another caller ended the work before it was done."""
+    """Another call ended the work before it was complete."""
 
     code = ErrorCode.CANCELLED
 

@@ -1,4 +1,4 @@
-"""Task events, in the words of containerd.events; the publisher encodes and orders them."""
+"""Task events, named as in containerd.events. The publisher encodes them and sends them in order."""
 
 import msgspec
 
@@ -18,10 +18,9 @@ class TaskStarted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TaskExited(msgspec.Struct, frozen=True, kw_only=True):
-    """`process_id` is the exec id, or the container id for the init process."""
-
     container_id: ContainerId
     process_id: str
+    """The exec id, or the container id for the init process."""
     pid: int
     exit: ExitStatus
 
@@ -56,7 +55,7 @@ class TaskOom(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RemoteVmLost(msgspec.Struct, frozen=True, kw_only=True):
-    """The service has forgotten the started VM of sandbox `container_id`; the VM may run on."""
+    """The remote service no longer knows the started VM of sandbox `container_id`; the VM may still run."""
 
     container_id: ContainerId
 

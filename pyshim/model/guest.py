@@ -1,4 +1,4 @@
-"""The requests to the guest's agent, before translation to its protobuf messages (agent/translate.py)."""
+"""The values of the agent's requests and replies, which `agent/translate.py` converts to and from protobuf."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +10,7 @@ from pyshim.model.volumes import FsGroup
 
 
 class Storage(msgspec.Struct, frozen=True, kw_only=True):
-    """Something the agent mounts: Kata's Storage message."""
+    """A mount that the agent makes in the guest: Kata's Storage message."""
 
     driver: str
     driver_options: tuple[str, ...]
@@ -19,12 +19,12 @@ class Storage(msgspec.Struct, frozen=True, kw_only=True):
     options: tuple[str, ...]
     mount_point: GuestPath
     shared: bool = False
-    """Stays until the sandbox ends, even after its container has ended."""
+    """It stays mounted until the sandbox ends, not only until its container ends."""
     fs_group: FsGroup | None = None
 
 
 class GuestDevice(msgspec.Struct, frozen=True, kw_only=True):
-    """A device the agent hands to a container: Kata's Device message."""
+    """A device that the agent gives to a container: Kata's Device message."""
 
     id: str
     type: str
@@ -51,7 +51,7 @@ class GuestSandbox(msgspec.Struct, frozen=True, kw_only=True):
 class GuestContainer(msgspec.Struct, frozen=True, kw_only=True):
     container_id: str
     spec: Mapping[str, Any]
-    """The OCI spec (JSON object), already trimmed for the guest."""
+    """The OCI spec as a JSON object, adapted to the guest."""
     storages: tuple[Storage, ...]
     devices: tuple[GuestDevice, ...]
     shared_pid_namespace: bool
@@ -70,12 +70,12 @@ class NetworkInterface(msgspec.Struct, frozen=True, kw_only=True):
     flags: int
     type: str
     device_path: str
-    """Guest PCI path when known, else empty (the agent then finds it by MAC)."""
+    """The guest PCI path; empty if it is not known: the agent then finds the device by its MAC."""
 
 
 class NetworkRoute(msgspec.Struct, frozen=True, kw_only=True):
     destination: str
-    """CIDR; empty for the default route."""
+    """In CIDR notation; empty for the default route."""
     gateway: str
     device: str
     source: str

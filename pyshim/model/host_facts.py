@@ -1,4 +1,4 @@
-"""The host's abilities, probed once per shim by `resources/probe.py`; decisions read this value, never the host."""
+"""What the host offers, probed once in each shim by `resources/probe.py`. Plans read these values, not the host."""
 
 from enum import StrEnum
 
@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from pyshim.model.confidential import NO_TEE, TeeFacts
 
 UNBOUNDED_CPUS = 4096
-"""Stands for the CPUs of a host that is not known; `default_maxvcpus` has no higher value."""
+"""The CPU count assumed for a remote VM's host, which is not known: the largest `default_maxvcpus`."""
 
 
 class Accelerator(StrEnum):
@@ -32,21 +32,20 @@ class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
     memory_mib: int
     kvm_usable: bool
     kvm_reason: str
-    """The result of the probe for KVM, for logs."""
+    """Why `kvm_usable` is as it is, for logs and errors."""
     vhost_vsock: bool
     vhost_net: bool
     nested: bool
-    """The host is itself a virtual machine (cpuinfo flag hypervisor)."""
+    """The host is itself a virtual machine (/proc/cpuinfo has the flag `hypervisor`)."""
     cgroup_mode: CgroupMode
     systemd: bool
     tee: TeeFacts = NO_TEE
-    """Confidential guests this host can run."""
     tsc_khz: int = 0
-    """The rate of the time stamp counter; 0 when the host does not say it."""
+    """The rate of the time stamp counter; 0 if the host does not report it."""
     hostname: str = ""
-    """The node's; empty when the host does not say it."""
+    """The node's host name; empty if it has none."""
 
 
 def unbounded(host: HostFacts) -> HostFacts:
-    """`host` as far as it bounds a VM that is not on it: not at all."""
+    """`host` without the limits that its CPUs and memory set: those of a remote VM are not on this host."""
     return replace(host, cpu_count=UNBOUNDED_CPUS, memory_mib=0)

@@ -1,4 +1,4 @@
-"""Identifiers and paths that must not be mixed up."""
+"""Distinct types for identifiers and paths, so that mypy finds where one stands for another."""
 
 import re
 from functools import lru_cache
@@ -17,16 +17,15 @@ _ID_PATTERN = re.compile(r"[A-Za-z0-9]+(?:[._-][A-Za-z0-9]+)*")
 
 
 def checked_id(text: str, what: str) -> str:
-    """`text` when it is a valid containerd identifier; it is then also safe as one path component.
+    """`text`, a valid identifier of containerd, which is also safe as a path component.
 
-    Source: containerd pkg/identifiers (pattern and the limit of 76 characters).
+    Raises InvalidArgument naming `what` for any other. Source: containerd pkg/identifiers, pattern and length.
     """
-    if len(text) > MAX_ID_CHARS or not _fits(text):
+    if len(text) > MAX_ID_CHARS or not _is_identifier(text):
         raise InvalidArgument(f"check {what} {text[:100]!r}: not a valid identifier")
     return text
 
 
-@lru_cache(maxsize=64)
-def _fits(text: str) -> bool:
-    """A shim is asked about the same few ids again and again."""
+@lru_cache(maxsize=64)  # each call of containerd has one of the same few ids
+def _is_identifier(text: str) -> bool:
     return _ID_PATTERN.fullmatch(text) is not None

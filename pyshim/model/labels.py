@@ -1,4 +1,4 @@
-"""Labels of the host's security modules for the programs that serve a guest: SELinux, AppArmor. Pure."""
+"""SELinux and AppArmor labels of the host's programs that serve a guest. Pure."""
 
 import re
 
@@ -12,10 +12,10 @@ _MAX_CHARS = 4096
 
 
 class ProcessLabels(msgspec.Struct, frozen=True):
-    """Each empty for none; the kernel gives it to the program when that is executed."""
+    """The labels that a program gets when it is executed; an empty one is not set."""
 
     selinux: str = ""
-    """`user:role:type:level`; left out where the host has no SELinux."""
+    """`user:role:type:level`; ignored on a host without SELinux."""
     apparmor: str = ""
     """The name of a profile that the host has loaded."""
 
@@ -24,10 +24,9 @@ NO_LABELS = ProcessLabels()
 
 
 def vmm_selinux_label(text: str, vmm_type: str) -> str:
-    """The label of a spec's `process.selinuxLabel` with the VMM's type in place of the container's.
+    """`text`, a spec's `process.selinuxLabel`, with `vmm_type` in place of its type; empty if `text` is empty.
 
-    The level stays: its pair of categories is the pod's own, and other pods' programs and files have others. Empty for
-    an empty one. Raises InvalidArgument.
+    The level is kept: its pair of categories separates the pod from other pods. Raises InvalidArgument.
     """
     if not text:
         return ""

@@ -1,7 +1,7 @@
-"""The ledger's nouns: every host resource a sandbox holds, by kind and key (design rule: intent before effect).
+"""The ledger lists the host resources of a sandbox by kind and key.
 
-An entry is written before the resource is made and struck out after it is gone, so that after a crash the ledger
-names all that may exist. `cleanup/release.py` holds the one undo of each kind; every undo is idempotent.
+An entry is written before its resource is made and removed after the resource is gone. So after a crash the ledger
+names every resource that may exist. `cleanup/release.py` has the undo of each kind; every undo is idempotent.
 """
 
 from collections.abc import Mapping
@@ -12,30 +12,30 @@ import msgspec
 
 
 class ResourceKind(StrEnum):
-    """Kinds in use; the comment names the key and the detail fields."""
+    """The kinds of resources. Each comment has the key and the fields of `detail`."""
 
     DIRECTORY = "directory"  # key: path; removed with all below it, never across a mount point
     SOCKET = "socket"  # key: path of a unix socket
     FILE = "file"  # key: path of a regular file; detail: sandbox, its id, for a file among a pod's volumes
-    MOUNT = "mount"  # key: mount point; unmounted lazily, all layers of it; detail: beneath, a root a guest writes in
-    PROCESS = "process"  # key: a text unique in its argv; detail: program; pid, start_ticks once known
-    CGROUP = "cgroup"  # key: path in every hierarchy of detail roots (mount points, `:` between); alone: a directory
+    MOUNT = "mount"  # key: mount point; all its mounts are undone, lazily; detail: beneath, a root a guest writes in
+    PROCESS = "process"  # key: a text unique in its argv; detail: program; pid and start_ticks once known
+    CGROUP = "cgroup"  # key: path below each of detail roots (mount points, `:` between); without roots: a directory
     LINK = "link"  # key: interface name; detail: netns path ("" = the host's), netns_inode
-    INGRESS = "ingress"  # key: interface name whose ingress qdisc we added; detail: netns path, netns_inode
-    QDISC = "qdisc"  # key: interface name whose root qdisc we added; detail: netns path, netns_inode
-    NETNS = "netns"  # key: path of a namespace file we bound
+    INGRESS = "ingress"  # key: interface name to which an ingress qdisc was added; detail: netns path, netns_inode
+    QDISC = "qdisc"  # key: interface name to which a root qdisc was added; detail: netns path, netns_inode
+    NETNS = "netns"  # key: path of the file on which a namespace was bound
     REMOTE_VM = "remote-vm"  # key: VM id; detail: socket of the remote hypervisor
     VFIO = "vfio"  # key: PCI address bound to vfio-pci; detail: former driver, former override if any
 
 
 EXCLUSIVE = frozenset({ResourceKind.VFIO})
-"""Kinds whose key is one thing of the node that one sandbox at a time may have, its shim alive or not: the undo of a
-second one would take it from the first.
+"""Kinds whose resource only one sandbox of the node may have in its ledger, even when its shim is dead: the undo of a
+second entry would take the resource from the first sandbox.
 """
 
 
 class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
-    """`rename`: the state of a sandbox has entries under these names (`state/schema.py`)."""
+    """`rename`: the field names of a sandbox's state file (`state/schema.py`)."""
 
     kind: ResourceKind
     key: str
@@ -43,14 +43,14 @@ class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
 
 
 class Ledger(Protocol):
-    """The sandbox's ledger for the rooms that make host resources."""
+    """The sandbox's ledger, for the rooms that make host resources."""
 
     def acquire(self, *entries: LedgerEntry) -> None:
-        """The intents are on disk, by one write; call before the first of the resources is made.
+        """Writes all entries to disk at once. Call it before the first of the resources is made.
 
-        The same kind and key replaces an entry. When this raises, none of them is held; FailedPrecondition for an
-        exclusive one, which comes alone, that another sandbox has.
+        An entry replaces one of the same kind and key. On an error none of the entries is written. An entry of an
+        EXCLUSIVE kind must be the only one; raises FailedPrecondition if another sandbox has it.
         """
 
     async def release(self, entry: LedgerEntry) -> None:
-        """The resource is gone and struck out. Idempotent; raises ShimError when the undo fails (entry stays)."""
+        """Undoes the resource and removes the entry. Idempotent; on failure raises ShimError and keeps the entry."""

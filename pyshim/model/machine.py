@@ -1,4 +1,4 @@
-"""A machine as placement sees it: its CPUs, what they share, and the NUMA nodes they and the memory are of."""
+"""A machine's topology, for the placement of VMs: its CPUs, their caches, dies and sockets, and its NUMA nodes."""
 
 from itertools import pairwise
 
@@ -9,32 +9,32 @@ from pyshim.model.errors import InvalidArgument
 
 
 class MachineError(InvalidArgument):
-    """The description of a machine contradicts itself."""
+    """The topology contradicts itself."""
 
 
 class Cpu(msgspec.Struct, frozen=True, kw_only=True):
-    """A logical CPU. `core`, `l3`, `die` and `socket` are numbers that no other such group of the machine has."""
+    """A logical CPU. `core`, `l3`, `die` and `socket` are group numbers, each unique in the whole machine."""
 
     id: int
     core: int
-    """SMT siblings have the same."""
+    """Equal for SMT siblings."""
     l3: int
-    """CPUs that share a last-level cache have the same."""
+    """Equal for CPUs that share a last-level cache."""
     die: int
     socket: int
     node: int
     online: bool
     isolated: bool = False
-    """The scheduler does not balance load on it (`isolcpus`): no use as a shared CPU, good as an exclusive one."""
+    """The scheduler does not balance load on it (`isolcpus`), so it is only used as an exclusive CPU."""
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True):
-    """A NUMA node. One without CPUs is a device's memory or slower memory: no VM gets it."""
+    """A NUMA node. No VM gets a node without CPUs: its memory is a device's, or slower."""
 
     id: int
     memory_bytes: int
     distances: tuple[int, ...]
-    """To every node of the machine, in the order of `Machine.nodes`: the firmware's figures, 10 is itself."""
+    """The firmware's distance to every node, in the order of `Machine.nodes`; 10 to itself."""
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,7 +45,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def checked(machine: Machine) -> Machine:
-    """`machine`, in the order of numbers. Raises MachineError for one that contradicts itself."""
+    """`machine` with CPUs and nodes sorted by id. Raises MachineError if it contradicts itself."""
     cpus = tuple(sorted(machine.cpus, key=lambda cpu: cpu.id))
     order = sorted(range(len(machine.nodes)), key=lambda at: machine.nodes[at].id)
     nodes = []

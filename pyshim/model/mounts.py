@@ -1,4 +1,4 @@
-"""Mounts on the host, decided: what `host/mounts/mounting.py` carries out, one value per mount(2) sequence."""
+"""Planned mounts on the host, which `host/mounts/mounting.py` makes."""
 
 from enum import StrEnum
 
@@ -15,16 +15,16 @@ class Propagation(StrEnum):
 
 
 class TargetKind(StrEnum):
-    """The mount point's kind of file; it is created when missing."""
+    """The type of file to create as mount point if there is none."""
 
     DIRECTORY = "directory"
     FILE = "file"
     LIKE_SOURCE = "like-source"
-    """A file when the source is anything but a directory (bind mounts)."""
+    """A directory if the source is one, else a file (bind mounts)."""
 
 
 class SourceKind(StrEnum):
-    """The kind of a volume's source on the host, found before planning."""
+    """The type of file of a volume's source on the host."""
 
     DIRECTORY = "directory"
     FILE = "file"
@@ -34,7 +34,7 @@ class SourceKind(StrEnum):
 
 
 class HostMount(msgspec.Struct, frozen=True, kw_only=True):
-    """One mount: `options` are fstab words (`ro`, `rbind`, `loop`, `lowerdir=...`), applied as containerd does."""
+    """One mount. `options` are those of fstab (`ro`, `rbind`, `loop`, `lowerdir=...`), applied as containerd does."""
 
     type: str
     source: str
@@ -43,12 +43,12 @@ class HostMount(msgspec.Struct, frozen=True, kw_only=True):
     options: tuple[str, ...]
     propagation: Propagation | None
     beneath: HostPath | None
-    """When set, the target is opened beneath this root and no link leads out of it: the tree is shared with a guest."""
-
+    """The root of a tree that a guest can write to; None for another target. The target is opened beneath the root, so
+    that no link leads out of it."""
     for_guest_only: bool = False
-    """Made in virtiofsd's mount namespace, where it has one, instead of the host's."""
+    """Made in virtiofsd's mount namespace instead of the host's, if virtiofsd has its own."""
 
     def intent(self) -> LedgerEntry:
-        """The ledger's entry, made before the mount. Its undo must not follow a guest's links out of the tree."""
+        """The ledger's entry, to be written before the mount. Its undo also opens the target beneath the root."""
         detail = {} if self.beneath is None else {"beneath": self.beneath}
         return LedgerEntry(kind=ResourceKind.MOUNT, key=self.target, detail=detail)

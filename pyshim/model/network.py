@@ -1,4 +1,4 @@
-"""The pod's network: the model it is wired by, and what a scan of its namespace says in rtnetlink's own terms."""
+"""The pod's network: how its links are connected to the VM, and what its namespace contains, in rtnetlink's terms."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -11,34 +11,34 @@ from pyshim.model.vm import VhostUserNic
 
 
 class NetworkModel(StrEnum):
-    """Kata's `internetworking_model`: how a link of the namespace reaches the VM."""
+    """Kata's `internetworking_model`: how a link of the namespace is connected to the VM."""
 
     TCFILTER = "tcfilter"
-    """A tap beside the link, every frame redirected from one to the other by tc."""
+    """By a tap; tc filters redirect every frame between tap and link."""
     MACVTAP = "macvtap"
-    """A macvtap on the link, which gets all of its frames: a shorter way, for links that can carry one."""
+    """By a macvtap on the link, which gets all its frames. It costs less, but not every kind of link supports it."""
     NONE = "none"
 
 
 class Wiring(msgspec.Struct, frozen=True, kw_only=True):
-    """How each link of a pod's namespace is connected to the VM."""
+    """How every link of a pod's namespace is connected to the VM."""
 
     model: NetworkModel
     queues: int
     vhost_net: bool
-    """Each queue gets a vhost-net descriptor if the host has any."""
+    """Each queue gets a vhost-net descriptor, if the host has vhost-net."""
     received_bits_s: int = 0
     sent_bits_s: int = 0
-    """Limits of each interface, as the guest sees them, in bit/s; 0: no limit."""
+    """The limits of each interface, in bit/s, for the guest's directions; 0: no limit."""
     pass_physical: bool = False
-    """Links that are PCI functions of the host are passed to the VM instead."""
+    """Links that are PCI functions of the host are passed through to the VM."""
 
 
 class LinkReport(msgspec.Struct, frozen=True, kw_only=True):
     index: int
     name: str
     kind: str
-    """IFLA_INFO_KIND (`veth`, `macvlan`, `tun`, ...); empty for a device whose driver registers none."""
+    """IFLA_INFO_KIND (`veth`, `macvlan`, `tun`, ...); empty if the link has none."""
     hardware_type: int
     """ARPHRD_*: 1 is Ethernet."""
     mac: str
@@ -46,11 +46,11 @@ class LinkReport(msgspec.Struct, frozen=True, kw_only=True):
     flags: int
     """IFF_*."""
     bus: str
-    """Bus of the device behind it (`pci`, `virtio`, ...); empty for one that only exists in software."""
+    """The bus of the link's device (`pci`, `virtio`, ...); empty for a link without a device."""
     device: str = ""
-    """The device's name on that bus: a PCI address, for `pci`."""
+    """The device's name on that bus, for `pci` its address."""
     ingress_qdisc: str
-    """`ingress` or `clsact` when one is attached; empty for none."""
+    """`ingress` or `clsact`; empty if neither is attached."""
 
 
 class AddressReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,16 +58,16 @@ class AddressReport(msgspec.Struct, frozen=True, kw_only=True):
     address: str
     prefix_length: int
     peer: str
-    """The other end of a point-to-point address, whose prefix it then is; empty otherwise."""
+    """The peer's address on a point-to-point link, which `prefix_length` then belongs to; empty otherwise."""
 
 
 class RouteReport(msgspec.Struct, frozen=True, kw_only=True):
     index: int
-    """The interface it leaves by; 0 when it has none or several."""
+    """The index of the outgoing interface; 0 if it has none or several."""
     family: int
     """4 or 6."""
     destination: str
-    """CIDR; empty for the default route."""
+    """In CIDR notation; empty for the default route."""
     gateway: str
     source: str
     table: int
@@ -77,9 +77,9 @@ class RouteReport(msgspec.Struct, frozen=True, kw_only=True):
     flags: int
     metric: int
     mtu: int
-    """RTAX_MTU; 0 when the route sets none."""
+    """RTAX_MTU; 0 if the route sets none."""
     beyond: str
-    """The part that the agent's API cannot express (`multipath`, `gateway of another family`); mostly empty."""
+    """Why the agent's API cannot express the route (`multipath`, `gateway of another family`); empty if it can."""
 
 
 class NeighbourReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,9 +99,11 @@ class NetworkScan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DirectNetwork(msgspec.Struct, frozen=True, kw_only=True):
+    """The devices that a file describes for one sandbox, in place of the links of its namespace (Kata's `dan_conf`)."""
+
     vhost_user: tuple[VhostUserNic, ...]
     functions: Mapping[str, str]
-    """MAC in the guest -> PCI address on the host."""
+    """The PCI address on the host, by the MAC in the guest."""
     interfaces: tuple[NetworkInterface, ...]
     routes: tuple[NetworkRoute, ...]
     neighbours: tuple[NetworkNeighbour, ...]

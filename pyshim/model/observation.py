@@ -1,4 +1,4 @@
-"""The figures of a pod at one moment, for metrics."""
+"""The figures of one pod for its metrics, and the constants of its monitor socket."""
 
 from collections.abc import Mapping
 
@@ -7,53 +7,51 @@ import msgspec
 from pyshim.model.trace import Span
 
 MONITOR_SOCKET = "shim-monitor.sock"
-"""The name of the socket in a sandbox's directory of state, by which Kata's own programs find it."""
+"""The socket's name in a sandbox's state directory, where Kata's programs look for it."""
 METRICS_DIRECTORY = "/run/pyshim/metrics"
-"""Each sandbox has a socket of its id here, which only answers questions: a monitor needs no other access."""
+"""Has a read-only socket for each sandbox, named after its id: a monitor needs no other access."""
 MAX_MONITOR_BODY_BYTES = 2 << 20
-"""Bytes of a request's body: a policy or a table of iptables rules, which has to fit into one ttrpc message."""
-
-
+"""The largest body of a request: a policy or iptables rules, which must fit into one ttrpc message."""
 FRESH_S = 30.0
-"""Seconds for which an agent's answer says that it is well."""
+"""Seconds after an answer within which the agent counts as healthy."""
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
-    """The shim's answer at `/health`."""
+    """The answer to `/health`."""
 
     agent_age_s: float | None
-    """Since the agent last answered; None when it never did."""
+    """Seconds since the agent's last answer; None before the first."""
     problem: str
-    """Why it did not answer now; empty when it did, or was not asked again."""
+    """Why the agent did not answer this time; empty if it did, or if it was not asked."""
 
 
 class SizeFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """One dimension of a VM: vCPUs, or MiB of memory."""
+    """A VM's number of vCPUs, or its MiB of memory."""
 
     requested: float
-    """Requested by the pod, with the configuration's base."""
+    """The exact sum of the configuration's base and the pod's request."""
     booted: int
     current: int
     limit: int
-    """The most it may grow to."""
+    """The largest size that the VM can grow to."""
 
 
 class Observation(msgspec.Struct, frozen=True, kw_only=True):
     vmm_pid: int
-    """0 where no VMM runs on this host."""
+    """0 if no VMM runs on this host."""
     virtiofsd_pid: int
     """0 without one."""
     vcpus: SizeFigures
     memory_mib: SizeFigures
     is_cloned: bool
-    """Its guest did not boot: it continued from a template."""
+    """The guest continued from a template instead of booting."""
     containers: int
     ledger: Mapping[str, int]
-    """Entries by kind."""
+    """The number of entries by kind."""
     spans: tuple[Span, ...]
     streams: Mapping[tuple[str, str], int]
-    """Bytes that a container's processes have moved, by container and stream."""
+    """Bytes transferred, by container and stream."""
     oom_kills: Mapping[str, int]
-    """Count of each container."""
+    """The number of OOM kills, by container."""
     missed_checks: int
-    """Health checks that the guest's agent did not pass."""
+    """The number of health checks that the agent failed."""

@@ -1,4 +1,4 @@
-"""The OCI runtime spec as we read it: the parts decisions depend on, typed, and the whole JSON object passed through.
+"""The OCI runtime spec: the parts that plans depend on, typed, and the whole JSON object as it was read.
 
 Source: OCI runtime-spec 1.1, config.md and config-linux.md.
 """
@@ -14,10 +14,8 @@ from pyshim.model.decoding import Text, decoded, described
 from pyshim.model.errors import InvalidArgument
 
 MAX_SPEC_BYTES = 16 * 1024 * 1024
-
-
 MAX_MOUNTS = 4096
-"""Of one container. Each takes up to four of the 100,000 mounts (fs.mount-max) of a mount namespace."""
+"""The most mounts of one container. Each takes up to four of a mount namespace's 100,000 (fs.mount-max)."""
 
 
 class OciMount(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,7 +34,7 @@ class OciMount(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_read_only_recursive(self) -> bool:
-        """Mounts below its source are to be read-only as well."""
+        """The mounts below the source become read-only, too."""
         return "rro" in self.options
 
 
@@ -55,15 +53,15 @@ class OciDevice(msgspec.Struct, frozen=True, kw_only=True):
 class OciHook(msgspec.Struct, frozen=True, kw_only=True):
     path: Text
     args: tuple[Text, ...] | None = None
-    """argv with argv[0], which need not be `path`."""
+    """The whole argv; argv[0] may differ from `path`."""
     env: tuple[Text, ...] | None = None
     """The whole environment."""
     timeout: int | None = None
-    """Seconds."""
+    """In seconds."""
 
 
 class OciHooks(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """Programs to run at points of a container's life, each list in order. Null in JSON is an empty list."""
+    """Programs to run at points of a container's life, each list in order. None (null in JSON) is an empty list."""
 
     prestart: tuple[OciHook, ...] | None = None
     create_runtime: tuple[OciHook, ...] | None = None
@@ -88,14 +86,14 @@ class OciSpec(msgspec.Struct, frozen=True, kw_only=True):
     hooks: OciHooks
     raw: Mapping[str, Any]
     selinux_label: str = ""
-    """Of its process; containerd gives all containers of a pod the same pair of categories."""
+    """The label of the container's process. containerd gives all containers of a pod the same pair of categories."""
 
     def is_in_hosts(self, kind: str) -> bool:
-        """The spec is for the host's namespace of this kind. One without any namespace says nothing of them."""
+        """The container is in the host's namespace of this kind. False if the spec lists no namespaces at all."""
         return bool(self.namespaces) and self.namespace_path(kind) is None
 
     def namespace_path(self, kind: str) -> str | None:
-        """The path of the namespace of `kind` to join; empty for a fresh one; None when the host's is used."""
+        """The path of the namespace of `kind` to join; empty for a new one; None for the host's."""
         for namespace in self.namespaces:
             if namespace.type == kind:
                 return namespace.path
@@ -125,7 +123,7 @@ class _Rule(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Resources(msgspec.Struct, frozen=True, kw_only=True):
-    """The members of the passed-through object that decisions read."""
+    """The members of `linux.resources` that are read from `OciSpec.raw`: here only their types are checked."""
 
     cpu: Mapping[str, Any] | None = None
     memory: Mapping[str, Any] | None = None
@@ -142,7 +140,7 @@ class _Linux(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 @described
 class _Document(msgspec.Struct, frozen=True, kw_only=True):
-    """Go writes an empty list or object as null."""
+    """The spec's members that are read. Go writes an empty list or object as null."""
 
     process: _Process
     root: _Root
@@ -157,7 +155,7 @@ _NAMESPACES = frozenset({"pid", "network", "ipc", "uts", "mount", "user", "cgrou
 
 
 def parse_spec(data: bytes, where: str) -> OciSpec:
-    """The spec in `data`; `where` names it in errors. Raises InvalidArgument naming the first wrong member."""
+    """The spec in the JSON text `data`. Raises InvalidArgument naming `where` and the first wrong member."""
 
     def refused(problem: str) -> InvalidArgument:
         return InvalidArgument(f"read spec '{where}': {problem}")

@@ -1,4 +1,4 @@
-"""A VM's place on the host: the question to the plugin before the boot, and the answer."""
+"""The placement of a VM on the host's CPUs and NUMA nodes: the request to the NRI plugin, and its answer."""
 
 import msgspec
 
@@ -6,39 +6,39 @@ from pyshim.model.units import SHARES_PER_CPU
 
 
 class Need(msgspec.Struct, frozen=True, kw_only=True):
-    """The need of one VM as it boots."""
+    """What one VM needs at its boot."""
 
     sandbox_id: str
     name: str
     """`NAMESPACE/POD`, for people."""
     vcpus: int
     memory_bytes: int
-    """Guest RAM."""
+    """The size of guest RAM."""
     exclusive: bool
-    """The vCPUs get CPUs that nothing else runs on: the pod is Guaranteed and all its CPUs are whole numbers."""
+    """The vCPUs get CPUs that nothing else runs on: the pod is Guaranteed, with whole numbers of CPUs."""
 
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True):
     """CPUs and nodes by the kernel's numbers, each tuple in ascending order and without repetitions."""
 
     vcpu_cpus: tuple[int, ...]
-    """The vCPU threads run on these. An exclusive placement has one for each vCPU, in the order of the vCPUs."""
+    """The CPUs of the vCPU threads. An exclusive placement has one for each vCPU, in the order of the vCPUs."""
     service_cpus: tuple[int, ...]
-    """The VMM's other threads and virtiofsd run on these: shared CPUs of the same nodes."""
+    """The CPUs of virtiofsd and the VMM's other threads: shared CPUs of the same nodes."""
     cpu_nodes: tuple[int, ...]
-    """The NUMA nodes the CPUs are of, as they were chosen; they never change while the VM lives."""
+    """The NUMA nodes of these CPUs, which do not change while the VM runs."""
     memory_nodes: tuple[int, ...]
-    """Guest RAM comes from these; empty: from any, as on a machine of one node."""
+    """The NUMA nodes that guest RAM is allocated from; empty: any node."""
     exclusive: bool
     why: str
-    """One line for people: what was chosen, and what that cost."""
+    """For people, on one line: the choice and its cost."""
 
 
 def whole_cpus(*, shares: int, quota: int, period: int, cgroup_parent: str) -> int:
-    """The CPUs of a Guaranteed pod or container whose CPUs are a whole number; 0 for any other.
+    """The number of CPUs of a Guaranteed pod or container, if it is a whole number; 0 for any other.
 
-    Guaranteed is what asks for as much CPU as it may use, and is in neither of the kubelet's cgroups for the other
-    classes. Source: Kubernetes' policies of the CPU manager, "static"; kubelet pkg/kubelet/cm/helpers_linux.go.
+    A Guaranteed one requests as much CPU as its limit, and is not in the kubelet's cgroup of another class. Source:
+    Kubernetes' CPU manager, policy "static"; kubelet pkg/kubelet/cm/helpers_linux.go.
     """
     if quota <= 0 or period <= 0 or quota % period:
         return 0
@@ -49,13 +49,13 @@ def whole_cpus(*, shares: int, quota: int, period: int, cgroup_parent: str) -> i
 
 
 class Placed(msgspec.Struct, frozen=True, kw_only=True):
-    """The question and its answer, as a sandbox's state has them."""
+    """A request and its answer, as in a sandbox's state file."""
 
     need: Need
     placement: Placement
 
 
 SERVICE, METHOD = "pyshim.nri.Placements", "Place"
-"""The ttrpc call of a shim; its messages are a `Need` and a `Placement` in JSON."""
+"""The plugin's ttrpc method. Request and reply are a `Need` and a `Placement` in JSON."""
 SOCKET = "/run/pyshim/nri/placement.sock"
 """The plugin's default socket."""

@@ -1,4 +1,4 @@
-"""The plans of one sandbox and of one container: built by `pod/plan`, carried out by the parts of a pod."""
+"""The plans of a sandbox and of a container. `pod/plan` makes them, the modules of `pod` carry them out."""
 
 from collections.abc import Mapping
 
@@ -24,27 +24,28 @@ class SharePlan(msgspec.Struct, frozen=True, kw_only=True):
     mounts_dir: HostPath
     exported_dir: HostPath
     mounts: tuple[HostMount, ...]
-    """To be made in order: `mounts` bound on itself and shared, then its read-only slave."""
+    """In the order in which they are made: `mounts_dir` bound on itself and shared, then `exported_dir`, its read-only
+    slave."""
     bind_mounts: tuple[HostMount, ...]
-    """`sandbox_bind_mounts`: shown to the guest beside every container's own."""
+    """The mounts of `sandbox_bind_mounts`, which every guest sees."""
     directories: tuple[HostPath, ...]
-    """To be made in the share, once `mounts` are there."""
+    """Directories to make in the share after `mounts`."""
     virtiofsd: VirtiofsdPlan | None
-    """None when guest and host share no files: then `mounts` is empty, and volumes are copied."""
+    """None if guest and host share no files: `mounts` is empty then, and volumes are copied."""
 
 
 class DiskUse(msgspec.Struct, frozen=True, kw_only=True):
-    """A disk to be plugged for a container, and what the agent then does with it: one of the two."""
+    """A disk to plug for a container. The agent mounts it (`storage`) or gives the container its device node."""
 
     disk: BlockDevice
     storage: Storage | None
-    """Complete but for driver and source, which the plugged disk's place decides."""
+    """Without driver and source, which depend on the place of the plugged disk."""
     container_path: str
-    """Path of the device node in the container; empty with a storage."""
+    """The path of the device node in the container; empty with a storage."""
     direct: DirectVolume | None = None
-    """The direct volume it is, if it is one."""
+    """The direct volume that the disk is."""
     make_bytes: int = 0
-    """The file is made with this size and removed with the sandbox: its content outlives containers."""
+    """If not 0, the disk's file is made with this size, and removed when the sandbox ends."""
 
 
 class SandboxPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,28 +57,28 @@ class SandboxPlan(msgspec.Struct, frozen=True, kw_only=True):
     guest: GuestSandbox
     sizing: SizingRecord
     initdata: Initdata | None
-    """The document that the guest reads from a disk."""
+    """The document that the guest reads from a disk; None if there is no such disk."""
     cgroups: CgroupPlan
     netns_path: str | None
-    """The pod's network namespace on the host; None when the pod has no network of its own."""
+    """The pod's network namespace on the host; None if the pod has no network of its own."""
     new_netns: bool
-    """The shim makes the namespace at `netns_path`, for hooks to fill."""
+    """The shim makes the namespace at `netns_path`; hooks configure it."""
     devices: PodDevices
-    """The host's devices that are passed through from the start."""
+    """The host's devices that are passed through when the VM starts."""
     sysctls: Mapping[str, str]
-    """Kernel settings of the pod, which each container's creation makes sure of."""
+    """The pod's kernel settings, which are part of each container's spec."""
     agent_timeout_s: float
-    """Seconds until the guest's agent must have answered for the first time."""
+    """Seconds after the start within which the agent must answer for the first time."""
     placement: Placed | None = None
-    """Its place on the host, if the node's plugin has given one."""
+    """The VM's place on the host, if the node's plugin has chosen one."""
     warm_vm: VmConfig | None = None
-    """The VM as one that continues from a template and then grows to the size of `vm`; None without templates."""
+    """The small VM that continues from a template and then grows to the size of `vm`; None without templates."""
     numa_why: str = ""
-    """The reason for the NUMA nodes of `vm.numa`, or for one node; empty without `enable_numa`."""
+    """The reason for the guest's NUMA nodes in `vm.numa`, or for having one; empty without `enable_numa`."""
 
 
 class MemoryVolume(msgspec.Struct, frozen=True, kw_only=True):
-    """A memory emptyDir: the guest's tmpfs, as large as the one that the kubelet made on the host."""
+    """A memory emptyDir: a tmpfs in the guest, as large as the one that the kubelet made on the host."""
 
     host_path: HostPath
     storage: Storage
@@ -87,14 +88,14 @@ class ContainerPlan(msgspec.Struct, frozen=True, kw_only=True):
     container_id: ContainerId
     rootfs: HostPath
     rootfs_mounts: tuple[HostMount, ...]
-    """Create.rootfs on `<bundle>/rootfs`, in order."""
+    """The mounts of Create.rootfs on `<bundle>/rootfs`, in order."""
     share_mounts: tuple[HostMount, ...]
-    """The root file system and each volume, bound into the share."""
+    """The root file system and the volumes, bound into the share."""
     share_points: tuple[HostPath, ...]
-    """Files and directories that remain in the share once `share_mounts` are unmounted."""
+    """Files and directories that stay in the share after `share_mounts` are unmounted."""
     disks: tuple[DiskUse, ...]
     copies: tuple[VolumeCopy, ...]
-    """Host files the guest has copies of, where it shares none with the host."""
+    """Host files to copy into a guest that shares no files with the host."""
     memory_volumes: tuple[MemoryVolume, ...] = ()
     guest: GuestContainer
-    """Complete but for what `disks` add: storages and devices whose places in the guest are known once plugged."""
+    """Without the storages and devices of `disks`, whose places in the guest are known after plugging."""

@@ -1,7 +1,8 @@
-"""A remote VM: the requests to the service that makes it, and the ledger's record for its end.
+"""A remote VM: the parameters of its service, and its ledger entry.
 
-The protocol has no call that reports the outcome of another one. StopVM by the VM's id is all there is, and a service
-that answers "no such VM" while CreateVM is under way may still make the VM. So the entry says how far the VM had come.
+The protocol has no call that reports a VM's state. After a crash the only call left is StopVM with the VM's id, and a
+service that answers "no such VM" while CreateVM is in progress may still make the VM. So the entry records how far the
+VM's creation has come (`RemoteVmState`).
 """
 
 import re
@@ -13,44 +14,44 @@ import msgspec
 from pyshim.model.ledger import LedgerEntry, ResourceKind
 
 SERVICE = "hypervisor.Hypervisor"
-"""The protocol's name on the wire."""
+"""The ttrpc service's name."""
 NOT_FOUND, UNKNOWN = 5, 2  # google.rpc.Code
 MAX_REPLY_BYTES = 64 * 1024
-"""Bytes of the largest reply: a service answers with a version, a path, or why it refuses. The shim decodes replies on
-its event loop."""
+"""The largest reply: it contains a version, a path or an error. The limit bounds the time that decoding blocks the
+event loop."""
 _SHOWN_CHARS = 500
 
 
 class RemoteServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The service that makes a VM, and what CreateVM says about the VM."""
+    """The service that makes the VM, and the VM's description."""
 
     socket_path: str
     annotations: Mapping[str, str]
-    """The whole description of the VM, besides its id and the pod's network namespace."""
+    """The description that CreateVM sends, besides the VM's id and the pod's network namespace."""
     timeout_s: float
-    """Seconds for CreateVM, and again for StartVM."""
+    """The deadline of CreateVM and of StartVM, each."""
     stop_timeout_s: float
-    """Seconds for StopVM. The service deletes the VM within the call: a caller that gives up may leave it running."""
+    """The deadline of StopVM. The service deletes the VM within the call, so giving up early may leave a VM running."""
 
 
 class RemoteVmState(StrEnum):
     ASKED = "asked"
-    """CreateVM was about to be sent, or has been. Until its deadline has passed, "no such VM" proves nothing."""
+    """CreateVM is about to be sent or was sent. The answer "no such VM" proves nothing before its deadline."""
     KNOWN = "known"
-    """CreateVM has ended, and StartVM was not sent or was refused: "no such VM" means that there is none."""
+    """CreateVM has ended; StartVM was not sent or was refused. The answer "no such VM" is true."""
     STARTED = "started"
-    """StartVM was about to be sent, or has been, and was not refused. "No such VM" then says that the service has
-    forgotten the VM; the VM may run on."""
+    """StartVM is about to be sent or was sent, and was not refused. After the answer "no such VM" the VM may still run:
+    the service has lost track of it."""
     STOPPED = "stopped"
-    """StopVM has been answered: nothing is left to be done."""
+    """StopVM has been answered; there is nothing left to do."""
     LOST = "lost"
-    """The service has forgotten a VM of the state `started`: its undo leaves a tombstone for a person."""
+    """The service lost track of a VM in the state `started`. The undo leaves a record for the operator."""
 
 
 def remote_vm_entry(
     vm_id: str, *, socket_path: str, state: RemoteVmState, agent: str = "", asked_until_s: int, stop_timeout_s: int
 ) -> LedgerEntry:
-    """`asked_until_s` is the time (of the epoch) by which the CreateVM or StartVM that was sent last has ended."""
+    """The VM's ledger entry. `asked_until_s` is the deadline of the last CreateVM or StartVM, in seconds since 1970."""
     detail: dict[str, str | int] = {
         "socket": socket_path,
         "state": state.value,
@@ -62,15 +63,15 @@ def remote_vm_entry(
 
 
 def is_unknown_vm(vm_id: str, code: int, message: str) -> bool:
-    """A reply's status says that the service has no such VM.
+    """The status of a reply means that the service has no VM `vm_id`.
 
-    Cloud adaptors have no code for it, only the text `sandbox ID does not exist`. Other things may be missing (an
-    instance's disk, a host's name), so the words must follow the id, and the id must be a whole word.
+    Cloud adaptors have no code for it, only the text `sandbox ID does not exist`. As other things may be missing (a
+    disk, a host name), the words must follow the id, and the id must be a whole word.
     """
     pattern = rf"(?<![\w.-]){re.escape(vm_id)}['\"]?:? (does not exist|not found|is not known)"
     return code == NOT_FOUND or (code == UNKNOWN and re.search(pattern, message) is not None)
 
 
-def shown(words: str) -> str:
-    """A service's text, fit for a log: cut, on one line, without control characters."""
-    return "".join(char if char.isprintable() else " " for char in words[:_SHOWN_CHARS]).strip() or "(nothing)"
+def shown(text: str) -> str:
+    """A service's text for a log: shortened, on one line, without control characters."""
+    return "".join(char if char.isprintable() else " " for char in text[:_SHOWN_CHARS]).strip() or "(nothing)"

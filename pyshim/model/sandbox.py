@@ -1,4 +1,4 @@
-"""A sandbox as it is asked for: with a pod's first container, or by containerd's Sandbox API."""
+"""Requests for a sandbox: with a pod's first container, or by containerd's Sandbox API."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,18 +10,16 @@ from pyshim.model.kind import ContainerKind
 from pyshim.model.oci import OciSpec
 from pyshim.model.task import ExitStatus, RuntimeOptions
 
-_NO_FILES: Mapping[str, HostPath] = {}
-
 
 class SandboxRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A VM to make, by the spec of the container it is made for, or by one written from a pod's configuration."""
+    """A sandbox to create. The Sandbox API has no spec: the shim then writes one from the pod's configuration."""
 
     sandbox_id: SandboxId
     kind: ContainerKind
     spec: OciSpec
     options: RuntimeOptions | None
-    files: Mapping[str, HostPath] = _NO_FILES
-    """By their paths in the pod's containers: files that each of them has, unless its spec has its own."""
+    files: Mapping[str, HostPath] = {}
+    """Host files to mount into every container whose spec has no mount there, by their paths in the container."""
 
 
 class PodDns(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,7 +29,7 @@ class PodDns(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PodResourceSums(msgspec.Struct, frozen=True, kw_only=True):
-    """The sum over a pod's containers, as in the CRI; 0 for a figure that is absent."""
+    """The sums over a pod's containers, as in the CRI; 0: absent."""
 
     cpu_period: int
     cpu_quota: int
@@ -40,44 +38,44 @@ class PodResourceSums(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PodConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """A pod as the kubelet describes it (`runtime.v1.PodSandboxConfig`), without what the network plugins need."""
+    """The kubelet's description of a pod (`runtime.v1.PodSandboxConfig`), without the fields for network plugins."""
 
     name: str
     namespace: str
     uid: str
     hostname: str
     dns: PodDns | None
-    """None for the host's."""
+    """None: the pod uses the host's."""
     annotations: Mapping[str, str]
-    """The pod's own, of its author."""
+    """The annotations of the pod's manifest."""
     cgroup_parent: str
     sysctls: Mapping[str, str]
     resources: PodResourceSums | None
     host_namespaces: frozenset[str]
-    """Of `network`, `pid` and `ipc`: those of the host, as the pod asks for."""
+    """The namespaces of the host that the pod requests: `network`, `pid`, `ipc`."""
 
 
 class CreateSandbox(msgspec.Struct, frozen=True, kw_only=True):
-    """containerd's request. Without `pod` the bundle has a spec."""
+    """The request of containerd's Sandbox API. Without `pod` the bundle has a spec."""
 
     sandbox_id: SandboxId
     bundle: HostPath
     netns_path: str
-    """Empty for the host's network."""
+    """Empty: the host's network."""
     annotations: Mapping[str, str]
     pod: PodConfig | None
 
 
 class SandboxReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A SandboxStatus answer."""
+    """The answer to SandboxStatus."""
 
     sandbox_id: SandboxId
     pid: int
-    """The VMM's, or the shim's for a VM that is not on this host; 0 before the VM runs."""
+    """The VMM's pid, or the shim's for a remote VM; 0 before the VM runs."""
     is_ready: bool
     created_at_ns: int
     exit: ExitStatus | None
     info: Mapping[str, str]
-    """For people, where they ask for more."""
+    """Further details for people, if the request asks for them."""
     spec: Mapping[str, Any]
-    """As JSON has it; empty before the VM runs."""
+    """The JSON object; empty before the VM runs."""

@@ -1,4 +1,7 @@
-"""Protocols of the pod's neighbours: the guest's agent, the host, the event publisher."""
+"""Protocols of what a pod calls: the guest's agent, the host, its network and cgroups, the state, the publisher.
+
+`serve.py` passes the real ones, tests pass fakes (`tests/fakes`). A docstring says what is true after the call.
+"""
 
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
@@ -32,25 +35,28 @@ from pyshim.model.volumes import SourceFacts, VirtiofsdPlan, VolumeStats
 
 
 class ContainerAgent(Protocol):
-    """The agent's calls about one container. Every call raises ShimError (code as the agent gave it) or AgentGone;
-    `exec_id` is the container id for the init process, as kata-agent has it."""
+    """The agent's calls about one container. Each raises ShimError with the agent's status code, or AgentGone.
+
+    The `exec_id` of an init process is the container id, as in kata-agent.
+    """
 
     async def create_container(self, container: GuestContainer, timeout_s: float) -> None: ...
     async def start_container(self, container_id: str) -> None: ...
     async def remove_container(self, container_id: str, timeout_s: int) -> None: ...
     async def exec_process(self, container_id: str, exec_id: str, process: Mapping[str, Any]) -> None: ...
     async def signal_process(self, container_id: str, exec_id: str, signal: int) -> None:
-        """An empty `exec_id` signals every process of the container."""
+        """The process has the signal; with an empty `exec_id` all processes of the container have it."""
 
     async def wait_process(self, container_id: str, exec_id: str, within_s: float | None = None) -> int:
-        """The exit status (code, or 128 + signal), once it has ended. kata-agent then forgets process and output.
+        """The exit status (code, or 128 + signal) of the process, which has ended.
 
-        With `within_s` the agent waits no longer than that: DeadlineExceeded, and nothing has changed.
+        kata-agent then drops the process with its unread output. Raises DeadlineExceeded, without any other effect, if
+        the process has not ended `within_s`.
         """
 
     async def update_container(self, container_id: str, resources: Mapping[str, Any]) -> None: ...
     async def update_ephemeral_mounts(self, storages: tuple[Storage, ...]) -> None:
-        """Each tmpfs is mounted again with the options now given."""
+        """Each tmpfs is remounted with the options of its storage."""
 
     async def stats_container(self, container_id: str) -> ContainerStats: ...
     async def pause_container(self, container_id: str) -> None: ...
@@ -61,13 +67,13 @@ class ContainerAgent(Protocol):
 
     async def read_stderr(self, container_id: str, exec_id: str, max_bytes: int) -> bytes | memoryview: ...
     async def keeps_output(self) -> bool:
-        """Output can be read after `wait_process`, until its last writer has closed it or `end_output`.
+        """Output can be read after `wait_process`, until its last writer closes it or `end_output` is called.
 
-        False for kata-agent, which forgets a process when it answers `wait_process`.
+        False for kata-agent, which drops the process when it answers `wait_process`.
         """
 
     async def end_output(self, container_id: str, exec_id: str) -> None:
-        """No more of the process's output will be read; for an agent that keeps it."""
+        """The agent has dropped the process's unread output. Only for an agent that `keeps_output`."""
 
     async def close_stdin(self, container_id: str, exec_id: str) -> None: ...
     async def copy_file(self, piece: CopiedPiece) -> None: ...
@@ -75,17 +81,18 @@ class ContainerAgent(Protocol):
 
 
 class Agent(ContainerAgent, Protocol):
-    """The guest's agent: its containers and the sandbox. `None` as a timeout means until the connection ends."""
+    """The guest's agent."""
 
     async def check(self, timeout_s: float) -> None:
-        """It answers. Raises DeadlineExceeded when it does not, Unavailable when it says that it does not serve."""
+        """The agent has answered that it serves. Raises Unavailable if it does not serve, DeadlineExceeded without an
+        answer."""
 
     async def set_policy(self, policy: str) -> None: ...
     async def create_sandbox(self, sandbox: GuestSandbox) -> None: ...
     async def destroy_sandbox(self) -> None: ...
     async def guest_details(self) -> AgentDetails: ...
     async def joins_by_name(self) -> bool:
-        """A container can join the pid namespace of any other; kata-agent shares that of the first one only."""
+        """A container can join the pid namespace of any other container; kata-agent only shares the first one's."""
 
     async def metrics(self) -> str:
         """The guest's metrics, in Prometheus' text format."""
@@ -97,50 +104,50 @@ class Agent(ContainerAgent, Protocol):
     async def add_neighbours(self, neighbours: tuple[NetworkNeighbour, ...]) -> None: ...
     async def online_cpu_memory(self, cpus: int, *, cpu_only: bool) -> None: ...
     async def reseed_random(self, seed: bytes) -> None:
-        """The guest's generator of random numbers goes on from `seed`."""
+        """The guest's random number generator is seeded with `seed`."""
 
     async def set_time(self, time_ns: int) -> None:
-        """The guest's clock shows these nanoseconds since 1970."""
+        """The guest's clock is set to `time_ns`, nanoseconds since the epoch."""
 
     async def add_swap(self, pci_path: str) -> None:
-        """The guest swaps to the virtio-blk disk at that place, which has a swap area on it."""
+        """The guest uses the virtio-blk disk at that path as swap; the disk has a swap area."""
 
     async def volume_stats(self, guest_path: str) -> VolumeStats: ...
     async def resize_volume(self, guest_path: str, size_bytes: int) -> None: ...
     async def next_oom_event(self) -> str:
-        """The id of the next container that met an OOM kill; no deadline."""
+        """The id of the next container with an OOM event. Waits without a deadline."""
 
     async def gone(self) -> str:
-        """Returns the reason once the connection has ended."""
+        """Waits for the end of the connection; returns its reason."""
 
     async def close(self) -> None: ...
 
 
 class AgentConnector(Protocol):
     async def connect(self, address: AgentAddress, timeout_s: float) -> Agent:
-        """An agent that has answered its health check; raises DeadlineExceeded or Unavailable naming the address."""
+        """An agent that has answered its health check. Raises DeadlineExceeded or Unavailable naming the address."""
 
 
 class InputStream(Protocol):
-    """Host end of a process's stdin."""
+    """The host's end of a process's stdin."""
 
     async def read(self) -> bytes:
-        """The next bytes of the client; empty once every writer has closed and CloseIO was called."""
+        """The client's next bytes; empty after every writer has closed and CloseIO was called."""
 
     def close_io(self) -> None:
-        """CloseIO: our own write handle is closed, so that EOF follows the bytes already written. Idempotent."""
+        """CloseIO: the shim's own write handle is closed, so that EOF follows the bytes already written. Idempotent."""
 
     async def close(self) -> None: ...
 
 
 class OutputStream(Protocol):
-    """Host end of a process's stdout or stderr."""
+    """The host's end of a process's stdout or stderr."""
 
     async def write(self, data: bytes | memoryview) -> None:
-        """All of `data` is with the reader; a slow reader makes this wait (back-pressure)."""
+        """All of `data` is written; waits for a slow reader."""
 
     async def finish(self) -> None:
-        """Closed, and the reader has taken all that was written; a reader that stands still is waited for a second."""
+        """The stream is closed, and the reader has read all of it; waits one second for a reader that reads nothing."""
 
     async def close(self) -> None: ...
 
@@ -154,21 +161,24 @@ class ProcessStreams(Protocol):
     def stderr(self) -> OutputStream | None: ...
 
     async def close(self) -> None:
-        """All streams closed, log programs ended; idempotent."""
+        """All streams are closed, and their log programs have ended. Idempotent."""
 
 
 class Virtiofsd(Protocol):
     pid: int
 
     async def wait(self) -> str:
-        """Returns how it ended, with its last output, once it has."""
+        """Waits for the end of the process; returns how it ended, with its last output."""
 
     async def stop(self) -> None:
-        """The daemon and its socket are gone. Idempotent."""
+        """The process has ended, and its socket is removed. Idempotent."""
 
 
 class Cgroups(Protocol):
-    """The host's cgroups (`resources/cgroups/host`). Every call raises ShimError naming the cgroup."""
+    """The cgroups of one sandbox on the host. Every call raises ShimError naming the cgroup.
+
+    `resources/cgroups/host/sandbox_cgroups.py` describes the methods.
+    """
 
     def roots(self, group: Group) -> tuple[str, ...]: ...
     async def occupants(self, groups: tuple[Group, ...]) -> Mapping[str, int]: ...
@@ -190,120 +200,121 @@ class Cgroups(Protocol):
 
 
 class Host(Protocol):
-    """All contact with Linux that orchestration needs. Every method raises ShimError naming the object."""
+    """The operations of Linux that a pod uses. Every method raises ShimError naming the object."""
 
     async def read_bytes(self, path: str, max_bytes: int) -> bytes:
-        """The file's content; NotFound when missing, InvalidArgument when larger than `max_bytes`."""
+        """The file's content. Raises NotFound without the file, InvalidArgument if it is larger than `max_bytes`."""
 
     async def source_facts(self, path: str, vhost_user_store: str) -> SourceFacts:
-        """The kind of file at `path`, links followed; MISSING rather than an error when it is not there.
+        """What is at `path`, symbolic links followed; its kind is MISSING if there is nothing.
 
-        With `vhost_user_store`, block devices with numbers of that store are its disks.
+        If `vhost_user_store` is not empty, a block device with a number of that store is one of its disks.
         """
 
     async def with_mounts_below(self, paths: Collection[str]) -> frozenset[str]:
-        """The paths that have a mount below them."""
+        """Those of `paths` that have a mount below them."""
 
-    def cgroups(self, mode: CgroupMode) -> Cgroups:
-        """One sandbox's host cgroups."""
-
+    def cgroups(self, mode: CgroupMode) -> Cgroups: ...
     async def make_directory(self, path: str, mode: int) -> None: ...
     async def list_tree(self, root: str) -> tuple[TreeEntry, ...]:
-        """Directories, files and links of a host tree, the root first, each directory before what is in it."""
+        """The directories, files and links of a host tree; the root first, each directory before its content."""
 
     async def read_piece(self, root: str, path: str, offset: int, length: int) -> bytes:
-        """A piece of a file beneath `root`, which no link leads out of; fewer bytes at its end."""
+        """`length` bytes of a file beneath `root`, fewer at its end. No link leads out of `root`."""
 
     async def make_disk_file(self, path: str, size_bytes: int, head: bytes = b"") -> None:
-        """A new sparse file of that size that begins with `head`; what was there before is replaced."""
+        """A new sparse file of that size, which begins with `head`, is at `path`. It replaces an older file."""
 
     async def write_bytes(self, path: str, content: bytes, mode: int) -> None:
-        """A new file with that content; what was there before is replaced."""
+        """A new file with that content is at `path`. It replaces an older file."""
 
     async def disk_bytes(self, path: str) -> int:
         """The size of a block device or file."""
 
     async def find_template(self, root: str, vm: VmConfig) -> str:
-        """The directory of the template of this VM's machine. Raises NotFound without one."""
+        """The directory of the template for the machine of `vm`. Raises NotFound without one."""
 
     async def make_template(self, root: str, vm: VmConfig, source: str) -> None:
-        """Another process makes the template of this VM's machine, which is that of the configuration file `source`.
+        """Another process has begun to make the template for the machine of `vm` from the configuration file `source`.
 
-        Unless one makes a template already, or this one could not be made within the last hour.
+        Nothing is done while another template is being made, or if this one failed within the last hour.
         """
 
     async def discard_template(self, directory: str, reason: str) -> None:
-        """No VM continues from it any more, and none like it is made for an hour. Idempotent."""
+        """No VM uses the template any more, and no such template is made for an hour. Idempotent."""
 
     async def mount(self, mount: HostMount) -> None: ...
     async def start_virtiofsd(self, plan: VirtiofsdPlan, ledger: Ledger) -> Virtiofsd: ...
     async def open_streams(self, stdio: Stdio, *, namespace: str, process_id: str) -> ProcessStreams: ...
     async def run_hook(self, kind: str, hook: OciHook, state: bytes) -> None:
-        """The hook has exited with status 0. Raises ShimError naming it."""
+        """The hook has exited with status 0. Raises ShimError naming the hook."""
 
     def netns_member(self, netns_path: str | None) -> AbstractAsyncContextManager[int]:
-        """The pid of a process in the network namespace at the path, or in a new one, that lives within the block."""
+        """The pid of a process that runs during the block, in the network namespace at `netns_path` or in a new one."""
 
     async def release(self, entry: LedgerEntry) -> None: ...
 
 
 class Publisher(Protocol):
     def publish(self, event: TaskEvent) -> None:
-        """The event is queued; events leave in the order of these calls. Never blocks, never raises."""
+        """The event is queued. Events are sent in the order of these calls. Never blocks, never raises."""
 
 
 class Records(Protocol):
-    """The sandbox's persisted state: snapshots replace each other, the ledger is part of it."""
+    """The sandbox's persisted state: the latest snapshot and the ledger."""
 
     @property
     def ledger(self) -> Ledger: ...
     @property
     def held(self) -> Mapping[str, int]:
-        """Entries of the ledger by kind."""
+        """The number of the ledger's entries by kind."""
 
     def pins(self) -> AbstractContextManager[Mapping[int, str]]:
-        """Within it, the other sandbox of each pinned CPU, and no other shim decides. Entering it blocks."""
+        """Locks the pinning of CPUs on the node; yields the sandbox that has pinned each CPU, without this one's CPUs.
+
+        Waits, blocking, for the lock.
+        """
 
     def claims(self, cgroups: Iterable[str]) -> AbstractContextManager[Mapping[str, str] | None]:
-        """Within it, the sandbox of each of the cgroups that another one's ledger has, and no other shim decides.
+        """Locks the claiming of cgroups on the node; yields, for each of `cgroups` in another ledger, its sandbox.
 
-        None, at once, while another shim decides. Entering it raises ShimError.
+        Yields None, without waiting, if another shim has the lock. Raises ShimError.
         """
 
     def save(self, snapshot: SandboxSnapshot) -> None:
-        """The snapshot is on disk, whole. Raises ShimError naming the file."""
+        """The whole snapshot is on disk. Raises ShimError naming the file."""
 
     def remove(self) -> None:
-        """The sandbox's files are removed, unless the ledger still has entries. Idempotent, never raises."""
+        """The sandbox's files are removed unless the ledger still has entries. Idempotent, never raises."""
 
 
 class ForwardConnection(Protocol):
-    """One connection made to a loopback address of the pod's namespace on the host. Calls raise Unavailable."""
+    """A connection to a loopback address of the pod's namespace on the host. Calls raise Unavailable."""
 
     port: int
 
     async def read(self) -> bytes:
-        """The next bytes; empty at the end of the other side's stream."""
+        """The next bytes; empty at the end of the peer's stream."""
 
     async def write(self, data: bytes) -> None: ...
     def reset(self) -> None:
-        """The connection is closed with a reset to the other side. Idempotent, also after `close`."""
+        """The connection is closed with a TCP reset. Idempotent, also after `close`."""
 
     def close(self) -> None: ...
 
 
 class ForwardListener(Protocol):
-    """The listener for connections to the loopback addresses of the pod's namespace, on any port."""
+    """Accepts connections to the loopback addresses of the pod's namespace, on every port."""
 
     async def accept(self) -> ForwardConnection:
-        """The next one. Raises Unavailable once closed."""
+        """The next connection. Raises Unavailable after `close`."""
 
     async def close(self) -> None: ...
 
 
 class Network(Protocol):
-    """The pod's network on the host side: taps behind the VM's devices, and the guest's part of it, as it was at
-    the last look at the namespace."""
+    """The pod's network: its taps on the host, and the guest's interfaces, routes and neighbours as last read from the
+    namespace."""
 
     nics: tuple[NicDevice, ...]
     interfaces: tuple[NetworkInterface, ...]
@@ -313,43 +324,44 @@ class Network(Protocol):
 
     @property
     def functions(self) -> Mapping[str, VfioDevice]:
-        """Devices of the host that are interfaces of the pod, by the MAC they have in the guest."""
+        """The pod's interfaces that are passed-through devices of the host, by their MAC in the guest."""
 
     @property
     def forward_listener(self) -> ForwardListener | None:
-        """Takes the connections of port-forward; None on a host that cannot steer them."""
+        """Accepts the connections of port-forward; None on a host that cannot redirect them."""
 
     def close_taps(self) -> None:
-        """Our copies of the tap fds are closed; the VMM has its own. Idempotent."""
+        """The shim's copies of the tap fds are closed; the VMM has its own. Idempotent."""
 
     async def changed(self) -> None:
-        """The namespace is other than at the last look; no deadline. Raises Unavailable once the watch has ended."""
+        """Waits, without a deadline, for a change of the namespace. Raises Unavailable after `disconnect`."""
 
     async def follow(self) -> tuple[tuple[NicDevice, ...], tuple[str, ...]]:
-        """A new look: new links are wired. Their devices, and the ids of devices whose link is gone.
+        """The namespace is read again and new links are connected.
 
-        The taps are open until `close_taps`. A link that cannot be wired is logged, and is as it was.
+        Returns the devices of new links, and the ids of devices whose link is gone. The taps stay open until
+        `close_taps`. A link that cannot be connected is logged and left as it was.
         """
 
     async def detach(self, nic_id: str) -> None:
-        """The device's link and tap are as if they had never been wired. Idempotent."""
+        """The device's tap is removed, and its link is as it was before it was connected. Idempotent."""
 
     def unwatch(self) -> None:
         """Changes are no longer watched. Idempotent."""
 
     async def disconnect(self) -> None:
-        """The namespace is as CNI left it. Idempotent, and fine when the namespace is already gone."""
+        """The namespace is as CNI left it. Idempotent; no error if the namespace is gone."""
 
 
 class MonitorRpc(Protocol):
-    """The calls of the monitor socket to a pod. The asynchronous ones raise ShimError."""
+    """What the monitor socket asks a pod. The coroutines raise ShimError."""
 
     def observe(self) -> Observation: ...
     def agent_url(self) -> str: ...
     def name(self) -> PodName: ...
     @property
     def agent(self) -> Agent:
-        """Raises Unavailable once the sandbox is lost or stopped."""
+        """Raises Unavailable after the sandbox has failed or stopped."""
 
     async def volume_stats(self, volume_path: str) -> VolumeStats: ...
     async def resize_volume(self, volume_path: str, size_bytes: int) -> None: ...
@@ -357,15 +369,15 @@ class MonitorRpc(Protocol):
 
 class NetworkConnector(Protocol):
     async def connect(self, netns_path: str, wiring: Wiring, ledger: Ledger, *, iommufd: bool) -> Network:
-        """Every link of the namespace is connected; nothing is left behind on error.
+        """Every link of the namespace is connected. On an error everything is undone.
 
-        With `iommufd` PCI functions are passed through their own nodes.
+        With `iommufd` a PCI function is passed through by its own node, not by its IOMMU group's.
         """
 
     async def connect_direct(
         self, netns_path: str | None, direct: DirectNetwork, ledger: Ledger, *, iommufd: bool
     ) -> Network:
-        """The devices of `direct` and no others, ready to be given away; nothing is left behind on error.
+        """The devices of `direct` are ready to be passed to the VM. On an error everything is undone.
 
-        Of the namespace, if the pod has one, only the loopback is of interest.
+        No link of the namespace is connected; it only serves port-forward, by its loopback interface.
         """

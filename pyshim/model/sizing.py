@@ -1,4 +1,4 @@
-"""The record of a sizing decision: every number, where it came from, and what limited the result."""
+"""The record of how a VM's size was computed: every number with its source, and the limit of the result."""
 
 import math
 import re
@@ -12,11 +12,11 @@ from pyshim.model.errors import InvalidArgument
 
 _SHOWN_PLACES = 3
 _FRACTION = re.compile(r"-?[0-9]{1,2000}(/[0-9]{1,2000})?")
-"""The form that `str` writes. `Fraction` also reads `1e999999999`, which takes hours."""
+"""The text of a Fraction. Its constructor also accepts `1e999999999`, which takes hours."""
 
 
 class Dimension(msgspec.Struct, frozen=True, kw_only=True):
-    """One dimension's arithmetic: base + requested = exact, rounded up to whole units, then limited."""
+    """The computation of a VM's vCPUs or memory: base + requested = exact, rounded up to whole units, then limited."""
 
     base: Fraction
     base_source: str
@@ -24,16 +24,16 @@ class Dimension(msgspec.Struct, frozen=True, kw_only=True):
     requested_source: str
     exact: Fraction
     unit: int
-    """The result is a multiple of it: 1, or a page or block of memory in MiB."""
+    """`granted` is a multiple of it: 1, or the MiB of a page or memory block."""
     rounded: int
     """The smallest multiple of `unit` that is not below `exact`."""
     granted: int
     """The VM's size."""
     limited_by: str
-    """The limit that made `granted` differ from `rounded`; empty without one."""
+    """The name of the limit that made `granted` differ from `rounded`; empty if they are equal."""
 
     def explain(self, unit_name: str) -> str:
-        """The arithmetic on one line."""
+        """The computation on one line."""
         text = (
             f"{decimal(self.base)} ({self.base_source}) + {decimal(self.requested)} ({self.requested_source}) "
             f"= {decimal(self.exact)} -> {self.rounded} {unit_name}"
@@ -45,22 +45,21 @@ class Dimension(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SizingRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One decision. `policy` is `sum`, `overhead`, or `dynamic` (sum over the containers, as they come and go)."""
-
     policy: str
+    """`sum`, `overhead`, or `dynamic`: the sum over the containers, which changes with them."""
     vcpus: Dimension
     memory_mib: Dimension
     warnings: tuple[str, ...]
-    """Warnings of the capacity check, and limits that took something away."""
+    """The capacity check's warnings, and limits that reduced the size."""
 
     def as_json(self) -> dict[str, object]:
-        """The record with its fractions as text."""
+        """The record as a JSON object, with its fractions as text."""
         document: dict[str, object] = msgspec.to_builtins(self, enc_hook=str)
         return {**document, "warnings": list(self.warnings)}
 
     @classmethod
     def from_json(cls, members: object, where: str) -> "SizingRecord":
-        """The record `as_json` made. Raises InvalidArgument naming the member that is missing or wrong."""
+        """The record that `as_json` wrote. Raises InvalidArgument naming `where` and the first wrong member."""
         return decoded(members, cls, lambda problem: InvalidArgument(f"read {where}: {problem}"), hook=_fraction)
 
     def with_warnings(self, *more: str) -> "SizingRecord":
@@ -77,7 +76,10 @@ def dimension(
     least: tuple[int, str],
     most: tuple[int, str],
 ) -> Dimension:
-    """base + requested, rounded up once, then limited by `least` and `most` (value, its name); `most` wins."""
+    """base + requested, rounded up once, then limited to `least` and `most`, each a value and its name.
+
+    `most` has precedence.
+    """
     exact = base + requested
     rounded = math.ceil(exact / unit) * unit
     granted, limited_by = rounded, ""
@@ -99,7 +101,7 @@ def dimension(
 
 
 def decimal(value: Fraction) -> str:
-    """`value` with at most three places; a leading ~ says that more would follow."""
+    """`value` with at most three decimal places, with a leading ~ if it was rounded."""
     scaled = value * 10**_SHOWN_PLACES
     nearest = math.floor(scaled + Fraction(1, 2))
     sign = "-" if nearest < 0 else ""

@@ -1,7 +1,7 @@
-"""A sandbox as it is at one moment: `state/` persists it, `delete`, `cleanup` and the operator's command read it.
+"""The persisted state of a sandbox. `state/` writes it; `delete`, `cleanup` and the command `pyshim` read it.
 
-The classes are persisted as they are, under the names of their fields in Pascal case. A field of another name or type
-is a new version of the format (`state/schema.py`).
+The fields are written under their names in Pascal case. To rename a field or change its type, increase the version of
+the format (`state/schema.py`).
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from pyshim.model.task import ExitStatus, Status, Stdio
 
 
 class SandboxStatus(StrEnum):
-    """Kata's words for a sandbox's state; CREATING is its empty string."""
+    """Kata's names of a sandbox's states, of which the first is an empty text."""
 
     CREATING = ""
     READY = "ready"
@@ -31,9 +31,9 @@ class ContainerSnapshot(msgspec.Struct, frozen=True, kw_only=True, rename="pasca
     rootfs: HostPath = HostPath("")
     annotations: Mapping[str, str]
     resources: Mapping[str, object]
-    """`linux.resources` as last set: the VM's size is made of them."""
+    """The latest `linux.resources`, from which the VM's size is computed."""
     device_maps: tuple[Mapping[str, object], ...]
-    """Kata's DeviceMap objects; their ids are those of the sandbox's devices."""
+    """Kata's DeviceMap objects, with the ids of `SandboxSnapshot.devices`."""
     mounts: tuple[Mapping[str, object], ...]
     """Kata's Mount objects."""
 
@@ -46,27 +46,27 @@ class SandboxSnapshot(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"
     hypervisor: Mapping[str, object]
     """Kata's HypervisorState: pid, uuid, sockets; empty before the VM exists."""
     hypervisor_config: Mapping[str, object]
-    """Kata's HypervisorConfig keys that this sandbox was started with."""
+    """Kata's HypervisorConfig with which the sandbox was started."""
     vmm_pid: int
     agent_address: str
     netns_path: str
     sizing: Mapping[str, object]
     containers: tuple[ContainerSnapshot, ...]
     failure: str
-    """Why the sandbox died; empty while it has not."""
+    """Why the sandbox failed; empty if it has not."""
     cgroups: Mapping[str, object] = msgspec.field(default_factory=dict)
-    """Its host cgroups: their places, processes and settings, with the reasons (`resources/cgroups/live.py`)."""
+    """The host cgroups with their paths, processes, settings and the reasons (`resources/cgroups/live.py`)."""
     owner: ContainerId | None = None
-    """The container whose end ends the sandbox; None once it is deleted, and in a pod without a pause container."""
+    """The container whose end ends the sandbox; None after its deletion, and in a pod without a pause container."""
     pod: str = ""
-    """The pod's namespace and name, `default/web`."""
+    """The pod's namespace and name: `default/web`."""
     endpoints: tuple[Mapping[str, object], ...] = ()
-    """Kata's Endpoint objects, one per network card."""
+    """Kata's Endpoint objects, one for each network interface."""
     devices: tuple[Mapping[str, object], ...] = ()
     """Kata's DeviceState objects."""
     sandbox_config: Mapping[str, object] = msgspec.field(default_factory=dict)
-    """Keys of Kata's SandboxConfig that this sandbox was started with, besides its hypervisor's."""
+    """Kata's SandboxConfig with which the sandbox was started, without the hypervisor's part."""
     origin: str = ""
-    """`booted`, of a remote VM `booted as` and its type, or `cloned from` and the key of its template."""
+    """`booted`; for a remote VM `booted as TYPE`; or `cloned from KEY`, the template's key."""
     trace: Mapping[str, object] = msgspec.field(default_factory=dict)
-    """The spans from Create to the first output (`model/trace.py`)."""
+    """The saved spans (`model/trace.py`)."""

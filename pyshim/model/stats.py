@@ -1,4 +1,4 @@
-"""A container's resource use as the agent reports it (guest cgroup), neutral between cgroup v1 and v2 messages."""
+"""A container's resource use in the guest, as the agent reports it; one form for cgroup v1 and v2."""
 
 from collections.abc import Mapping
 
@@ -28,7 +28,7 @@ class MemoryStats(msgspec.Struct, frozen=True, kw_only=True):
     swap: MemoryUse
     kernel: MemoryUse
     detail: Mapping[str, int]
-    """The lines of memory.stat, by their own names."""
+    """The lines of memory.stat: value by name."""
 
 
 class BlockIoEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,7 +39,7 @@ class BlockIoEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BlockIoStats(msgspec.Struct, frozen=True, kw_only=True):
-    """Fields have the names of the v1 blkio files; from a cgroup v2 guest only the first two are filled."""
+    """The fields have the names of the v1 blkio files. From a guest with cgroup v2 only the first two have entries."""
 
     service_bytes: tuple[BlockIoEntry, ...]
     serviced: tuple[BlockIoEntry, ...]
@@ -80,13 +80,13 @@ class ContainerStats(msgspec.Struct, frozen=True, kw_only=True):
     hugetlb: tuple[HugetlbStats, ...]
     interfaces: tuple[InterfaceStats, ...]
     oom_kills: int = 0
-    """OOM kills in the container that the guest's agent has reported; counted by the shim."""
+    """The number of OOM events that the agent has reported, which the shim counts."""
 
 
-_NOTHING = MemoryUse(usage_bytes=0, max_usage_bytes=0, failures=0, limit_bytes=0)
+_NO_USE = MemoryUse(usage_bytes=0, max_usage_bytes=0, failures=0, limit_bytes=0)
 NO_STATS = ContainerStats(
     cpu=CpuStats(total_ns=0, user_ns=0, kernel_ns=0, per_cpu_ns=(), periods=0, throttled_periods=0, throttled_ns=0),
-    memory=MemoryStats(cache_bytes=0, usage=_NOTHING, swap=_NOTHING, kernel=_NOTHING, detail={}),
+    memory=MemoryStats(cache_bytes=0, usage=_NO_USE, swap=_NO_USE, kernel=_NO_USE, detail={}),
     pids_current=0,
     pids_limit=0,
     block_io=BlockIoStats(
@@ -95,4 +95,4 @@ NO_STATS = ContainerStats(
     hugetlb=(),
     interfaces=(),
 )
-"""Of what uses nothing."""
+"""The statistics of a container that uses nothing."""

@@ -1,4 +1,4 @@
-"""containerd's requests, decoded: the values that the task edge passes to the pod, and the states of a process."""
+"""containerd's Task API, decoded: the requests and replies of the pod, and the states of a process."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -10,7 +10,7 @@ from pyshim.model.ids import ContainerId, ExecId, HostPath
 
 
 class Status(StrEnum):
-    """A process's state, by the names of containerd.v1.types.Status."""
+    """A process's state, named as in containerd.v1.types.Status."""
 
     UNKNOWN = "UNKNOWN"
     CREATED = "CREATED"
@@ -26,9 +26,9 @@ class Status(StrEnum):
 #        |                  |                            |
 #        +--exit (killed)---+------------ exit ----------+--> STOPPED --delete--> (gone)
 #
-# STOPPED is a latch: exit status and time are final before a caller sees the state, which never changes again.
-# A process killed before it was started goes from CREATED to STOPPED (containerd kills created tasks).
-# Source: containerd's runc shim process states.
+# STOPPED is final. Exit status and time are set before a caller can see the state.
+# A process that is killed before its start goes from CREATED to STOPPED: containerd kills created tasks.
+# Source: the process states of containerd's runc shim.
 TRANSITIONS: dict[Status, frozenset[Status]] = {
     Status.CREATED: frozenset({Status.RUNNING, Status.STOPPED}),
     Status.RUNNING: frozenset({Status.PAUSING, Status.STOPPED}),
@@ -40,6 +40,7 @@ TRANSITIONS: dict[Status, frozenset[Status]] = {
 
 
 def can_become(now: Status, wanted: Status) -> bool:
+    """`TRANSITIONS` allows the change."""
     return wanted in TRANSITIONS[now]
 
 
@@ -53,9 +54,9 @@ class RootfsMount(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Stdio(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
-    """Targets of a process's streams: FIFO paths or log URIs; the empty string means no stream.
+    """The FIFO path or log URI of each stream of a process; empty: no stream.
 
-    `rename`: the state of a sandbox has it under these names (`model/snapshot.py`).
+    `rename`: the field names of a sandbox's state file (`model/snapshot.py`).
     """
 
     stdin: str
@@ -65,7 +66,7 @@ class Stdio(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
 
 
 class RuntimeOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """containerd's runtime options: which configuration file (or body) this runtime handler uses."""
+    """The configuration that containerd's runtime handler names: a file, or the text itself."""
 
     config_path: str
     config_body: bytes
@@ -84,24 +85,24 @@ class ExecTask(msgspec.Struct, frozen=True, kw_only=True):
     exec_id: ExecId
     stdio: Stdio
     process: Mapping[str, Any]
-    """The OCI `process` object as JSON gave it."""
+    """The OCI `process` object, from JSON."""
 
 
 class ExitStatus(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
-    """How a process ended: its code, or 128 + signal; `exited_at_ns` is wall-clock nanoseconds since the epoch.
-
-    `rename`: the state of a sandbox has it under these names (`model/snapshot.py`).
-    """
+    """`rename`: the field names of a sandbox's state file (`model/snapshot.py`)."""
 
     status: int
+    """The exit code, or 128 + the number of the signal that ended the process."""
     exited_at_ns: int
+    """Nanoseconds since the epoch."""
 
 
 class ProcessState(msgspec.Struct, frozen=True, kw_only=True):
-    """A State answer: the process as it is now."""
+    """The answer to State."""
 
     container_id: ContainerId
     exec_id: ExecId | None
+    """None for the init process."""
     bundle: HostPath
     pid: int
     status: Status
@@ -110,7 +111,7 @@ class ProcessState(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def being_created(cls, request: CreateTask, pid: int) -> "ProcessState":
-        """The init of a container under creation; `pid` is the VMM's, 0 before it runs."""
+        """The state of a container's init process during Create. `pid` is the VMM's; 0 before it runs."""
         return cls(
             container_id=request.container_id,
             exec_id=None,
@@ -123,10 +124,11 @@ class ProcessState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """One row of Pids; `exec_id` is None for the init process."""
+    """One process in the answer to Pids."""
 
     pid: int
     exec_id: ExecId | None
+    """None for the init process."""
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
@@ -134,9 +136,9 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
 
     namespace: str
     sandbox_id: str
-    """The grouping id: the sandbox for a pod, else the container's own id."""
+    """The id of the pod's sandbox; without a pod, the container's."""
     containerd_ttrpc_address: str
     bundle: HostPath
     debug: bool
     options: RuntimeOptions | None = None
-    """Of a sandbox without a spec: those of its runtime handler, which no request brings."""
+    """The runtime handler's options, for a sandbox of the Sandbox API, whose requests do not have them."""

@@ -1,30 +1,30 @@
-"""A template: a machine that has booted once, saved, from which VMs of new pods continue."""
+"""A template: the saved state of a machine that has booted, from which the VMs of new pods continue."""
 
 import msgspec
 
 
 class MachineFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """The facts, besides its configuration, that determine a machine."""
+    """The host's part in the identity of a machine; its configuration is the other part."""
 
     files: tuple[tuple[str, str], ...]
-    """Path and identity of the VMM, kernel, images, firmware."""
+    """Path and identity (`host/file_answers.py`) of the VMM, the kernel, the images and the firmware."""
     cpu: str
-    """The host's CPU, as its kernel describes it, microcode included."""
+    """The kernel's description of the host's CPU, with its microcode."""
     host_kernel: str
 
 
 class Template(msgspec.Struct, frozen=True, kw_only=True):
-    """A saved machine, as its own file says."""
+    """The description of a template, from the file beside it."""
 
     key: str
-    """Of its machine: equal keys, equal machines."""
+    """Machines with equal keys are equal."""
     kernel: str
     vcpus: int
     memory_mib: int
     state_bytes: int
     made_ns: int
     files: tuple[tuple[str, str], ...]
-    """As in `MachineFacts`: when one has changed, no machine is like this one any more."""
+    """As in `MachineFacts`. After one of them has changed, no VM uses the template."""
 
 
 class StoredTemplate(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,4 +32,4 @@ class StoredTemplate(msgspec.Struct, frozen=True, kw_only=True):
     directory: str
     used_bytes: int
     used_ns: int
-    """Last; when it was made, if never."""
+    """When it was last used; the time of its creation if it was not used."""

@@ -1,10 +1,10 @@
-"""Nested spans from Create to the first output: the duration of each step. They are saved with the sandbox's state.
+"""Traces a pod: nested spans with the duration of each step from Create to the first output.
 
-`span` and `traced` record into the trace whose `Trace.of` surrounds them; without one they record nothing.
-Tasks inherit the trace from the task that makes them, so a call's whole work is in its caller's span.
+`span` and `traced` record into the trace of the surrounding `Trace.of`; outside of one they record nothing. A task
+inherits the trace of the task that made it, so that all work of a call is within the caller's span.
 
-A follower receives every span when it ends, also those that are not saved: execs, the end of a sandbox, calls of the
-agent. Without a follower those cost nothing.
+Spans are kept or not. Kept spans are saved with the sandbox's state. The others (execs, the end of a sandbox, calls of
+the agent) only go to the trace's follower, and are not recorded without one.
 """
 
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
@@ -17,55 +17,55 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 MAX_SPANS = 256
-"""Spans saved with the state: enough for the first containers of a pod, which may have any number. Spans that are not
-saved have numbers from here on."""
+"""The most spans that are kept: enough for the first containers of a pod. The others are numbered from here on."""
 NO_PARENT = -1
 
 
 class Span(NamedTuple):
     name: str
     parent: int
-    """The number of the parent span, NO_PARENT for none. A saved span's number is its index."""
+    """The number of the parent span, or NO_PARENT. A kept span's number is its index in `Trace.spans`."""
     start_ns: int
     end_ns: int
-    """0 while it lasts; the start of a mark."""
+    """0 before the span's end; a mark's `start_ns`."""
     error: str
-    """The kind of exception that ended it; empty when none did."""
+    """The class name of the exception that ended the span; empty without one."""
 
 
 class Follower(Protocol):
-    """Receives a trace's spans. Must neither wait nor raise: it is called in the middle of a pod's work."""
+    """Receives every span of a trace. It must not block or raise: it is called in the middle of a pod's work."""
 
     def ended(self, number: int, span: Span) -> None:
-        """`span` has ended; no other span of the trace has its number."""
+        """Takes a span that has ended. `number` is unique in the trace."""
 
     def context(self, number: int) -> str:
-        """W3C's `traceparent`, which makes this span the parent of another program's spans."""
+        """The W3C `traceparent` by which another program makes this span the parent of its spans."""
 
 
 class Trace:
     def __init__(self, clock_ns: Callable[[], int], on_mark: Callable[[], None] = lambda: None) -> None:
-        """`clock_ns` returns nanoseconds since the epoch; `on_mark` is called at a mark."""
+        """`clock_ns` returns nanoseconds since the epoch. `on_mark` is called at each mark."""
         self._clock_ns = clock_ns
         self._on_mark = on_mark
         self.spans: list[Span] = []
+        """The kept spans."""
         self._json: Mapping[str, object] | None = None
-        """The last result of `as_json`, until it changes."""
+        """The result of `as_json`; None after a change of `spans`."""
         self._follower: Follower | None = None
-        self._unkept = MAX_SPANS
-        """The number of the next span that is not saved."""
+        self._next_unkept = MAX_SPANS
+        """The number of the next span that is not kept."""
 
     def follow(self, follower: Follower) -> None:
-        """`follower` receives every span, including those that have ended already. A later follower replaces it."""
+        """Passes every span to `follower`, first the kept ones that have ended. It replaces an earlier follower."""
         self._follower = follower
         for number, ended in enumerate(self.spans):
             if ended.end_ns:
                 follower.ended(number, ended)
 
     def of(self, name: str, *, kept: bool = True) -> AbstractContextManager[None]:
-        """The block is a span of this name; it and the tasks it makes record into this trace.
+        """Records the block as a span of this trace; inner spans and those of the block's tasks belong to it, too.
 
-        If it is not `kept`, neither it nor its inner spans are saved: only a follower receives them.
+        They are kept only if `kept` is true.
         """
         return self._within(name, NO_PARENT, kept)
 
@@ -76,7 +76,7 @@ class Trace:
         return self._json
 
     def context(self, number: int) -> str:
-        """`Follower.context`; empty without a follower."""
+        """The result of `Follower.context`; empty without a follower."""
         return self._follower.context(number) if self._follower is not None else ""
 
     @contextmanager
@@ -119,13 +119,13 @@ class Trace:
         return wanted and parent < MAX_SPANS and len(self.spans) < MAX_SPANS
 
     def _number(self, began: Span, kept: bool) -> int:
-        """The span's number; with `kept` it is in the list."""
+        """The new span's number. A kept span is appended to `spans`."""
         if kept:
             self.spans.append(began)
             self._json = None
             return len(self.spans) - 1
-        self._unkept += 1
-        return self._unkept - 1
+        self._next_unkept += 1
+        return self._next_unkept - 1
 
 
 _current: ContextVar[tuple[Trace, int] | None] = ContextVar("trace", default=None)
@@ -133,7 +133,7 @@ _current: ContextVar[tuple[Trace, int] | None] = ContextVar("trace", default=Non
 
 @contextmanager
 def span(name: str, *, kept: bool = True) -> Iterator[None]:
-    """The block is a span of the current trace, if there is one; `kept` as in `Trace.of`."""
+    """Records the block as a span of the current trace, if there is one. `kept` as in `Trace.of`."""
     current = _current.get()
     if current is None:
         yield
@@ -144,26 +144,26 @@ def span(name: str, *, kept: bool = True) -> Iterator[None]:
 
 
 def context() -> str:
-    """`Follower.context` of the current span; empty without a followed trace."""
+    """The `traceparent` of the current span; empty without a trace that has a follower."""
     current = _current.get()
     return current[0].context(current[1]) if current is not None else ""
 
 
 async def step(name: str, work: Awaitable[T]) -> T:
-    """The result of `work`, which is a span of the current trace."""
+    """Awaits `work` as a span of the current trace and returns its result."""
     with span(name):
         return await work
 
 
 def mark(name: str) -> None:
-    """This moment is in the current trace, if there is one."""
+    """Records this moment as a span without duration in the current trace, if there is one."""
     current = _current.get()
     if current is not None:
         current[0]._mark(name, current[1])
 
 
 def traced(name: str) -> Callable[[Callable[P, Coroutine[Any, Any, T]]], Callable[P, Coroutine[Any, Any, T]]]:
-    """Every call of the coroutine function is a span."""
+    """Decorator: every call of the coroutine function is a span of the current trace."""
 
     def decorate(function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
         @wraps(function)
@@ -177,7 +177,7 @@ def traced(name: str) -> Callable[[Callable[P, Coroutine[Any, Any, T]]], Callabl
 
 
 def spans_from_json(saved: object) -> tuple[Span, ...]:
-    """The spans `Trace.as_json` wrote; raises ValueError for anything else."""
+    """The spans that `Trace.as_json` wrote. Raises ValueError for any other document."""
     if not isinstance(saved, Mapping) or not isinstance(saved.get("Spans", []), list):
         raise ValueError("a trace is an object with a list 'Spans'")
     spans: list[Span] = []

@@ -4,6 +4,6 @@ KIB = 1 << 10
 MIB = 1 << 20
 GIB = 1 << 30
 SHARES_PER_CPU = 1024
-"""CPU shares that kubelet and Docker give one CPU. Source: kubelet pkg/kubelet/cm/helpers_linux.go, SharesPerCPU."""
+"""CPU shares that kubelet and Docker set for one CPU. Source: kubelet pkg/kubelet/cm/helpers_linux.go, SharesPerCPU."""
 MIN_SHARES = 2
-"""The least the kernel takes; kubelet gives it to a pod that requests no CPU. Source: the same file, MinShares."""
+"""The kernel's minimum, which kubelet sets for a pod that requests no CPU. Source: the same file, MinShares."""

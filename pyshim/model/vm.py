@@ -1,4 +1,4 @@
-"""A VM's parts, its driver's capabilities, its end: the nouns of every hypervisor driver."""
+"""A VM: its configuration, what its driver can do, and how it ended. Every hypervisor driver uses these types."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -13,7 +13,7 @@ from pyshim.model.remote_vms import RemoteServiceConfig
 
 
 class MemoryBacking(StrEnum):
-    """Backing of guest RAM. Only the shared kinds work with virtio-fs."""
+    """The host memory behind guest RAM. virtio-fs and vhost-user need SHARED_MEMFD or HUGEPAGES, which are shared."""
 
     PRIVATE = "private"
     SHARED_MEMFD = "shared-memfd"
@@ -26,7 +26,7 @@ class ImageDriver(StrEnum):
 
 
 class BootConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The guest's boot files: kernel and parameters, and a root image, an initrd, or both (initrd as its loader)."""
+    """The guest's boot files. At least one of `image` and `initrd` is set; with both, the initrd mounts the image."""
 
     kernel: str
     kernel_params: tuple[str, ...]
@@ -47,33 +47,34 @@ class CpuConfig(msgspec.Struct, frozen=True, kw_only=True):
 class MemoryConfig(msgspec.Struct, frozen=True, kw_only=True):
     boot_mib: int
     max_mib: int
-    """0 or equal to `boot_mib`: no hotplug offered."""
+    """The VM can grow to this size; 0 or `boot_mib`: it cannot grow."""
     slots: int
     backing: MemoryBacking
     prealloc: bool
     virtio_mem: bool
-    """Grow, and shrink again, by one virtio-mem device of `max_mib - boot_mib` instead of DIMMs in `slots`."""
+    """The VM is resized by one virtio-mem device of `max_mib - boot_mib`, which can also shrink, instead of by DIMMs in
+    `slots`."""
     reclaim: bool = False
-    """A balloon device takes the pages the guest reports as free, and the host has them back."""
+    """A balloon device returns the pages that the guest reports as free to the host."""
     host_nodes: tuple[int, ...] = ()
-    """The host's NUMA nodes that all of it comes from, if there is room; empty: from anywhere."""
+    """The host's NUMA nodes that guest RAM is allocated from while they have room; empty: any node."""
 
 
 class GuestNode(msgspec.Struct, frozen=True, kw_only=True):
-    """A NUMA node of the guest, and what of the host is behind it. Numbered by its place in `VmConfig.numa`."""
+    """A NUMA node of the guest and the host resources behind it. Its number is its index in `VmConfig.numa`."""
 
     vcpus: tuple[int, ...]
     memory_mib: int
     distances: tuple[int, ...]
-    """To every node of the guest, in their order; 10 to itself."""
+    """The distance to every node of the guest, in the order of `VmConfig.numa`; 10 to itself."""
     memory_nodes: tuple[int, ...]
-    """The host's nodes its memory comes from, if there is room."""
+    """The host's NUMA nodes that its memory is allocated from while they have room."""
     cpus: tuple[int, ...]
-    """The host's CPUs its vCPUs run on."""
+    """The host's CPUs that its vCPUs run on."""
 
 
 class ShareDevice(msgspec.Struct, frozen=True, kw_only=True):
-    """A virtio-fs device: `socket_path` is where virtiofsd already listens."""
+    """A virtio-fs device. virtiofsd already listens at `socket_path`."""
 
     id: str = "share0"
     tag: str
@@ -82,37 +83,37 @@ class ShareDevice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VsockChannel(msgspec.Struct, frozen=True, kw_only=True):
-    """The agent over vhost-vsock; the driver picks a free CID and reports it in `agent_address`."""
+    """The agent is reached by vhost-vsock. The driver picks a free CID and reports it in `agent_address`."""
 
     port: int
 
 
 class SerialChannel(msgspec.Struct, frozen=True, kw_only=True):
-    """The agent over one virtio-serial port named `port_name`; the host end is the unix socket `socket_path`."""
+    """The agent is reached by the virtio-serial port `port_name`, whose host end is the unix socket `socket_path`."""
 
     port_name: str
     socket_path: str
 
 
 class VhostUserVsockChannel(msgspec.Struct, frozen=True, kw_only=True):
-    """The agent over a vsock device that a program of the host serves, in memory the guest shares.
+    """The agent is reached by a vsock device that vhost-device-vsock serves; it needs shared guest RAM.
 
-    The driver starts the program, vhost-device-vsock, for this VM, and ends it.
+    The driver starts and ends one vhost-device-vsock for each VM.
     """
 
     port: int
     program: str
     device_path: str
-    """Unix socket of the device, for the VMM."""
+    """Unix socket of the device, to which the VMM connects."""
     socket_path: str
-    """Unix socket where a connection asks for one of the guest's ports: `HvsockAddress`."""
+    """Unix socket to which the shim connects; it then names a port of the guest (`HvsockAddress`)."""
 
 
 AgentChannel = VsockChannel | SerialChannel | VhostUserVsockChannel
 
 
 class NicDevice(msgspec.Struct, frozen=True, kw_only=True):
-    """A virtio-net device on tap queues. The fds stay the caller's: the VMM has copies after `create` or `plug`."""
+    """A virtio-net device on tap queues. The caller owns the fds; the VMM has copies after `create` or `plug`."""
 
     id: str
     mac: str
@@ -122,25 +123,26 @@ class NicDevice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VhostUserNic(msgspec.Struct, frozen=True, kw_only=True):
-    """A virtio-net device served by a program at `socket_path`, in memory the guest shares. 0: default size."""
+    """A virtio-net device that a program serves at `socket_path`; it needs shared guest RAM."""
 
     id: str
     mac: str
     socket_path: str
     queues: int
     queue_size: int
+    """0: the VMM's default."""
     mtu: int
 
 
 class DiskBus(StrEnum):
-    """The kind of disk in the guest: a device of its own, or one of the disks behind a SCSI controller."""
+    """The disk in the guest is a PCI or MMIO device of its own, or one of many behind the SCSI controller."""
 
     VIRTIO_BLK = "virtio-blk"
     VIRTIO_SCSI = "virtio-scsi"
 
 
 class DiskAio(StrEnum):
-    """The VMM's way to read and write; NATIVE works only with `DiskCache.direct`."""
+    """The VMM's interface for asynchronous I/O. NATIVE needs `DiskCache.direct`."""
 
     IO_URING = "io_uring"
     NATIVE = "native"
@@ -149,62 +151,63 @@ class DiskAio(StrEnum):
 
 class DiskCache(msgspec.Struct, frozen=True, kw_only=True):
     direct: bool
-    """Bypass the host page cache (O_DIRECT)."""
+    """The host's page cache is bypassed (O_DIRECT)."""
     no_flush: bool
-    """The guest's flushes are ignored: fast, and gone with the host."""
+    """The guest's flushes are ignored: faster, but a crash of the host loses data."""
 
 
 class DiskTuning(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of all disks of one sandbox."""
+    """Settings of all disks of one sandbox. A size or count of 0 is the VMM's default."""
 
     bus: DiskBus
     aio: DiskAio
-    """IO_URING falls back to threads where the host's kernel offers none."""
+    """IO_URING falls back to THREADS where the host's kernel has no io_uring."""
     cache: DiskCache
     logical_block_bytes: int
     physical_block_bytes: int
     queues: int
+    """Of each virtio-blk disk."""
     queue_size: int
-    """0 for any of the last four: the VMM's default. Queues: of each virtio-blk disk."""
 
 
 class ScsiController(msgspec.Struct, frozen=True, kw_only=True):
-    """A virtio-scsi controller, there from the start, for all SCSI disks of the VM. 0: the VMM's default."""
+    """The virtio-scsi controller that a VM boots with, for all its SCSI disks."""
 
     queues: int
     queue_size: int
+    """0 in either: the VMM's default."""
     iothread: str
     """Name of the I/O thread that serves its disks; empty: the VMM's main loop."""
 
 
 class VhostUserBackend(msgspec.Struct, frozen=True, kw_only=True):
-    """A program on the host that serves a disk out of the guest's memory, which has to be of a shared kind."""
+    """A program on the host that serves a disk; it needs shared guest RAM."""
 
     reconnect_s: int
-    """Seconds between attempts to reach it again when it has gone; 0: none are made."""
+    """Seconds between the VMM's attempts to connect again after the program has gone; 0: no attempts."""
 
 
 class BlockDevice(msgspec.Struct, frozen=True, kw_only=True):
-    """A disk backed by a host block device or file. Holds nothing of the host but what the VMM has open."""
+    """A disk backed by a block device or file of the host."""
 
     id: str
     path: str
-    """The device or file; with `vhost_user` the socket where its program listens."""
+    """The device or file; with `vhost_user`, the socket where the program listens."""
     read_only: bool
     discard: bool
-    """Blocks that the guest trims are given back to the host's file or device."""
+    """Blocks that the guest discards are freed in the host's file or device."""
     serial: str
     """The serial number that the guest reads; empty for none. Cut to 20 characters, virtio's limit."""
     iothread: str
-    """Name of the I/O thread that serves it, made when first named; empty: the VMM's main loop. A SCSI disk is served
-    by its controller's."""
+    """Name of the I/O thread that serves it, made with the first disk that names it; empty: the VMM's main loop.
+    Ignored for a SCSI disk, which the thread of its controller serves."""
     tuning: DiskTuning
     vhost_user: VhostUserBackend | None = None
-    """The program that serves it instead of the VMM, and decides cache, AIO, serial number and write protection."""
+    """Serves the disk instead of the VMM. The program decides cache, AIO, serial number and write protection."""
 
 
 class PortKind(StrEnum):
-    """The port of a PCI device; the values are those of Kata's `hot_plug_vfio` and `cold_plug_vfio`."""
+    """The kind of port a PCI device is plugged into, as in Kata's `hot_plug_vfio` and `cold_plug_vfio`."""
 
     ROOT = "root-port"
     SWITCH = "switch-port"
@@ -212,24 +215,24 @@ class PortKind(StrEnum):
 
 
 class VfioDevice(msgspec.Struct, frozen=True, kw_only=True):
-    """One function of the host, bound to a VFIO driver, for the VM alone."""
+    """A PCI function of the host that is passed through to the VM; a VFIO driver is bound to it."""
 
     id: str
     host_address: str
     """Domain, bus, slot, function: `0000:65:00.0`."""
     iommufd: bool
-    """Through /dev/iommu and the function's own node instead of its IOMMU group's."""
+    """The VMM opens /dev/iommu and the function's own node, instead of the node of its IOMMU group."""
     vendor_id: str = ""
     device_id: str = ""
-    """Ids that the guest must see, in sysfs form (`0x10de`). Empty for the device's own."""
+    """The ids that the guest sees, as in sysfs (`0x10de`); empty: the function's own."""
 
 
 class EmulatedDevice(msgspec.Struct, frozen=True, kw_only=True):
-    """A device model of the VMM's own where a passed-through one would be, on hosts that have none to give."""
+    """A PCI device that the VMM emulates. Tests use it in place of a VfioDevice, which their hosts do not have."""
 
     id: str
     model: str
-    """The VMM's name for it, such as QEMU's `edu`."""
+    """The VMM's name for the model, such as QEMU's `edu`."""
     properties: Mapping[str, str | int | bool] = msgspec.field(default_factory=dict)
 
 
@@ -237,23 +240,23 @@ PciDevice = VfioDevice | EmulatedDevice
 
 
 FIRST_BRIDGE_SLOT = 2
-"""Of the bridges for hotplug, on the root bus."""
+"""The slot on the root bus of the first PCI bridge for hotplug; the other bridges follow."""
 
 
 class PciPort(msgspec.Struct, frozen=True, kw_only=True):
-    """A PCIe port that takes one device, at slot 0 behind it."""
+    """A PCIe port for one device, which is at slot 0 behind the port. `bus`, `slot` and `pci_path` are the port's."""
 
     id: str
-    """The VMM's name for it, and for the bus behind it."""
+    """The VMM's name for the port and for the bus behind it."""
     kind: PortKind
     bus: str
     slot: int
-    """The port's own bus."""
     pci_path: str
-    """The port's own guest PCI path."""
 
 
 class PlacedDevice(msgspec.Struct, frozen=True, kw_only=True):
+    """A device that the VM boots with, and its place."""
+
     device: PciDevice
     bus: str
     slot: int
@@ -262,26 +265,26 @@ class PlacedDevice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PciLayout(msgspec.Struct, frozen=True, kw_only=True):
-    """The ports of a VM and the devices it boots with; `resources/devices/plan/pci_topology.py` decides it."""
+    """The PCIe ports of a VM and the devices it boots with, from `resources/devices/plan/pci_topology.py`."""
 
     ports: tuple[PciPort, ...] = ()
     placed: tuple[PlacedDevice, ...] = ()
     hot_plug: PortKind | None = None
-    """The bus for devices plugged while it runs; None without hotplug."""
+    """The kind of port for devices plugged into the running VM; None: no device can be plugged."""
     iommu: bool = False
-    """The guest can put devices into domains of their own: what a container needs to drive one itself."""
+    """The guest has an IOMMU, which a container needs to drive a device itself (`vfio_mode = "vfio"`)."""
 
 
 Device = BlockDevice | NicDevice | VfioDevice | EmulatedDevice | ShareDevice
 
 
 class GuestLocation(msgspec.Struct, frozen=True, kw_only=True):
-    """A plugged device's path in the guest."""
+    """The place of a plugged device in the guest."""
 
     pci_path: str
-    """Slots from the root bus down, e.g. `02/01`; of a SCSI disk, its controller's."""
+    """Slots from the root bus down, such as `02/01`; for a SCSI disk, the path of the controller."""
     scsi_address: str = ""
-    """`ID:LUN` of a SCSI disk, else empty."""
+    """`ID:LUN` of a SCSI disk; empty for other devices."""
 
 
 class ExtensionDisk(msgspec.Struct, frozen=True, kw_only=True):
@@ -292,18 +295,20 @@ class ExtensionDisk(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MemoryDump(msgspec.Struct, frozen=True, kw_only=True):
+    """The dump of guest RAM that is written when the guest's kernel panics."""
+
     directory: str
-    """Each sandbox has a directory in it, made when needed."""
+    """The dump goes into a subdirectory named after the sandbox, which is made for it."""
     paging: bool
-    """The file has the guest's virtual addresses beside the physical ones."""
+    """The dump has the guest's virtual addresses as well as the physical ones."""
 
 
 class VmConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """One VM, decided: every field has its final value."""
+    """The complete configuration of one VM."""
 
     sandbox_id: str
     uuid: str
-    """Also how a sweeper recognises the VMM process without a pid."""
+    """It is in the VMM's argv, by which clean-up finds the process without its pid."""
     vm_dir: str
     hypervisor_path: str
     machine_type: str
@@ -313,56 +318,55 @@ class VmConfig(msgspec.Struct, frozen=True, kw_only=True):
     memory: MemoryConfig
     share: ShareDevice | None
     agent_channel: AgentChannel | None
-    """None: the service that makes the VM says where its agent answers."""
+    """None for a remote VM, whose service returns the agent's address."""
     nics: tuple[NicDevice, ...]
     bridges: int
-    """PCI bridges for hotplug."""
+    """Number of PCI bridges for hotplug."""
     scsi: ScsiController | None
-    """None: the VM takes no SCSI disks."""
+    """None: no SCSI disks can be plugged."""
     entropy_source: str
-    """The file the guest's random number device reads; empty for no such device."""
+    """The file that the guest's random number device reads; empty for no such device."""
     guard: Guard | None
-    """The guard that keeps the host out of the guest; None for a plain VM."""
+    """The protection of a confidential guest; None for a plain VM."""
     initdata: str
-    """A file that the guest reads as a small disk: the document that its owner had measured. Empty for none."""
+    """The file with the initdata document, which the guest reads as a small disk; empty for none."""
     seccomp_sandbox: str
-    """QEMU's -sandbox text; empty for none."""
+    """The text of QEMU's -sandbox; empty for none."""
     netns_path: str | None
-    """Network namespace the VMM runs in. None: an empty one of its own, or the host's with `in_host_netns`."""
+    """The network namespace of the VMM. None: the host's with `in_host_netns`, else an empty one."""
     extra_monitor: str
-    """A second monitor for people: `hmp`, `qmp` or `qmp-pretty`; empty for none."""
+    """A second monitor, for operators: `hmp`, `qmp` or `qmp-pretty`; empty for none."""
     nested: bool
+    """The host is itself a VM; with KVM, virtio devices then use the legacy protocol."""
     debug: bool
     start_timeout_s: float
     pci: PciLayout = PciLayout()
     numa: tuple[GuestNode, ...] = ()
-    """Together they have all vCPUs and all memory. Empty: the guest has one node."""
+    """Together they have all vCPUs and all memory; empty: the guest has one node."""
     extensions: tuple[ExtensionDisk, ...] = ()
     vhost_user_nics: tuple[VhostUserNic, ...] = ()
     in_host_netns: bool = False
-    """Without `netns_path`: the VMM stays in the host's network namespace (`disable_new_netns`)."""
+    """The VMM stays in the host's network namespace (`disable_new_netns`); `netns_path` is None then."""
     stop_timeout_s: float = 10.0
     """Seconds that `stop` may take."""
     is_privileged: bool = False
-    """The VMM, and a vsock program, keep the shim's capabilities."""
+    """The VMM and vhost-device-vsock keep the shim's capabilities."""
     memory_dump: MemoryDump | None = None
-    """Where the guest's memory is written when its kernel panics; None for no dump."""
     dumps_core: bool = False
-    """A crash of the VMM, or of a vsock program, may write a core, guest memory included."""
+    """A crash of the VMM or of vhost-device-vsock may write a core file, which contains guest memory."""
     labels: ProcessLabels = NO_LABELS
-    """Of the VMM and a vsock program."""
+    """Labels of the VMM and of vhost-device-vsock."""
     first_user_id: int = 0
-    """The VMM's user, another one for each sandbox; 0 for root."""
+    """The first of the user ids from which each sandbox's VMM gets its own; 0: the VMM runs as root."""
     opens_sockets: bool = False
-    """While it runs, the VMM itself connects to programs that serve disks, whose sockets may be root's."""
+    """The running VMM connects to the sockets of programs that serve disks, which root may own."""
     is_copyable: bool = False
-    """The machine can be saved, and others continue from it: its memory is a file, and the guest sees that it is a
-    copy."""
+    """The machine can be saved as a template: its memory is a file, and the guest can detect that it is a copy."""
     saved_machine: str = ""
-    """The directory of the saved machine that the VM continues from, paused there; empty: it boots. The share is not in
-    that machine: it is plugged."""
+    """The directory of the template from which the VM continues, paused at first; empty: it boots. A template has no
+    share, which is plugged afterwards."""
     remote: RemoteServiceConfig | None = None
-    """Set for a remote VM; then the fields that describe a VMM of this host are empty."""
+    """Set for a remote VM; the fields that describe a VMM of this host are empty then."""
 
     @property
     def has_empty_netns(self) -> bool:
@@ -371,7 +375,7 @@ class VmConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
-    """A driver's capabilities for this configuration, asked before acting."""
+    """What a driver can do with one configuration. Callers check it before they act."""
 
     block_hotplug: bool
     network_hotplug: bool
@@ -379,9 +383,9 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     memory_hotplug: bool
     pause: bool
     pci_hotplug: bool = False
-    """Takes VFIO and emulated PCI devices while it runs."""
+    """VFIO and emulated PCI devices can be plugged into the running VM."""
     reports_end: bool = True
-    """`wait` answers when the VM ends by itself, not only when it was stopped."""
+    """`wait` also returns when the VM ends by itself, not only after `stop`."""
 
 
 class VmExitKind(StrEnum):
@@ -394,11 +398,14 @@ class VmExitKind(StrEnum):
 class VmExit(msgspec.Struct, frozen=True, kw_only=True):
     kind: VmExitKind
     reason: str
-    """One sentence for the user, the VMM's own words and the last console lines included."""
+    """For the user: the cause, with the VMM's last output and the last lines of the console."""
 
 
 def split_params(text: str) -> tuple[str, ...]:
-    """The parameters of a kernel command line; double quotes protect spaces, as in the kernel's own parser."""
+    """The parameters of a kernel command line. Blanks within double quotes do not separate, as in the kernel's parser.
+
+    Raises InvalidArgument when a double quote is not closed.
+    """
     words: list[str] = []
     word = ""
     quoted = False

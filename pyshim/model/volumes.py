@@ -1,4 +1,4 @@
-"""Volumes: a source's facts on the host, a direct volume's record, the daemon that shares a directory."""
+"""Volumes: what their sources are on the host, direct volumes, and virtiofsd."""
 
 from collections.abc import Mapping
 
@@ -10,29 +10,30 @@ from pyshim.model.mounts import SourceKind
 
 
 class EmptyDir(msgspec.Struct, frozen=True, kw_only=True):
-    """A Kubernetes emptyDir volume, or a directory in one (a subPath of it)."""
+    """A Kubernetes emptyDir volume, or a subPath of one."""
 
     path: str
-    """The volume's own directory on the host."""
+    """The volume's directory on the host."""
     sub_path: str
-    """Path below the volume; empty for the volume itself. On a disk: below the root of its file system."""
+    """The path below the volume (on a disk: below its file system's root); empty for the volume itself."""
     in_memory: bool
-    """It is a tmpfs of its own, not merely a directory on one."""
+    """A tmpfs is mounted on the volume's directory."""
 
 
 class FsGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """Kata's FSGroup: the volume's files belong to this group."""
+    """Kata's FSGroup: the group to which the volume's files belong."""
 
     group_id: int
     only_on_root_mismatch: bool
 
 
 class DirectVolume(msgspec.Struct, frozen=True, kw_only=True):
-    """A volume that a CSI driver recorded instead of mounting it: Kata's mountInfo.json."""
+    """A volume that a CSI driver has recorded in Kata's mountInfo.json instead of mounting it."""
 
     volume_path: str
     """The source of the spec's mount."""
     record_dir: str
+    """The directory of mountInfo.json."""
     volume_type: str
     device: str
     fs_type: str
@@ -47,7 +48,7 @@ class VolumeUsage(msgspec.Struct, frozen=True, kw_only=True):
     available: int
     used: int
     unit: int
-    """Kata's: 1 bytes, 2 inodes."""
+    """1: bytes, 2: inodes, as in Kata's API."""
 
 
 class VolumeStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,37 +58,38 @@ class VolumeStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SourceFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """A path the spec names as a source, links followed."""
+    """What the source of a spec's mount is, symbolic links followed."""
 
     kind: SourceKind
     fs_type: str = ""
-    """`tmpfs` or `hugetlbfs`; empty for every other file system."""
+    """`tmpfs` or `hugetlbfs`; empty for any other file system."""
     size_bytes: int = 0
-    """Size of that file system; 0 where it has no limit."""
+    """The size of that tmpfs or hugetlbfs; 0 without a limit."""
     page_bytes: int = 0
-    """Page size of a hugetlbfs."""
+    """The page size of a hugetlbfs."""
     mode: int = 0
     gid: int = 0
     empty_dir: EmptyDir | None = None
     device_path: str = ""
-    """The node in /dev of a block device."""
+    """The node of a block device in /dev."""
     vhost_user_socket: str = ""
-    """Socket of the program that serves this block device; the host has no node of it."""
+    """The socket of the program that serves this block device, which has no node in /dev."""
     is_read_only_device: bool = False
     has_mounts_below: bool = False
-    """Something is mounted below it; found for directories that are shared read-only."""
+    """A mount is below it; only looked for if the directory is shared read-only."""
     direct: DirectVolume | None = None
 
 
 class VirtiofsdPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """One virtiofsd: `listen_path` is bound by us and handed over as a listening fd; flags follow the flavour found."""
+    """The configuration of one virtiofsd. Its flags depend on which of the two programs it is (`VirtiofsdFlavour`)."""
 
     binary: HostPath
     shared_dir: HostPath
     listen_path: HostPath
+    """The shim binds this socket and passes it as a listening fd."""
     cache: str
     extra_args: tuple[str, ...]
     debug: bool
     dumps_core: bool = False
-    """A crash may write a core; the guest's memory is mapped."""
+    """A crash may write a core file, which contains guest memory."""
     labels: ProcessLabels = NO_LABELS
