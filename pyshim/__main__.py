@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def main(words: list[str] | None = None, *, launcher: str = "", faults: "Callable[[], Faults] | None" = None) -> int:
     """The exit code of the shim called with `words` (default: the command line) through the script `launcher`.
 
-    `faults` makes what a test puts around the daemon's neighbours.
+    `faults` makes a test's failpoints around the daemon's adapters.
     """
     launcher = launcher or sys.argv[0]
     try:
@@ -39,7 +39,7 @@ def main(words: list[str] | None = None, *, launcher: str = "", faults: "Callabl
         if call.action == "start":
             from pyshim.start import start
 
-            # Past the interpreter's own end: unloading takes 1.4 ms, and `start` has nothing left to flush.
+            # Without the interpreter's clean-up: it takes 1.4 ms, and `start` has flushed its output.
             os._exit(start.main(call, launcher=launcher))
         if call.action == "delete":
             from pyshim.cleanup import delete
@@ -60,14 +60,14 @@ def _serve(
 ) -> int:
     import gc
 
-    gc.disable()  # the imports make next to no garbage, and collections would take 5 % of their CPU
+    gc.disable()  # the imports make little garbage, and collections would take 5 % of their CPU time
     from pyshim.config.sources import named_file
     from pyshim.model.ids import HostPath
     from pyshim.model.task import Identity
     from pyshim.serve import serve
     from pyshim.start.daemonize import LISTENING_FD
 
-    gc.freeze()  # what was imported stays until the end: no later collection looks at it
+    gc.freeze()  # modules stay until the end, so collections need not visit them
     gc.enable()
     identity = Identity(
         namespace=call.namespace,
@@ -83,7 +83,7 @@ def _serve(
 
 
 def _zygote(call: Invocation) -> int:
-    """The exit code of the zygote; in each process that it forks, that of the daemon which this has become."""
+    """The exit code of the zygote, and in each process that it forks, of the daemon there."""
     from pyshim.config.examined import Examined
     from pyshim.config.load import judge
     from pyshim.config.sources import named_file
@@ -105,7 +105,7 @@ def _zygote(call: Invocation) -> int:
         try:
             judge(examined.of(named_file(parse(request.words).config), request.environment))
         except (OSError, ShimError, BootstrapError):
-            return  # the daemon meets it again, and says so
+            return  # the daemon meets the same error, and reports it
 
     try:
         words = run(directory=directory, idle_s=idle_s, prepare=read_configuration)

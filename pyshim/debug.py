@@ -1,4 +1,4 @@
-"""The shim's tasks, calls, children and objects at this moment: for its log on SIGUSR1, and for its monitor socket."""
+"""The shim's present tasks, calls, children and objects, for its log on SIGUSR1 and for its monitor socket."""
 
 import asyncio
 import gc

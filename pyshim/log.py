@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 LOG_FD = 2
 _LEVELS = {"WARNING": "warning", "CRITICAL": "fatal"}
-# Every attribute that logging itself gives a record; the others came by `extra`.
+# The attributes that logging sets on every record; others come from `extra`.
 _OWN_ATTRIBUTES = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._/@^+")
 
@@ -24,18 +24,18 @@ def set_up(*, debug: bool, fd: int = LOG_FD, fields: Mapping[str, object] | None
     root = logging.getLogger()
     root.handlers[:] = [handler]
     level = logging.DEBUG if debug else logging.INFO
-    if root.level != level:  # a change writes to every logger, and so copies half a MiB of a zygote's memory
+    if root.level != level:  # a change writes to every logger: half a MiB in a fork of the zygote
         root.setLevel(level)
     logging.captureWarnings(True)
 
 
 def set_debug() -> None:
-    """From now on every logger logs at debug level: the configuration, read after the set-up, asks for it."""
+    """Every logger logs at debug level from now on. The configuration that enables it is read after `set_up`."""
     logging.getLogger().setLevel(logging.DEBUG)
 
 
 class FdHandler(logging.Handler):
-    """Writes to a file descriptor without ever waiting for the reader: lines that do not fit are lost."""
+    """Writes to a file descriptor and never waits for the reader: lines that do not fit are lost."""
 
     def __init__(self, fd: int) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class FdHandler(logging.Handler):
         try:
             line = self.format(record) + "\n"
         except (TypeError, ValueError):
-            # A bad log call must not fail the work it is about.
+            # A wrong log call must not fail its caller.
             self.handleError(record)
             return
         data = line.encode(errors="backslashreplace")
@@ -55,14 +55,14 @@ class FdHandler(logging.Handler):
         try:
             written = os.write(self._fd, data)
         except OSError:
-            # The pipe is full or has no reader, and the log is the only place to report that.
+            # The pipe is full or has no reader, and only the log could report that.
             return
-        # A long line can be cut by a nearly full pipe; the next one shall not be glued to its rest.
+        # A nearly full pipe can cut a long line; then the next one begins with a line break.
         self._torn = written < len(data)
 
 
 class LineFormatter(logging.Formatter):
-    """`time="…" level=info msg="…" key=value …`, one line per record whatever its values hold."""
+    """`time="…" level=info msg="…" key=value …`, one line for each record, whatever its values."""
 
     def __init__(self, fields: Mapping[str, object]) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ def _moment(created_s: float) -> str:
 
 
 def _quoted(value: object, always: bool = False) -> str:
-    """As logrus does it: bare when every character is harmless, else in double quotes with escapes."""
+    """In logrus' form: bare if every character is plain, else in double quotes with escapes."""
     text = str(value)
     if text and not always and _PLAIN.issuperset(text):
         return text

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 QUESTIONS = ("/metrics", "/agent-url", "/pod")
 """The paths of the socket in METRICS_DIRECTORY."""
 CHECK_S = 1.0
-"""Seconds for the agent's answer to a health check; a slower agent counts as silent."""
+"""Seconds for the agent's answer to a health check."""
 Handler = Callable[[HttpRequest], Awaitable[HttpReply]]
 
 
@@ -66,7 +66,7 @@ class ShimAnswers:
         }
 
     async def answer_question(self, request: HttpRequest) -> HttpReply:
-        """As `answer`, for QUESTIONS only: they change nothing and show no more than figures and names."""
+        """`answer` for QUESTIONS only, which change nothing and show only figures and names."""
         if urlsplit(request.target).path not in QUESTIONS:
             return HttpReply(HTTPStatus.NOT_FOUND, b"no such path")
         return await self.answer(request)
@@ -87,12 +87,12 @@ class ShimAnswers:
         except ShimError as error:
             log.info("monitor request failed", extra={"path": path, "error": str(error)})
             return HttpReply(_status(error), str(error).encode())
-        except Exception as error:  # the edge: a broken answer must not take the connection's task along
+        except Exception as error:  # a failed answer must not end the connection's task
             log.error("monitor request failed unexpectedly", extra={"path": path}, exc_info=error)
             return HttpReply(HTTPStatus.INTERNAL_SERVER_ERROR, type(error).__name__.encode())
 
     async def _metrics(self, _: HttpRequest) -> HttpReply:
-        """All metrics that there are; a comment names a guest that does not answer, or answers nonsense."""
+        """Metrics of shim and guest; a comment says if the guest did not answer, or which lines are malformed."""
         try:
             # In a thread: the largest text that a guest may send takes some 50 ms.
             guest, problem = await asyncio.to_thread(judged_text, await self._pod.agent.metrics(), GUEST_PREFIXES)
@@ -113,7 +113,7 @@ class ShimAnswers:
         return HttpReply(HTTPStatus.OK, msgspec.json.encode(self._pod.name()), "application/json")
 
     async def _health(self, _: HttpRequest) -> HttpReply:
-        """The agent is asked only if its last answer is old: frequent requests wake few guests."""
+        """Calls the agent only if its last answer is old, so that frequent requests do not wake idle guests."""
         age_s, problem = self._agent_calls.age_s(), ""
         if age_s is None or age_s > FRESH_S:
             try:

@@ -1,4 +1,4 @@
-"""Prometheus' text format, written.
+"""Writes Prometheus' text format.
 
 Source: prometheus.io, "Exposition formats", text format 0.0.4.
 """
@@ -14,7 +14,7 @@ class Sample(NamedTuple):
     labels: Mapping[str, str]
     value: float
     suffix: str = ""
-    """Of the name: `_bucket`, `_sum` or `_count` in a histogram."""
+    """The end of the name: `_bucket`, `_sum` or `_count` in a histogram."""
 
 
 class Family(NamedTuple):

@@ -96,7 +96,7 @@ def judged(text: str, prefixes: tuple[str, ...], *, composed: bool = False, most
 
 
 def judged_text(text: str, prefixes: tuple[str, ...]) -> tuple[str, str]:
-    """`judged`, as text again, and the problem."""
+    """The text of the families of `judged`, and its problem."""
     families, problem = judged(text, prefixes)
     lines = [line for family in families.values() if family.samples for line in (*family.head(), *family.lines())]
     return "".join(f"{line}\n" for line in lines), problem
@@ -109,7 +109,7 @@ def _describe(
     owners: dict[str, TextFamily],
     suffixes: Mapping[str, tuple[str, ...]],
 ) -> None:
-    """HELP and TYPE count when they come before the first sample; other comments say nothing."""
+    """Reads a HELP or TYPE line before the family's first sample; ignores other comments."""
     words = line.split(None, 3)
     if len(words) < 4 or words[0] != "#" or words[1] not in ("HELP", "TYPE"):
         return

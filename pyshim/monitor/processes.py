@@ -30,7 +30,7 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 def process_families(pid: int, prefix: str, what: str) -> list[Family]:
-    """Empty once the process is gone. `what` names it in the descriptions."""
+    """Empty if the process has ended. `what` names it in the descriptions."""
     place = f"/proc/{pid}"
     try:
         stat = stat_fields(pid)
@@ -54,7 +54,7 @@ def process_families(pid: int, prefix: str, what: str) -> list[Family]:
 
 
 def own_families(prefix: str) -> list[Family]:
-    """The metrics of their own process that Prometheus' libraries have: `<prefix>_process_*`."""
+    """The metrics `<prefix>_process_*`, which Prometheus' client libraries have of their own process."""
     try:
         stat = stat_fields("self")
         fds = len(os.listdir("/proc/self/fd"))
@@ -77,7 +77,7 @@ def own_families(prefix: str) -> list[Family]:
 
 
 def listener_is_stopped(path: str) -> bool:
-    """The process that listens at the socket is stopped; False for one that this process does not see."""
+    """The process that listens at the socket is stopped (SIGSTOP). False if this process cannot see it."""
     with socket.socket(socket.AF_UNIX) as client:
         client.setblocking(False)
         try:
@@ -89,7 +89,7 @@ def listener_is_stopped(path: str) -> bool:
 
 
 def netdev_family(pid: int, name: str) -> Family:
-    """The network interfaces that the process sees: those of the pod's namespace, if it is in that."""
+    """The network interfaces of the process's network namespace."""
     samples: list[Sample] = []
     try:
         lines = _lines(f"/proc/{pid}/net/dev")

@@ -120,7 +120,7 @@ def durations_family(name: str, help_text: str, calls: Mapping[str, Duration], *
 
 
 def phases(spans: tuple[Span, ...]) -> dict[str, float]:
-    """Seconds by step: of each name the first that has ended; an id in the name is left out."""
+    """Seconds by step, without the id in its name: the first step of each name that has ended."""
     found: dict[str, float] = {}
     for span in spans:
         if span.end_ns:

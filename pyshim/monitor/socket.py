@@ -1,4 +1,4 @@
-"""The monitor socket as an HTTP server: one request for each connection, all of it bounded in time and size.
+"""The monitor socket as an HTTP server: one request for each connection, limited in time and size.
 
 Only the shim's own user can connect, and to the socket in METRICS_DIRECTORY the group of that directory too. An HTTP
 library would be loaded into every shim (see the room's `__init__`), for a head, a body of known length and one reply.
@@ -60,7 +60,7 @@ class MonitorSocket:
         """The socket takes connections. Raises ShimError, OSError."""
         listener = listening_socket(self._path, mode=self._mode, backlog=MAX_CLIENTS)
         try:
-            os.chmod(self._path, self._mode)  # the umask has narrowed it
+            os.chmod(self._path, self._mode)  # bind(2) has applied the umask
             if self._address_file:
                 _write(self._address_file, f"unix://{self._path}")
             self._server = await asyncio.start_unix_server(self._serve, sock=listener, limit=_MAX_HEAD_BYTES)

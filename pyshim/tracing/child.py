@@ -19,19 +19,19 @@ from pyshim.model.trace import Span
 from pyshim.tracing.request import problem_in, request, shown
 
 NICENESS = 10
-"""The pod's own work comes first."""
+"""Lower than the priority of the pod's processes."""
 MAX_MESSAGE_BYTES = 64 * 1024
 QUEUE_SPANS = 4096
 BATCH_SPANS = 512
-"""As OpenTelemetry's SDKs by default."""
+"""The default of OpenTelemetry's SDKs."""
 LINGER_S = 0.5
-"""Seconds after a span for others to come along: one request takes all steps of a Start."""
+"""Seconds to wait for further spans, so that one request has all steps of a Start."""
 REQUEST_TIMEOUT_S = 10.0
-"""OTLP's default, for a whole exchange: a receiver that drips its answer gets no more."""
+"""Seconds for a whole exchange, however slowly the answer arrives: OTLP's default."""
 RETRY_PAUSES_S = (1.0, 3.0)
 MAX_ANSWER_BYTES = 64 * 1024
 REPORT_EVERY_S = 60.0
-"""Seconds between two reports of a failure: a receiver that comes and goes does not fill the log."""
+"""Seconds between two reports of a failure, so that an unstable receiver does not fill the log."""
 _AGAIN = frozenset({429, 502, 503, 504})
 """Statuses after which a request may be repeated. Source: the OTLP specification, "Retryable Response Codes"."""
 _HEADERS = {"Content-Type": "application/x-protobuf", "User-Agent": "pyshim"}
@@ -60,7 +60,7 @@ class SpanSender:
         self._waiting: deque[tuple[int, Span]] = deque()
         self._came = asyncio.Event()
         self._ended = asyncio.Event()
-        """The shim sends no more."""
+        """The shim has closed its end."""
         self._lost = 0
         self._is_flooded = False
         """Spans were lost since the last report."""
@@ -68,7 +68,7 @@ class SpanSender:
         self._reported_s = float("-inf")
 
     async def run(self) -> None:
-        """The shim has closed its end, and the spans it had sent have been sent on or are lost."""
+        """Runs until the shim has closed its end and its spans were sent to the receiver or are lost."""
         self._loop.add_reader(self._socket, self._take)
         while True:
             await self._came.wait()
@@ -126,7 +126,7 @@ class SpanSender:
         raise AssertionError("the last attempt is not repeated")
 
     async def _post(self, body: bytes) -> str:
-        """The complaint of the receiver that took the request, or "". Raises NotTaken."""
+        """The problem that the receiver names although it took the request, or "". Raises NotTaken."""
         try:
             async with self._session.post(
                 self._settings.url, data=body, headers=_HEADERS, allow_redirects=False
@@ -143,7 +143,7 @@ class SpanSender:
         raise NotTaken(f"'{self._settings.url}': {reason}", may_repeat=True)
 
     def _report(self, problem: str) -> None:
-        """The shim's log has the first failure of a row, and its end."""
+        """Reports the first of several failures, and the first success after it, to the shim."""
         now_s = self._loop.time()
         if problem:
             if self._is_failing or now_s < self._reported_s + REPORT_EVERY_S:
@@ -155,7 +155,7 @@ class SpanSender:
         try:
             self._socket.send(json.dumps({"error": problem, "lost": self._lost}).encode())
         except OSError:
-            return  # the shim is ending, or has not read the one before
+            return  # the shim is ending, or has not read the former report
 
 
 async def _beginning(content: aiohttp.StreamReader) -> bytes:
@@ -178,7 +178,7 @@ async def _send(sock: socket.socket, settings: ExportSettings) -> None:
 
 
 def main() -> None:
-    """The socket has been closed by the shim."""
+    """Runs until the shim has closed the socket."""
     os.nice(NICENESS)
     with socket.socket(fileno=SOCKET_FD) as sock:
         first = sock.recv(MAX_MESSAGE_BYTES)

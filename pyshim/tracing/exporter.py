@@ -1,7 +1,7 @@
-"""The shim's side: a bounded queue, and a child that empties it.
+"""The shim's side: a bounded queue of spans, and a child that sends them.
 
 The child starts when the first Create is over, and ends with the shim. A slow or failing receiver costs the child time
-and memory, not the shim. A span is one message on a socket that never makes the shim wait; a span that does not fit is
+and memory, not the shim. A span is one message on a non-blocking socket. A span above the limit of the queue is
 lost and counted.
 """
 
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 QUEUE_SPANS = 2048
 """Spans that wait in the shim: a pod of tens of containers has some hundred until the child runs."""
 MAX_NAME_CHARS = 256
-"""Of a span's name, in which callers' ids are."""
+"""Characters of a span's name, in which callers' ids are."""
 FLUSH_S = 2.0
 """Seconds at the shim's end for the last spans to leave; every call has been answered by then."""
 _MAX_REPORT_BYTES = 4096
@@ -43,7 +43,7 @@ class SpanExporter:
     def __init__(
         self, children: Children, *, url: str, trace_id: str, attributes: Mapping[str, str], flush_s: float = FLUSH_S
     ) -> None:
-        """`url` is where requests are sent; `attributes` say whose spans they are."""
+        """Requests go to `url`; `attributes` describe the sandbox."""
         self._children = children
         self._trace_id = trace_id
         self._settings = json.dumps({"url": url, "trace_id": trace_id, "attributes": attributes}).encode()
@@ -86,7 +86,7 @@ class SpanExporter:
             self._starting = asyncio.get_running_loop().create_task(self._started(), name="trace/start")
 
     async def _started(self) -> None:
-        # Without capabilities: it reads the answers of a foreign server.
+        # Without capabilities, since it reads the answers of a remote server.
         wanted = spawn_python(self._children, _CHILD, kind=socket.SOCK_SEQPACKET, apart=Apart(capabilities=frozenset()))
         try:
             self._child, ours = await wanted
@@ -99,7 +99,7 @@ class SpanExporter:
         self._send()
 
     def _send(self) -> None:
-        """All that waits has left, or leaves when the child has made room."""
+        """Sends the waiting spans, or as many as the socket takes now and the others when it is writable."""
         if self._socket is None:
             return
         loop = asyncio.get_running_loop()

@@ -7,7 +7,7 @@ import hashlib
 
 
 def trace_id(sandbox_id: str, start_ns: int) -> str:
-    """Of the trace whose first span began at `start_ns`."""
+    """The id of the trace whose first span began at `start_ns`."""
     return hashlib.sha256(f"{sandbox_id} {start_ns}".encode()).hexdigest()[:32]
 
 
@@ -16,5 +16,5 @@ def span_id(trace: str, number: int) -> str:
 
 
 def traceparent(trace: str, number: int) -> str:
-    """The header for another program; its last field says that the span is sampled."""
+    """The header `traceparent` for another program. Its last field means that the span is sampled."""
     return f"00-{trace}-{span_id(trace, number)}-01"

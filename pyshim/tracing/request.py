@@ -47,9 +47,9 @@ def _span(trace_id: str, number: int, span: Span) -> pb.Span:
 
 
 def problem_in(answer: bytes) -> str:
-    """The complaint in the body of a receiver's "200 OK"; empty when all spans were taken.
+    """The problem in the body of a receiver's "200 OK"; empty when all spans were taken.
 
-    An empty body is what a simple receiver sends.
+    Simple receivers send an empty body.
     """
     try:
         partial = ExportTraceServiceResponse.FromString(answer).partial_success
@@ -61,6 +61,6 @@ def problem_in(answer: bytes) -> str:
 
 
 def shown(words: str) -> str:
-    """A foreign text made safe for a log."""
+    """A receiver's text, shortened and without control characters, for the log."""
     text = "".join(char if char.isprintable() else _WHITE for char in words[:MAX_WORDS_CHARS])
     return _WHITE.join(text.split())

@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 LOOK_S = 5.0
 """Seconds between two looks at the table's file, and until a failed attempt is made again."""
 _TRIES = 5
-"""Drivers of other nodes may publish the same table at the same time."""
+"""Attempts to publish: drivers of other nodes may publish the same table at the same time."""
 
 
 def read_table(path: Path) -> tuple[bytes, InstanceTable]:

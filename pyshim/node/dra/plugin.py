@@ -24,7 +24,7 @@ from pyshim.node.kubernetes.api import Api
 log = logging.getLogger(__name__)
 
 _GRACE_S = 5.0
-"""For calls under way when the plugin ends."""
+"""Seconds for calls under way when the plugin ends."""
 
 
 class Registration(RegistrationServicer):
@@ -106,7 +106,7 @@ async def registered(plugin: DraPlugin, kubelet_root: Path) -> AsyncIterator[Non
             path.unlink(missing_ok=True)
             try:
                 each.add_insecure_port(f"unix:{path}")
-            except RuntimeError as error:  # too long a path, or a directory that takes none
+            except RuntimeError as error:  # the path is too long, or the directory is read-only
                 raise FailedPrecondition(f"serve '{path}': {error}") from error
             await each.start()
             end.callback(path.unlink, missing_ok=True)

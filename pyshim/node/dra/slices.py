@@ -1,6 +1,6 @@
 """The ResourceSlices that offer the devices of a table of instance types. Pure.
 
-Source: Kubernetes, resource.k8s.io/v1. A pool is what its slices of the highest generation say together. A slice has at
+Source: Kubernetes, resource.k8s.io/v1. A pool consists of its slices of the highest generation. A slice has at
 most 128 devices, 64 where they consume counters; counters are in a slice without devices (since 1.35).
 """
 

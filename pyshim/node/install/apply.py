@@ -37,13 +37,13 @@ class ManifestEntry(msgspec.Struct, frozen=True, kw_only=True):
     """For a block in a file that `install` made: the text before the block. None: the file is not ours."""
 
     def state(self, found: Found) -> str:
-        """The state of the file, which is `found`: "ok", "edited" or "missing"."""
+        """ "ok", "edited" or "missing", for a file whose content is `found`."""
         part = _our_part(found, is_block=self.is_block)
         return "missing" if part is None else "ok" if _digest(part) in self.digests else "edited"
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """All that `install` wrote; by default nothing."""
+    """The files and directories that `install` wrote; by default none."""
 
     version: int = MANIFEST_VERSION
     release: str = ""
@@ -105,18 +105,18 @@ def changes(plan: InstallPlan, manifest: Manifest, disk: Disk, *, keep_edited: b
     _refuse(() if keep_edited else edited, [path for path in whole if path not in owned and found[path] is not None])
     foreign = {path: None if path in owned and not owned[path].is_block else found[path] for path in found}
     wanted = [Change(path=write.path, before=found[write.path], after=_after(write, foreign)) for write in plan.writes]
-    kept = {write.path for write in plan.writes}
+    planned = {write.path for write in plan.writes}
     unwanted = [
         Change(path=path, before=found[path], after=_without(entry, found[path]))
         for path, entry in reversed(owned.items())
-        if path not in kept
+        if path not in planned
     ]
     todo = (change for change in (*wanted, *unwanted) if change.path not in edited)
     return tuple(change for change in todo if change.before != change.after)
 
 
 def _edited(owned: Mapping[str, ManifestEntry], found: Mapping[str, Found]) -> list[str]:
-    """The paths of ours whose files are not as we wrote them."""
+    """The paths of our files that were edited."""
     return sorted(path for path, entry in owned.items() if entry.state(found[path]) == "edited")
 
 
@@ -147,7 +147,7 @@ def edits(plan: InstallPlan, manifest: Manifest, disk: Disk) -> list[str]:
 
 
 def states(manifest: Manifest, disk: Disk) -> list[tuple[str, str]]:
-    """Each path of ours, and whether it is "ok", "edited" or "missing"."""
+    """The path of each of our files, and "ok", "edited" or "missing"."""
     return [(entry.path, entry.state(disk.read(entry.path))) for entry in manifest.entries]
 
 
@@ -256,7 +256,7 @@ class _Undo:
 
     def make_tree(self, path: str, fill: Callable[[str], None]) -> None:
         aside = f"{path}~"
-        if self._disk.is_directory(aside):  # of an installation that was killed
+        if self._disk.is_directory(aside):  # left by an installation that was killed
             self._disk.remove_tree(aside)
         try:
             fill(aside)
@@ -268,7 +268,7 @@ class _Undo:
         self._steps.append(lambda: self._disk.remove_tree(path))
 
     def all(self, error: BaseException) -> None:
-        """As much as possible is as it was; what failed is noted on `error`."""
+        """Every change was undone, or its failure is a note on `error`."""
         while self._steps:
             try:
                 self._steps.pop()()
@@ -365,5 +365,5 @@ def _missing_directories(disk: Disk, paths: Iterable[str]) -> list[str]:
 
 
 def _is_within(prefix: str, path: str) -> bool:
-    """The path is the prefix, above it or below it: needed before the manifest can be written."""
+    """The path is the prefix, above it or below it. Such directories are made before the manifest is written."""
     return path == prefix or path.startswith(f"{prefix}/") or prefix.startswith(f"{path}/")

@@ -11,10 +11,10 @@ from pyshim.model.errors import FailedPrecondition
 
 _CRI_1, _CRI_2 = "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"
 CRI_PLUGINS = {2: _CRI_1, 3: _CRI_2, 4: _CRI_2}
-"""By the version of the configuration: the plugin whose table has the runtimes."""
+"""The plugin whose table has the runtimes, by version of the configuration."""
 _IMAGE_PLUGIN = "io.containerd.cri.v1.images"
 _MAX_FILES = 100
-"""Files read of one configuration: an import may be a pattern."""
+"""The most files that are read of one configuration, whose imports may be patterns."""
 
 
 def config_versions(containerd: tuple[int, int]) -> tuple[int, ...]:
@@ -37,7 +37,7 @@ def parsed(content: str, path: str) -> dict[str, Any]:
     try:
         check_toml_keys(content)
         return tomllib.loads(content.removeprefix("\ufeff"))
-    except (ValueError, RecursionError) as error:  # also a number of too many digits
+    except (ValueError, RecursionError) as error:  # ValueError also for a number with too many digits
         raise FailedPrecondition(f"parse '{path}': {error}") from error
 
 

@@ -1,4 +1,4 @@
-"""Asks the node's container runtime, over CRI, for its handlers, and runs a pod through one of ours."""
+"""Reads the handlers of the node's container runtime over CRI, and runs a pod with one of ours."""
 
 import json
 import os
@@ -20,7 +20,7 @@ _NEEDED = ("RuntimeReady", "NetworkReady")
 def verify(socket: str, handlers: frozenset[str], *, pod: str | None) -> str:
     """The runtime is ready and has `handlers`; a pod of the handler `pod` ran. Returns the runtime's name and version.
 
-    Raises Unavailable, FailedPrecondition, DeadlineExceeded, with the runtime's words.
+    Raises Unavailable, FailedPrecondition, DeadlineExceeded, with the runtime's error text.
     """
     with grpc.insecure_channel(f"unix://{socket}") as channel:
         stub = v1_pb2_grpc.RuntimeServiceStub(channel)

@@ -8,13 +8,13 @@ from pyshim.host.files import replace_file
 from pyshim.model.errors import FailedPrecondition
 
 _MAX_LINKS = 40
-"""As Linux follows. Source: path_resolution(7)."""
+"""The number of links that Linux follows. Source: path_resolution(7)."""
 Found = tuple[bytes, int] | str | None
 """A file's content and mode, a link's target, or nothing."""
 
 
 class Disk:
-    """Paths are those on the node: absolute, and `root` goes before them. Calls raise OSError."""
+    """Paths are absolute paths of the node; `root` is put before them. Calls raise OSError."""
 
     def __init__(self, root: str = "/") -> None:
         self.root = root.rstrip("/")
@@ -55,7 +55,7 @@ class Disk:
     # ---- changes
 
     def write(self, path: str, found: Found) -> None:
-        """`read` would return `found` now: the file was replaced whole, or is gone. A replaced file keeps its owner."""
+        """The path has `found`, by an atomic replacement, or is removed. A replaced file keeps its owner."""
         there = self.at(path)
         if found is None:
             os.unlink(there)

@@ -1,7 +1,7 @@
 """The file that containerd executes as the shim.
 
 The shim runs isolated from the environment and without `site` (`python -I -S`), which makes it start faster and keeps
-PYTHON* variables and user directories out. So the launcher itself says where the package and its dependencies are.
+PYTHON* variables and user directories out. So the launcher has the paths of the package and its dependencies.
 Pure.
 """
 
@@ -13,7 +13,7 @@ _MAX_SHEBANG_BYTES = 255
 
 
 def launcher_text(python: str, paths: tuple[str, ...]) -> str:
-    # Behind the standard library: its modules are found first, and ours never replace them.
+    # After the standard library, so that no module of ours replaces one of its modules.
     body = f"""\
 # Written by pyshim.
 import sys
@@ -26,5 +26,5 @@ sys.exit(main(launcher=__file__))
     shebang = f"#!{python} -IS\n"
     if " " not in python and len(os.fsencode(shebang)) <= _MAX_SHEBANG_BYTES:
         return shebang + body
-    # One text for two languages: sh executes the second line, Python takes the lines up to the quotes for a string.
+    # The text is valid in two languages: sh executes the second line, which is in a string for Python.
     return f"#!/bin/sh\n'''exec' {shlex.quote(python)} -IS \"$0\" \"$@\"\n' '''\n{body}"

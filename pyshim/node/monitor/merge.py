@@ -59,13 +59,13 @@ def kind_of(name: str) -> str:
 
 
 class Merge:
-    """Remembers the series of each guest, by their hashes, from scrape to scrape."""
+    """Has the series of each guest, by their hashes, from scrape to scrape."""
 
     def __init__(self) -> None:
         self._series: dict[str, set[int]] = {}
 
     def text(self, sources: Iterable[SandboxMetrics]) -> str:
-        """The families of all sources. A sandbox that is not among them is forgotten."""
+        """The families of all sources. The series of other sandboxes are dropped."""
         former, self._series = self._series, {}
         heads: dict[str, list[str]] = {}
         lines: dict[str, list[str]] = {}
@@ -87,8 +87,9 @@ class Merge:
 
 def _limit(family: TextFamily, series: set[int]) -> None:
     """The family has its known series, and new ones up to the limit."""
+    # Python keys its hashes by a random secret, so a guest cannot choose series with equal hashes.
     for key in list(family.samples):
-        fingerprint = hash(key)  # keyed by a secret of this process, so a guest cannot choose series with the same one
+        fingerprint = hash(key)
         if fingerprint in series:
             continue
         if len(series) < MAX_SERIES:

@@ -1,4 +1,4 @@
-"""The Kubernetes names of this node's sandboxes. Each shim is asked once."""
+"""The Kubernetes names of this node's sandboxes, by one request to each shim."""
 
 import asyncio
 import logging
@@ -13,7 +13,7 @@ from pyshim.node.monitor.shim_client import shim_answer
 log = logging.getLogger(__name__)
 
 TIMEOUT_S = 2.0
-"""Seconds for one answer. Without it metrics have no name."""
+"""Seconds for one answer. Without an answer the sandbox's metrics have no names."""
 NO_NAME = PodName()
 
 
@@ -36,7 +36,7 @@ async def _asked(path: str) -> PodName | None:
     try:
         return msgspec.json.decode(await shim_answer(path, "/pod", within_s=TIMEOUT_S), type=PodName)
     except FailedPrecondition:
-        return NO_NAME  # a shim without the path has no name for a later question either
+        return NO_NAME  # a shim without this path will not have it later
     except ShimError:
         return None
     except (msgspec.DecodeError, UnicodeEncodeError) as error:

@@ -18,7 +18,7 @@ from pyshim.node.monitor.shim_client import shim_answer
 SHIM_S = 5.0
 """Seconds for one shim: it gives its guest two, Prometheus gives a scrape ten."""
 MAX_SAMPLES = 20_000
-"""Of one shim: the guest's 10,000 and its own few hundred."""
+"""Samples of one shim: the guest's 10,000 and a few hundred of its own."""
 PREFIXES = ("kata_shim_", "kata_hypervisor_", "kata_virtiofsd_", "kata_agent_", "kata_guest_", "pyshim_")
 
 

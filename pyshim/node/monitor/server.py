@@ -1,4 +1,4 @@
-"""HTTP of the node's endpoint: kata-monitor's paths."""
+"""The HTTP server of the node's endpoint, with kata-monitor's paths."""
 
 import asyncio
 import gzip
@@ -23,7 +23,7 @@ END_S = 3.0
 
 
 class NodeMonitor:
-    """The endpoint at `host` and `port`, from `open` to `close`. `port` 0 is any that is free."""
+    """The endpoint at `host` and `port`, from `open` to `close`. With `port` 0 it takes a free one."""
 
     def __init__(self, *, host: str, port: int, metrics_directory: str, roots: tuple[str, ...]) -> None:
         self._host = host

@@ -108,7 +108,7 @@ class Mux:
         while data := await loop.sock_recv(self._trunk, _READ_BYTES):
             for stream, part in reader.feed(data):
                 if far := self._far_ends.get(stream):
-                    # A slow owner holds back all streams. Owners never wait for each other, so all streams go on.
+                    # A slow owner delays all streams. Owners do not wait for each other, so there is no deadlock.
                     await loop.sock_sendall(far, part)
         reader.end()
 

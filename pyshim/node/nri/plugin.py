@@ -1,4 +1,4 @@
-"""The plugin at its runtime: connect, register, be configured and synchronized, answer, ask for updates, connect again.
+"""The plugin's connections to its runtime.
 
 Theory of operation. One connection after the other, each like the first:
 
@@ -66,7 +66,7 @@ class NriPlugin:
         self._synced_containers: list[NriContainer] = []
 
     def send_updates(self) -> None:
-        """Sends the runtime the updates that are due, soon."""
+        """Due updates will be sent soon."""
         self._changed.set()
 
     async def run(self, path: str) -> None:
@@ -108,7 +108,7 @@ class NriPlugin:
         try:
             await asyncio.wait([serving, carrying, talking], return_when=asyncio.FIRST_COMPLETED)
             if not talking.done() or not isinstance(talking.exception(), RegistrationRefused):
-                await asyncio.wait([carrying], timeout=_CLOSING_S)  # its result names the cause
+                await asyncio.wait([carrying], timeout=_CLOSING_S)  # its exception is the cause
             if carrying.done():
                 carrying.result()
                 return "the runtime closed the connection"
@@ -122,11 +122,11 @@ class NriPlugin:
         finally:
             await server.shutdown(grace_s=_CLOSING_S)
             client.close()
-            await asyncio.wait([carrying], timeout=_CLOSING_S)  # the last answers leave
+            await asyncio.wait([carrying], timeout=_CLOSING_S)  # to send the last answers
             await tasks.close()
 
     async def _talk(self, client: Client) -> None:
-        """Registers, then sends the runtime the updates that are due, for ever."""
+        """Registers, then sends due updates until cancelled."""
         async with asyncio.timeout(REGISTRATION_S):
             await self._register(client)
             await self._synchronized.wait()
@@ -188,7 +188,7 @@ class NriPlugin:
         }
 
     def _event(self, name: str, act: Callable[[bytes], bytes | None]) -> Callable[[bytes, CallContext], bytes]:
-        """A failure is logged and the reply is empty, so that the pod runs, though unplaced."""
+        """A handler that logs a failure and replies with nothing, so that the pod runs, though unplaced."""
 
         def handle(payload: bytes, _call: CallContext) -> bytes:
             try:
@@ -219,7 +219,7 @@ class NriPlugin:
         return translate.synchronized(more)
 
     def _look_at_machine(self) -> None:
-        """CPUs may have come or gone since the last runtime."""
+        """Reads the machine again: CPUs may have gone on- or offline since the last runtime."""
         try:
             self._pods.set_machine(self._read_machine())
         except MachineError as error:
@@ -232,5 +232,5 @@ class NriPlugin:
         return translate.adjusted(wanted, mark=mark, rdt_class=rdt_class)
 
     def _update_container(self, payload: bytes) -> bytes:
-        container_id, asked = translate.wanted_update(payload)
-        return translate.updated(container_id, self._pods.update_container(container_id, asked))
+        container_id, requested = translate.wanted_update(payload)
+        return translate.updated(container_id, self._pods.update_container(container_id, requested))

@@ -1,11 +1,11 @@
 """The node's pods and containers, as runtime and shims report them, and the CPUs that each container should have.
 
-Theory of operation. A VM is placed when its shim asks, before it boots; one whose shim does not ask is placed when the
+Theory of operation. A VM is placed by its shim's request, before it boots; without a request it is placed when the
 runtime reports its pod. Every change of what is placed changes the shared CPUs, and with them the CPUs that
 other containers should have: `due` compares these with the last ones sent for each container.
 
-- a container of a VM whose shim has asked: the CPUs of the VM. The shim has placed the threads already,
-  and learns of changed shared CPUs by this.
+- a container of a VM whose shim has requested a placement: the CPUs of the VM. The shim has placed the threads already;
+  from this update it learns of changed shared CPUs.
 - a container of another VM with exclusive CPUs: these CPUs. Its shim can pin as many vCPUs to them.
 - a container of another VM: nothing. Its shim would make the VM as large as the set.
 - a container with CPUs from another manager, such as the kubelet's: nothing, and they are taken.
@@ -42,14 +42,14 @@ class NriPod(msgspec.Struct, frozen=True, kw_only=True):
     handler: str
     """The runtime handler; empty for the runtime's default."""
     need: Need
-    """Of a VM of the pod's size, as far as the runtime reports it."""
+    """The need of a VM of the pod's size, as far as the runtime reports it."""
 
 
 class CpuSet(msgspec.Struct, frozen=True, kw_only=True):
     cpus: tuple[int, ...] = ()
     """In ascending order; empty: not restricted."""
     nodes: tuple[int, ...] = ()
-    """Memory nodes, the same."""
+    """Memory nodes, in ascending order; empty: not restricted."""
 
 
 class NriContainer(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,7 +63,7 @@ class NriContainer(msgspec.Struct, frozen=True, kw_only=True):
     is_ours: bool
     """This plugin chose its CPUs: it was made while the plugin ran, without exclusive CPUs."""
     rdt_class: str = ""
-    """Of cache and memory bandwidth; empty for none."""
+    """Its class of cache and memory bandwidth; empty for none."""
     whole_cpus: int
     """The CPUs of a Guaranteed pod's container if they are a whole number, else 0."""
 
@@ -82,7 +82,7 @@ _NO_CLASSES: Mapping[str, str] = MappingProxyType({})
 
 
 class Pods:
-    """The state of the node, consistent after each call. Pods with one of the runtime's `handlers` are VMs of ours."""
+    """The pods, containers and placements of the node. Pods with one of the runtime's `handlers` are our VMs."""
 
     def __init__(
         self,
@@ -96,8 +96,8 @@ class Pods:
         self.assignments = assignments
         self._rdt_classes = rdt_classes
         self._handlers = handlers
-        self._asked: set[str] = set()
-        """Sandboxes whose shim has asked and is running."""
+        self._requested: set[str] = set()
+        """Sandboxes whose running shim has requested a placement."""
         self._pods: dict[str, NriPod] = {}
         self._containers: dict[str, NriContainer] = {}
         self._sent: dict[str, CpuSet] = {}
@@ -119,7 +119,7 @@ class Pods:
         Without room for exclusive CPUs the VM runs on shared ones.
         """
         self._place(need)
-        self._asked.add(need.sandbox_id)
+        self._requested.add(need.sandbox_id)
         return self.assignments.placements[need.sandbox_id]
 
     def restore(self, need: Need, placement: Placement) -> None:
@@ -127,13 +127,13 @@ class Pods:
         the placement, with a warning."""
         if need.sandbox_id in self.assignments.placements:
             return
-        self._asked.add(need.sandbox_id)
+        self._requested.add(need.sandbox_id)
         if self._keep(need, placement):
             log.info("placement restored", extra={"sandbox": need.sandbox_id, "pod": need.name, "why": placement.why})
 
     def shim_ended(self, sandbox_id: str) -> None:
         """The shim has ended, and the VM with it."""
-        self._asked.discard(sandbox_id)
+        self._requested.discard(sandbox_id)
         self._release(sandbox_id)
 
     # ---- from the kernel
@@ -156,7 +156,7 @@ class Pods:
         self._containers = {each.id: each for each in containers}
         self._sent = {each.id: each.had for each in self._containers.values()}
         self._settled = set(self._containers)
-        for sandbox_id in set(self.assignments.placements) - self._asked - set(self._pods):
+        for sandbox_id in set(self.assignments.placements) - self._requested - set(self._pods):
             self._release(sandbox_id)
         others = [self._other(each) for each in self._containers.values() if not self._is_vm(each.pod_id)]
         self.assignments = with_others(self.assignments, others)
@@ -172,7 +172,7 @@ class Pods:
     def pod_ended(self, pod_id: str) -> None:
         """The pod was stopped or removed. An unknown pod is ignored."""
         self._pods.pop(pod_id, None)
-        self._asked.discard(pod_id)
+        self._requested.discard(pod_id)
         self._release(pod_id)
 
     def create_container(self, pod: NriPod, container: NriContainer) -> CpuSet | None:
@@ -200,14 +200,14 @@ class Pods:
         if container_id in self._containers:
             self._settled.add(container_id)
 
-    def update_container(self, container_id: str, asked: CpuSet) -> CpuSet | None:
-        """The CPUs the container should have instead of `asked`, another client's request; None for `asked`."""
+    def update_container(self, container_id: str, requested: CpuSet) -> CpuSet | None:
+        """The CPUs the container should have instead of those that another client `requested`; None for these."""
         container = self._containers.get(container_id)
-        if container is None or not asked.cpus:
+        if container is None or not requested.cpus:
             return None
         wanted = self._wanted(container)
-        self._sent[container_id] = wanted or asked
-        return wanted if wanted != asked else None
+        self._sent[container_id] = wanted or requested
+        return wanted if wanted != requested else None
 
     def container_ended(self, container_id: str) -> None:
         self._containers.pop(container_id, None)
@@ -272,13 +272,13 @@ class Pods:
         return Other(container_id=container.id, name=name, memory_bytes=container.memory_bytes, own_cpus=own_cpus)
 
     def _wanted(self, container: NriContainer) -> CpuSet | None:
-        """The CPUs it should have; None to leave it as it is."""
+        """The CPUs that the container should have; None to leave it unchanged."""
         placement = self.assignments.placements.get(container.pod_id)
         if placement is not None:
-            has_asked = container.pod_id in self._asked
-            if not has_asked and not placement.exclusive:
+            has_request = container.pod_id in self._requested
+            if not has_request and not placement.exclusive:
                 return None
-            cpus = {*placement.vcpu_cpus, *(placement.service_cpus if has_asked else ())}
+            cpus = {*placement.vcpu_cpus, *(placement.service_cpus if has_request else ())}
             return replace(self._sent[container.id], cpus=tuple(sorted(cpus)))
         if not self.shares_cpus(container.id):
             return None

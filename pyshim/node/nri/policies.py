@@ -80,7 +80,7 @@ def _loaded(entry: EntryPoint) -> Policy:
     try:
         found = entry.load()
         policy: Policy = found() if isinstance(found, type) else found
-    except Exception as error:  # the code of others
+    except Exception as error:  # of another program's code
         raise InvalidArgument(f"load policy '{entry.name}' ({entry.value}): {type(error).__name__}: {error}") from error
     if not callable(getattr(policy, "place", None)):
         raise InvalidArgument(f"load policy '{entry.name}' ({entry.value}): it has no function 'place'")

@@ -45,7 +45,7 @@ class Policy(Protocol):
 
         `assignments` has the machine, the VMs placed on it, and the containers outside them. The CPUs of an
         exclusive placement, as many as vCPUs, are among `free_cpus(assignments)`; a need that is not exclusive gets
-        shared CPUs. Raises PlacementError without room; after that, an exclusive need is asked again as a shared one.
+        shared CPUs. Raises PlacementError without room; an exclusive need then comes again as a shared one.
         """
 
 
@@ -54,7 +54,7 @@ class _Refused(Exception):
 
 
 class GuardedPolicy:
-    """Asks a policy, and the default one if the answer cannot be used."""
+    """Calls a policy, and the default one if its answer cannot be used."""
 
     def __init__(self, policy: Policy, *, on_refusal: Callable[[Need, str], None], within_s: float = WITHIN_S) -> None:
         """`on_refusal` is called with the reason before the default policy answers."""
@@ -76,7 +76,7 @@ class GuardedPolicy:
 
     def _placed(self, assignments: Assignments, need: Need) -> Assignments:
         """Raises PlacementError when the policy finds no room, _Refused."""
-        decision = self._asked(assignments, need)
+        decision = self._decision(assignments, need)
         if decision.placement.exclusive and not need.exclusive:
             raise _Refused("exclusive CPUs for a VM that shares")
         try:
@@ -84,19 +84,19 @@ class GuardedPolicy:
         except PlacementError as error:
             raise _Refused(str(error).partition(": ")[2]) from error
 
-    def _asked(self, assignments: Assignments, need: Need) -> Decision:
+    def _decision(self, assignments: Assignments, need: Need) -> Decision:
         try:
-            # Checks the types: the object comes from foreign code.
+            # Checks the types, since the object comes from another program's code.
             found = msgspec.convert(msgspec.to_builtins(self._answer(assignments, need)), Decision)
         except (PlacementError, _Refused):
             raise
-        except (Exception, SystemExit) as error:  # the code of others
+        except (Exception, SystemExit) as error:  # of another program's code
             raise _Refused(f"{type(error).__name__}: {error}"[:MAX_WHY_CHARS]) from error
         why = "".join(each if each.isprintable() else " " for each in found.placement.why[:MAX_WHY_CHARS])
         return replace(found, placement=replace(found.placement, why=why))
 
     def _answer(self, assignments: Assignments, need: Need) -> object:
-        """Asks in a thread, which cannot be ended. While a late call runs, the policy is not asked again."""
+        """Calls the policy in a thread, which cannot be ended. While a late call runs, it is not called again."""
         if self._late is not None and self._late.is_alive():
             raise _Refused("an earlier answer is still due")
         thread, answer = daemon_thread("nri/policy", partial(self._policy.place, assignments, need))

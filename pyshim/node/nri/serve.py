@@ -1,4 +1,4 @@
-"""The plugin as a process: its runtime, the shims that ask, and its end."""
+"""Runs the plugin: serves its runtime and the shims until a signal."""
 
 import asyncio
 import contextlib
@@ -17,7 +17,7 @@ from pyshim.state.store import REGISTER, StateStore
 log = logging.getLogger(__name__)
 
 _BACKLOG = 64
-"""Shims that may wait for their turn: as many pods as start at once when a node boots."""
+"""Connections of shims that the kernel queues: as many pods may start at once when a node boots."""
 
 
 async def serve(pods: Pods, plugin: NriPlugin, runtime: str | socket.socket, *, placement_socket: str) -> None:

@@ -1,8 +1,8 @@
-"""The plugin's service for shims: the socket at which they ask before they boot a VM, and the placements in their
-states.
+"""The plugin's service for shims: the socket for requests before a VM boots, and the placements in their states.
 
-The one ttrpc call has JSON messages: a `Need` in, a `Placement` out. A placement ends with the process that asked for
-it, so no call returns it. The sandbox's state has the placement as well, and a restarted plugin reads it there.
+The one ttrpc call has JSON messages: a `Need` in, a `Placement` out. A placement ends with the process that requested
+it, so there is no call for its end. The sandbox's state has the placement as well, and a restarted plugin reads it
+there.
 """
 
 import logging
@@ -46,13 +46,13 @@ class Shims:
         )
 
     def find(self, store: StateStore) -> None:
-        """The placements of running sandboxes count again."""
+        """The placements of running sandboxes are restored."""
         for shim, placed in placed_sandboxes(store, store.entered_ids()):
             self._pods.restore(placed.need, placed.placement)
             self._watch(shim, placed.need.sandbox_id)
 
     async def serve(self, listener: socket.socket) -> None:
-        """Shims that connect are answered, until cancelled."""
+        """Answers shims until cancelled."""
         await self._server.serve(listener)
 
     async def close(self) -> None:

@@ -71,7 +71,7 @@ def container_of(payload: bytes) -> tuple[NriPod, NriContainer]:
 
 
 def wanted_update(payload: bytes) -> tuple[str, CpuSet]:
-    """The container of an UpdateContainer request and the CPUs asked for it. Raises InvalidArgument."""
+    """The container of an UpdateContainer request, and the CPUs in it. Raises InvalidArgument."""
     message = pb.UpdateContainerRequest.FromString(payload)
     return message.container.id, _cpu_set(message.linux_resources.cpu)
 

@@ -15,15 +15,15 @@ from aiohttp import web
 log = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 48
-"""An API server holds a few, and opens one for each call under way. Each takes up to 1.5 MB: TLS reads ahead."""
+"""Connections. An API server has a few open, and one for each call. Each takes up to 1.5 MB: TLS reads ahead."""
 GRACE_S = 1.0
 """Seconds that a connection has before another one may take its place; a review takes milliseconds."""
 _PAUSE_S = 0.02
-"""Seconds until the next look for room, and until the next attempt when the process has no descriptor left."""
+"""Seconds before the number is checked again, and before the next attempt without a free descriptor."""
 
 
 class Connections:
-    """Accepts connections for `server`. One that `is_busy` is evicted only if all are."""
+    """Accepts connections for `server`. A busy one is closed only if all are busy."""
 
     def __init__(
         self, server: web.Server, is_busy: Callable[[object], bool], context: ssl.SSLContext, *, handshake_s: float
@@ -33,7 +33,7 @@ class Connections:
         self._context = context
         self._handshake_s = handshake_s
         self._handshakes: dict[asyncio.Task[None], float] = {}
-        """With the time when they began, the oldest first."""
+        """The time at which each began, the oldest first."""
         self._since_s: dict[object, float] = {}
         """By protocol, the end of its handshake."""
 

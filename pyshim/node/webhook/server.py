@@ -1,7 +1,7 @@
 """The webhook over HTTPS: paths, limits and figures around `review.answer`.
 
-Bounds. Memory is limited whatever callers do: there are `MAX_CONNECTIONS`, and `LARGE_BODIES` bodies above
-`SMALL_BODY_BYTES` are read at a time. A further large body waits, unread, while small ones pass it.
+Memory is limited whatever callers do: there are at most `MAX_CONNECTIONS`, and `LARGE_BODIES` bodies above
+`SMALL_BODY_BYTES` are read at a time. Further large bodies wait unread, small ones do not.
 """
 
 import asyncio
@@ -30,13 +30,13 @@ log = logging.getLogger(__name__)
 MAX_BODY_BYTES = 4 << 20
 """Bytes of a review: twice the largest object etcd takes by default, 1.5 MiB, and what is around it."""
 SMALL_BODY_BYTES = 256 << 10
-"""Bytes of a body that is read at once: a hundred times a usual review."""
+"""Bytes of a body that does not wait: a hundred times a usual review."""
 LARGE_BODIES = 3
-"""Larger bodies that are read at a time."""
+"""The number of larger bodies that are read at a time."""
 LINGERING_S = 1.0
 """Seconds in which the rest of a refused body is read, so that the caller reads the answer."""
 BACKLOG = 512
-"""Connections the kernel holds while this process is busy."""
+"""Connections that the kernel queues while this process is busy."""
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,9 +45,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     handshake_s: float = 10.0
     body_s: float = 10.0
     idle_s: float = 60.0
-    """For a connection without a whole request, its first one included."""
+    """Seconds for a connection without a whole request."""
     end_s: float = 10.0
-    """For requests under way when the server is to end."""
+    """Seconds for requests under way when the server ends."""
 
 
 class _Figures:
@@ -137,7 +137,7 @@ def _application(
                 body = await body_of(request)
             except TimeoutError:
                 figures.reviews[action, "late"] += 1
-                # The rest of the body may still arrive, and would be taken for the next request.
+                # The rest of the body may still arrive, and would be read as the next request.
                 return web.Response(status=408, text="read body: too slow\n", headers={"Connection": "close"})
             except ConnectionResetError:
                 figures.reviews[action, "lost"] += 1

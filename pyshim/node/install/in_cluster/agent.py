@@ -47,9 +47,9 @@ class Pauses(msgspec.Struct, frozen=True, kw_only=True):
     longest_retry_s: float = 1800.0
     """A try may restart containerd twice: for the test pod, and in its undo."""
     look_s: float = 5.0
-    """Between two looks for the file `remove_when`."""
+    """Between two checks for the file `remove_when`."""
     status_s: float = 300.0
-    """Between two looks at the installation and the pods that run with it."""
+    """Between two checks of the installation and the pods that run with it."""
     removal_retry_s: float = 15.0
 
 
@@ -57,21 +57,21 @@ class NodeAgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     node: str
     payload: str
     handlers: tuple[str, ...]
-    """As `pyshim install --handler` takes them, with files of the agent's pod. The first one has to work; the label of
+    """In the form of `pyshim install --handler`, with files of the agent's pod. The first one has to work; the label of
     each other one depends on its own test pod only."""
     taint: str
     """Key of the start-up taint; empty for none."""
     remove_when: str
     """While this file exists, pyshim is taken off the node."""
     ready_file: str
-    """Exists while the node is as the payload has it."""
+    """A file that exists while the node has the payload's installation."""
     containerd_config: str
     kind: str
     socket: str
-    """Of the container runtime, as `pyshim install` takes them; empty where it finds them itself."""
+    """Options of `pyshim install`; empty for what it finds itself."""
     sandboxer: str
     snapshotter: str
-    """As of `pyshim install`; empty for its default."""
+    """Options of `pyshim install`; empty for its default."""
     python: str
 
 
@@ -211,7 +211,7 @@ class NodeAgent:
                 if await self._has_last_older_pod_ended():
                     return  # the next installation removes their release
             except Unavailable as error:
-                # The API server is away for all nodes at once: no reason to install again.
+                # All nodes lose the API server at the same time; another installation would not help.
                 log.warning("look failed", extra={"error": str(error)})
 
     async def _has_last_older_pod_ended(self) -> bool:
@@ -225,10 +225,10 @@ class NodeAgent:
         return bool(former.older_pods) and not report.older_pods
 
     async def _remove(self) -> None:
-        """Nothing of pyshim is on the node, nor on its object. Raises ShimError while pods run with it."""
+        """pyshim is removed from the node and from its Node object. Raises ShimError while pods run with it."""
         self._set_ready(False)
         former = report_of(await self._api.node(self._config.node))
-        # The labels first: no further pods come.
+        # The labels first, so that no further pods are scheduled here.
         await self._publish(replace(former, state=State.REMOVING, handlers=frozenset()))
         remove_copies(self._host)
         try:
@@ -268,7 +268,7 @@ class NodeAgent:
         """Sleeps for `seconds`, or until pyshim is to be removed."""
         loop = asyncio.get_running_loop()
         end_s = loop.time() + seconds
-        while True:  # a mounted ConfigMap changes without notice
+        while True:  # a change of a mounted ConfigMap gives no event
             left_s = end_s - loop.time()
             if left_s <= 0 or self._is_to_be_removed():
                 return

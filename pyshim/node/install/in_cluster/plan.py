@@ -31,7 +31,7 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     """A test pod ran through these with the present installation."""
     release: str = ""
     message: str = ""
-    """The error, or the event that is waited for."""
+    """The error, or the event for which the agent waits."""
     older_pods: tuple[str, ...] = ()
     """Pods that run with the code of an earlier release."""
 
@@ -83,8 +83,8 @@ def report_patch(node: Mapping[str, Any], report: NodeReport) -> dict[str, Any] 
 def untainted_patch(node: Mapping[str, Any], key: str) -> dict[str, Any] | None:
     """A merge patch that removes the taints of this key; None without such a taint.
 
-    The list is replaced whole, so the patch holds for this version of the object only: a taint added
-    meanwhile, as by `kubectl drain`, makes it fail with a conflict.
+    The patch replaces the whole list, so it names the version of the object: a taint added meanwhile, as by
+    `kubectl drain`, makes it fail with a conflict.
     """
     taints = (node.get("spec") or {}).get("taints") or []
     left = [each for each in taints if each.get("key") != key]
@@ -95,7 +95,7 @@ def untainted_patch(node: Mapping[str, Any], key: str) -> dict[str, Any] | None:
 
 
 def _handlers_in(labels: Mapping[str, str]) -> frozenset[str]:
-    """Every label of ours but the state's names a handler."""
+    """The handlers that our labels name, which are all but the label of the state."""
     return frozenset(label.removeprefix(PREFIX) for label in labels if label.startswith(PREFIX) and label != STATE)
 
 
