@@ -266,7 +266,7 @@ class Records(Protocol):
     @property
     def ledger(self) -> Ledger: ...
     @property
-    def held(self) -> Mapping[str, int]:
+    def entry_counts(self) -> Mapping[str, int]:
         """The number of the ledger's entries by kind."""
 
     def pins(self) -> AbstractContextManager[Mapping[int, str]]:

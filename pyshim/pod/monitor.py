@@ -54,7 +54,7 @@ class PodMonitor:
                 limit=vm.memory.max_mib or vm.memory.boot_mib,
             ),
             containers=len(self._containers),
-            ledger=self._records.held,
+            ledger=self._records.entry_counts,
             spans=tuple(self._trace.spans),
             streams=streams,
             oom_kills={container.id: container.oom_kills for container in self._containers},

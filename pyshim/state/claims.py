@@ -1,4 +1,4 @@
-"""CPUs, cgroups and devices of the node's other sandboxes, from their states. One shim at a time decides by them."""
+"""CPUs, cgroups and devices of the node's other sandboxes, from their states; under a lock of the node's shims."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -12,19 +12,20 @@ from pyshim.model.ledger import LedgerEntry, ResourceKind
 from pyshim.state.store import ROOT, StateStore
 
 _WAIT_S = 5.0
-"""Seconds to wait for the lock in a thread: other shims have it while they read the states of the node."""
+"""Seconds to wait for the lock in a thread. Other shims have it while they read the states of the node."""
 _SHORT_WAIT_S = 1.0
-"""Seconds to wait for the lock on the event loop, which answers no call meanwhile."""
+"""Seconds to wait for the lock in the event loop, which answers no call meanwhile."""
 _PLAIN = re.compile("[A-Za-z0-9_.-]+")
-"""Part of a key that JSON spells in one way only."""
+"""A part of a key that is the same in every JSON text."""
 K = TypeVar("K")
 
 
 @contextmanager
 def pinned_cpus(sandbox_id: str, root: str = ROOT) -> Iterator[Mapping[int, str]]:
-    """The other sandbox of each pinned CPU. No other shim decides before the block is left: our pins are on disk then.
+    """The sandbox of each CPU that another one pins.
 
-    Entering it blocks for a moment. Raises DeadlineExceeded, FailedPrecondition.
+    No other shim decides within the block, at whose end our pins have to be on disk. Entering it blocks.
+    Raises DeadlineExceeded, FailedPrecondition.
     """
     with _locked(root, _WAIT_S, "pin cpus"):
         yield _taken(StateStore(root=root), sandbox_id, _pins_of)
@@ -32,9 +33,9 @@ def pinned_cpus(sandbox_id: str, root: str = ROOT) -> Iterator[Mapping[int, str]
 
 @contextmanager
 def claimed_cgroups(sandbox_id: str, cgroups: Iterable[str], root: str = ROOT) -> Iterator[Mapping[str, str] | None]:
-    """The sandbox of each of the cgroups that another one's ledger has, its shim alive or not.
+    """The sandbox of each of the cgroups that another one's ledger has, whether or not its shim runs.
 
-    No other shim decides before the block is left; None when one does at this moment. Raises FailedPrecondition.
+    No other shim decides within the block. None if another one decides now. Raises FailedPrecondition.
     """
     claims_of = _claims_of(ResourceKind.CGROUP, cgroups)
     with ExitStack() as lock:
@@ -48,9 +49,9 @@ def claimed_cgroups(sandbox_id: str, cgroups: Iterable[str], root: str = ROOT) -
 
 @contextmanager
 def exclusive_claim(sandbox_id: str, entry: LedgerEntry, root: str = ROOT) -> Iterator[None]:
-    """In the block no other sandbox's ledger has such an entry, nor gets one.
+    """Within the block no other sandbox's ledger has such an entry or gets one.
 
-    Entering it blocks for a moment. Raises FailedPrecondition naming the sandbox that has it, its shim alive or not;
+    Entering it blocks. Raises FailedPrecondition naming the sandbox that has it, whether or not its shim runs;
     DeadlineExceeded when others decide for too long.
     """
     action = f"take {entry.kind.value} {entry.key!r}"
@@ -80,7 +81,7 @@ def _claims_of(kind: ResourceKind, keys: Iterable[str]) -> Callable[[StateStore,
 
 @contextmanager
 def _locked(root: str, wait_s: float, action: str) -> Iterator[None]:
-    """We alone decide. Raises FailedPrecondition; DeadlineExceeded when others have the lock for `wait_s`."""
+    """This shim has the lock within the block. Raises FailedPrecondition, DeadlineExceeded after `wait_s`."""
     with os_errors(f"{action}: lock '{root}'"):
         lock = open_directory(root)
     with lock:
@@ -89,13 +90,13 @@ def _locked(root: str, wait_s: float, action: str) -> Iterator[None]:
         yield
 
 
-def _taken(store: StateStore, sandbox_id: str, things_of: Callable[[StateStore, str], Iterable[K]]) -> dict[K, str]:
+def _taken(store: StateStore, sandbox_id: str, keys_of: Callable[[StateStore, str], Iterable[K]]) -> dict[K, str]:
     taken: dict[K, str] = {}
     for other in store.sandbox_ids():
         # Another runtime's state, or one that cannot be read, claims nothing.
         with suppress(ShimError, OSError):
             if other != sandbox_id:
-                taken.update(dict.fromkeys(things_of(store, other), other))
+                taken.update(dict.fromkeys(keys_of(store, other), other))
     return taken
 
 

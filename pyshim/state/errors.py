@@ -8,7 +8,7 @@ class StateDamaged(Internal):
 
 
 class StateTooNew(FailedPrecondition):
-    """A later version wrote the file; reading it by our rules could undo the wrong things."""
+    """A later version wrote the file, so that reading it by our rules could undo the wrong resources."""
 
 
 class NotOurState(Internal):

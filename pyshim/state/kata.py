@@ -1,4 +1,4 @@
-"""Kata's part of a persist.json: what its readers ask of the file, under Kata's key names and with Kata's types.
+"""Kata's part of a persist.json: what its readers look up, under Kata's key names and with Kata's types.
 
 The readers are `fetchSandbox` of Kata's Go runtime, with which its `delete` and `kata-runtime` begin, and CSI drivers.
 A key that is not here has its zero value for them, as encoding/json of Go leaves it. The keys of Kata 4.x and their

@@ -19,8 +19,8 @@ log = logging.getLogger(__name__)
 STRUCK_OUT_AT_ONCE = EXCLUSIVE | {ResourceKind.REMOTE_VM}
 """Kinds whose strike-out is written at once: another sandbox may take the key, or a second undo takes long."""
 STRIKE_OUT_WITHIN_S = 0.05
-"""Seconds after which a strike-out is on disk when no other write contained it. A Delete ends with such a write, so
-its strike-outs need none of their own. Until then a crash costs one idempotent undo for each."""
+"""Seconds within which a strike-out is on disk, by a write of its own if there is no other. A Delete ends with a write,
+so its strike-outs need none. A crash before that costs one idempotent undo for each."""
 
 
 class SandboxRecords:
@@ -44,7 +44,7 @@ class SandboxRecords:
         self._removed = False
         self._entered = False
         self._timer: asyncio.TimerHandle | None = None
-        """Runs while strike-outs wait for a write."""
+        """Set while strike-outs wait for a write."""
 
     # ---- the ledger
 
@@ -53,7 +53,7 @@ class SandboxRecords:
         return self
 
     @property
-    def held(self) -> Mapping[str, int]:
+    def entry_counts(self) -> Mapping[str, int]:
         return Counter(entry.kind.value for entry in self._entries.values())
 
     def entries(self) -> tuple[LedgerEntry, ...]:
@@ -95,9 +95,9 @@ class SandboxRecords:
             self._timer = asyncio.get_running_loop().call_later(STRIKE_OUT_WITHIN_S, self._strike_out)
 
     def _strike_out(self) -> None:
-        """The ledger is on disk. A failure is only logged.
+        """The ledger is on disk, without the entries that were released. A failure is only logged.
 
-        The resources are gone; after a crash each entry that stays on disk costs one idempotent undo.
+        Their resources are gone; after a crash each entry that stays on disk costs one idempotent undo.
         """
         try:
             self._write()
@@ -107,13 +107,16 @@ class SandboxRecords:
     # ---- what other sandboxes have
 
     def pins(self) -> AbstractContextManager[Mapping[int, str]]:
-        """Within it, the other sandbox of each pinned CPU of the node. Entering it blocks; raises ShimError."""
+        """The sandbox of each CPU that another one pins; no other shim decides within the block.
+
+        Entering it blocks; raises ShimError.
+        """
         return pinned_cpus(self._sandbox_id, self._store.root)
 
     def claims(self, cgroups: Iterable[str]) -> AbstractContextManager[Mapping[str, str] | None]:
-        """Within it, the sandbox of each of the cgroups that another one has; None while another shim decides.
+        """The sandbox of each of the cgroups that another one has; no other shim decides within the block.
 
-        Entering it raises ShimError.
+        None while another shim decides. Entering it raises ShimError.
         """
         return claimed_cgroups(self._sandbox_id, cgroups, self._store.root)
 
@@ -135,8 +138,8 @@ class SandboxRecords:
             if self._timer is not None:
                 self._strike_out()
             log.warning(
-                "state kept: resources are still held",
-                extra={"sandbox": self._sandbox_id, "held": len(self._entries)},
+                "state not removed: the ledger has entries",
+                extra={"sandbox": self._sandbox_id, "entries": len(self._entries)},
             )
             return
         self._removed = True

@@ -37,7 +37,7 @@ class ShimRecord(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
 
 
 class SandboxState(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
-    """All that stands under our key. `snapshot` is None until the sandbox has been planned."""
+    """The object under our key. `snapshot` is None until the sandbox has been planned."""
 
     version: int = VERSION
     sandbox_id: SandboxId = msgspec.field(name="SandboxID")
@@ -56,14 +56,14 @@ class _Version(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
 
 
 class _Versions(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
-    """The versions, read first: they say whether the rest may be read."""
+    """The versions. They are read first, since they decide whether the rest can be read."""
 
     persist_version: int
     own: _Version = msgspec.field(name=KEY)
 
 
 def document_of(state: SandboxState) -> dict[str, object]:
-    """All of the file but its checksum, for msgspec to encode; our key is the last."""
+    """The file's content without the checksum, for msgspec to encode. Our key is the last."""
     return {**kata_sandbox(state.snapshot), KEY: state}
 
 
@@ -99,7 +99,7 @@ def state_from_json(document: Any, where: str, *, sealed: bool) -> SandboxState:
 
 
 def _from_version_3(document: Any) -> Mapping[str, Any]:
-    """Our key of a document of version 3, which kept part of the snapshot under Kata's keys only."""
+    """Our object in a document of version 3, which had part of the snapshot under Kata's keys only."""
     own = document[KEY]
     if own["Snapshot"] is None:
         return {**own, "Version": VERSION}

@@ -96,7 +96,7 @@ class StateStore:
             _replace(self._entry(sandbox_id), _encoded(shim))
 
     def entered(self, sandbox_id: str) -> ShimRecord | None:
-        """The shim that entered the sandbox; None when it is in no register, or the entry says nothing."""
+        """The shim that entered the sandbox; None without a readable entry."""
         if self._register is None:
             return None
         path = self._entry(sandbox_id)
@@ -113,7 +113,7 @@ class StateStore:
             names = os.listdir(self._register)
         except (FileNotFoundError, NotADirectoryError):
             return ()
-        return tuple(name for name in names if not name.endswith(ASIDE))  # as no id does
+        return tuple(name for name in names if not name.endswith(ASIDE))  # which ends no id
 
     def names_us(self, sandbox_id: str) -> bool:
         """The state, however damaged, contains our key."""
@@ -184,7 +184,7 @@ class StateStore:
 
 
 def _encoded(document: object) -> bytes:
-    """JSON text. msgspec refuses half of a character, which JSON's escapes can spell and `json` writes."""
+    """JSON text. `json` writes lone surrogates, which a spec's JSON may have and msgspec refuses."""
     try:
         return msgspec.json.encode(document)
     except UnicodeEncodeError:
@@ -208,7 +208,7 @@ def _is_sealed(body: bytes, path: str) -> bool:
 
 _SEAL = f',"{CHECKSUM}":"'.encode()
 _END = b"}}"
-"""The ends of our object and of the whole."""
+"""The end of our object and of the document."""
 _SEAL_BYTES = len(_SEAL) + 2 * hashlib.sha256().digest_size + len(b'"' + _END)
 
 
@@ -228,5 +228,5 @@ def _read(path: str, limit: int) -> bytes:
 
 
 def _replace(path: str, body: bytes) -> None:
-    """`path` holds `body`. Only the shim that owns the sandbox writes here."""
+    """The file has the content `body`. Only the shim that owns the sandbox writes it."""
     replace_file(path, body, mode=0o600, durable=True)

@@ -298,7 +298,7 @@ class FakeRecords:
         self.pinned_by_others: dict[int, str] = {}
 
     @property
-    def held(self) -> Mapping[str, int]:
+    def entry_counts(self) -> Mapping[str, int]:
         return Counter(entry.kind.value for entry in self.ledger.entries)
 
     def pins(self) -> AbstractContextManager[Mapping[int, str]]:

@@ -95,7 +95,7 @@ def test_an_intent_is_on_disk_when_the_shim_is_killed_right_after(records: Sandb
     assert store.load("sb1").shim == SHIM
 
 
-def test_an_intent_that_cannot_be_written_is_not_held(records: SandboxRecords, store: StateStore) -> None:
+def test_an_intent_that_cannot_be_written_is_not_in_the_ledger(records: SandboxRecords, store: StateStore) -> None:
     records.ledger.acquire(mount("/a"))
     os.mkdir(f"{store.root}/sb1/.persist.json~")
 
@@ -300,7 +300,7 @@ def test_a_state_directory_that_cannot_be_removed_does_not_fail_the_end_of_its_s
     assert not Path(f"{store.root}/sb1/persist.json").exists()
 
 
-def test_the_state_outlives_remove_while_something_is_held(records: SandboxRecords, store: StateStore) -> None:
+def test_remove_leaves_the_state_while_the_ledger_has_entries(records: SandboxRecords, store: StateStore) -> None:
     records.ledger.acquire(mount("/a"))
 
     records.remove()
