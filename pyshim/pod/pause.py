@@ -33,13 +33,13 @@ class PauseAgent:
 
     def __init__(self, plan: ContainerPlan, sandbox: Sandbox) -> None:
         self._plan = plan
-        self._id = plan.container_id
+        self.container_id = plan.container_id
         self._agent = sandbox.agent
         self._attachments = sandbox.attachments
         self._services = sandbox.services
         self._entering = asyncio.Lock()
         self._in_guest = False
-        self._undo = Undo(f"sandbox container '{self._id}'")
+        self._undo = Undo(f"sandbox container '{self.container_id}'")
         self._exit: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     async def enter_guest(self, timeout_s: float) -> None:
@@ -53,22 +53,22 @@ class PauseAgent:
                 await self._undo.run()
                 raise
             self._in_guest = True
-        log.info("sandbox container made for a shared pid namespace", extra={"container": self._id})
-        self._services.tasks.supervise(f"wait/pause/{self._id}", self._watch())
+        log.info("sandbox container made for a shared pid namespace", extra={"container": self.container_id})
+        self._services.tasks.supervise(f"wait/pause/{self.container_id}", self._watch())
 
     async def _make(self, timeout_s: float) -> None:
         await make_mounts(self._plan, host=self._services.host, ledger=self._services.ledger, undo=self._undo)
         guest = await self._attachments.attach_all(self._plan, self._undo)
         await self._attachments.copies.attach_all(self._plan, self._agent, self._undo)
-        self._undo.push(remove_from_guest, self._agent, self._id)
+        self._undo.push(remove_from_guest, self._agent, self.container_id)
         await self._agent.create_container(guest, timeout_s)
-        await self._agent.start_container(self._id)
+        await self._agent.start_container(self.container_id)
 
     async def _watch(self) -> None:
         try:
-            self._end(await self._agent.wait_process(self._id, self._id))
+            self._end(await self._agent.wait_process(self.container_id, self.container_id))
         except ShimError as exc:
-            log.debug("wait for sandbox container", extra={"container": self._id, "error": str(exc)})
+            log.debug("wait for sandbox container", extra={"container": self.container_id, "error": str(exc)})
             self._end(EXIT_SANDBOX_LOST)
 
     def _end(self, status: int) -> None:

@@ -31,14 +31,12 @@ from pyshim.pod.hooks import ContainerHooks
 from pyshim.pod.killing import signal_exec, signal_init
 from pyshim.pod.monitor import PodMonitor
 from pyshim.pod.pause import PauseAgent
+from pyshim.pod.pid_namespace import PodPidNamespace
 from pyshim.pod.plan.container import without_image
-from pyshim.pod.plan.pid_namespace import container_to_join, with_namespace_of
 from pyshim.pod.plan.pod_spec import with_files
 from pyshim.pod.process import EXIT_KILLED, EXIT_SANDBOX_LOST
 from pyshim.pod.sandbox import Sandbox
 from pyshim.pod.snapshot import SavedState, sandbox_snapshot
-from pyshim.resources.network.plan.relay import process_holder
-from pyshim.resources.network.relay import run_relay
 from pyshim.resources.sizing.plan.swap import with_swap
 
 log = logging.getLogger(__name__)
@@ -61,7 +59,7 @@ class Pod:
         self._deleting: dict[ContainerId, asyncio.Task[tuple[int, ExitStatus]]] = {}
         self._closing = False
         self._trace = Trace(environment.clock_ns, on_mark=self.changed)
-        self._pause: PauseAgent | None = None
+        self._pid_namespace: PodPidNamespace | None = None
         self._owner: ContainerId | None = None
         """The container whose end is the sandbox's end: the sandbox container, or the single one."""
         self._pod_name = PodName()
@@ -72,11 +70,6 @@ class Pod:
         """The start of such a sandbox; stays after its success."""
         self._files: Mapping[str, HostPath] = {}
         """The files of such a sandbox for its containers, by their paths there."""
-        self._pid_holder_lock = asyncio.Lock()
-        self._has_pid_holder = False
-        """A process in the guest holds the pid namespace that the pod's containers share."""
-        self._first_container: ContainerId | None = None
-        """The first container of the pod in the guest; kata-agent can share only its pid namespace."""
 
     # ---- Create
 
@@ -231,6 +224,12 @@ class Pod:
             plan=plan, host_facts=facts, environment=self._env, records=records, tasks=self._tasks, listener=self
         )
         self._sandbox = sandbox
+        self._pid_namespace = PodPidNamespace(
+            sandbox,
+            host=self._env.host,
+            containers=self._containers,
+            is_pod=self.is_served or plan.kind is ContainerKind.POD_SANDBOX,
+        )
         self._saved = SavedState(
             records,
             lambda: sandbox_snapshot(sandbox, self._containers.values(), self._owner, self._pod_name, self._trace),
@@ -259,16 +258,16 @@ class Pod:
         self, request: CreateTask, spec: OciSpec, sandbox: Sandbox, hooks: ContainerHooks
     ) -> Container:
         assert self._saved is not None, "_open has made it"
-        pauses = request.container_id == self._owner and sandbox.plan.kind is ContainerKind.POD_SANDBOX
+        assert self._pid_namespace is not None, "_open has made it"
+        is_pause = request.container_id == self._owner and sandbox.plan.kind is ContainerKind.POD_SANDBOX
         plan = await plan_container(self._env.host, request, spec, sandbox.plan)
         agent: ContainerAgent = sandbox.agent
         resources = with_swap((spec.raw.get("linux") or {}).get("resources") or {}, spec.annotations)
-        if pauses:
-            agent = self._pause = PauseAgent(plan, sandbox)
+        if is_pause:
+            agent = self._pid_namespace.pause = PauseAgent(plan, sandbox)
             plan, resources = without_image(plan), {}
-        elif plan.guest.shared_pid_namespace:
-            target = await self._share_pid_namespace(request.container_id, sandbox)
-            plan = plan if target is None else replace(plan, guest=with_namespace_of(plan.guest, target))
+        else:
+            plan = replace(plan, guest=await self._pid_namespace.join(plan.guest))
         container = Container(
             request=request,
             plan=plan,
@@ -281,7 +280,7 @@ class Pod:
             namespace=self._identity.namespace,
             listener=self,
         )
-        if agent is not self._pause:
+        if not is_pause:
             await sandbox.cgroups.enter_class(request.container_id, spec.raw.get("linux") or {})
         try:
             await container.create(sandbox.plan.config.runtime.create_container_timeout_s)
@@ -289,41 +288,11 @@ class Pod:
             raise Unavailable(
                 f"create container '{request.container_id}': {await sandbox.loss_reason(str(exc))}"
             ) from exc
-        if self._first_container is None and agent is not self._pause:
-            self._first_container = request.container_id
+        if not is_pause:
+            self._pid_namespace.has_container(request.container_id)
         sandbox.network.has_container(request.container_id)
         self._saved.save_soon()
         return container
-
-    async def _share_pid_namespace(self, container_id: ContainerId, sandbox: Sandbox) -> str | None:
-        """The container whose pid namespace this one joins; None if the agent itself shares the right one."""
-        if self._has_pid_holder or (self._pause is None and self._on_end is None):
-            return None
-        others = [other for other in self._containers.values() if other.id != self._owner]
-        if not others:
-            async with self._pid_holder_lock:
-                self._has_pid_holder = self._has_pid_holder or await self._hold_pid_namespace(sandbox)
-            return None
-        joinable = [
-            other.id
-            for other in others
-            if not other.plan.guest.shared_pid_namespace and other.init.status is not Status.STOPPED
-        ]
-        return container_to_join(
-            container_id, joinable, self._first_container, by_name=await sandbox.agent.joins_by_name()
-        )
-
-    async def _hold_pid_namespace(self, sandbox: Sandbox) -> bool:
-        """The guest has a first process that outlives the pod's containers. False if it cannot have one."""
-        timeout_s = sandbox.plan.config.runtime.create_container_timeout_s
-        if self._pause is not None:
-            await self._pause.enter_guest(timeout_s)
-        elif sandbox.plan.share.virtiofsd is not None:
-            holder = process_holder(sandbox.plan.sandbox_id, sandbox.plan.share)
-            await run_relay(holder, host=self._env.host, agent=sandbox.agent, timeout_s=timeout_s)
-        else:
-            return False
-        return True
 
     @property
     def is_empty(self) -> bool:
