@@ -89,8 +89,8 @@ class Container:
     def bytes_by_stream(self) -> Counter[str]:
         """Bytes by stream that have reached their reader, of all processes so far."""
         return sum(
-            (each.bytes_by_stream for each in self._execs.values()),
-            self._bytes_of_gone_execs + self.init.bytes_by_stream,
+            (each.pumps.bytes_by_stream for each in self._execs.values()),
+            self._bytes_of_gone_execs + self.init.pumps.bytes_by_stream,
         )
 
     @property
@@ -180,13 +180,13 @@ class Container:
             await self._fail_start(process, exc)
             raise
         process.become(Status.RUNNING)
-        process.start_streams()
+        process.start_pumps()
         self._env.publisher.publish(TaskStarted(container_id=self.id, pid=process.pid))
 
     async def _start_exec(self, process: Process, exec_id: ExecId) -> None:
         try:
             self._require_running(f"start exec '{exec_id}'")
-            process.attach_streams(await self._open_streams(process.stdio, exec_id))
+            process.pumps.attach(await self._open_streams(process.stdio, exec_id))
             self._require_running(f"start exec '{exec_id}'")  # again: starting a log program may take long
             await self._agent.exec_process(self.id, exec_id, self._exec_specs.pop(exec_id))
             if self.init.exit is not None:  # it ended meanwhile, and nothing may be published after its exit
@@ -195,7 +195,7 @@ class Container:
             await self._fail_start(process, exc)
             raise
         process.become(Status.RUNNING)
-        process.start_streams()
+        process.start_pumps()
         self._env.publisher.publish(ExecStarted(container_id=self.id, exec_id=exec_id, pid=process.pid))
         self._tasks.supervise(f"wait/{process.label}", self._watch_exec(process))
 
@@ -234,7 +234,7 @@ class Container:
             if self._execs.get(exec_id) is process:  # else another Delete was faster; the id may have been reused
                 del self._execs[exec_id]
                 self._exec_specs.pop(exec_id, None)
-                self._bytes_of_gone_execs += process.bytes_by_stream
+                self._bytes_of_gone_execs += process.pumps.bytes_by_stream
         return await process.wait()
 
     async def delete(self) -> ExitStatus:

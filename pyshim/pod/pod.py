@@ -349,7 +349,7 @@ class Pod:
         await self._find(container_id).process(exec_id).resize(width, height)
 
     async def close_io(self, container_id: ContainerId, exec_id: ExecId | None) -> None:
-        self._find(container_id).process(exec_id).close_io()
+        self._find(container_id).process(exec_id).pumps.close_input()
 
     async def update(self, container_id: ContainerId, resources: Mapping[str, Any]) -> None:
         await self._find(container_id).update(resources)

@@ -1,10 +1,10 @@
-"""One process of a container, an init or an exec: its status, its streams and its exit.
+"""One process of a container, an init or an exec: its status and its exit.
 
 Theory of operation.
 
-`Container` starts the process in the guest. Then `start_streams` runs one task per stream, which moves bytes between
-the client and the agent. Meanwhile `watch_exit` waits for the exit status, and `latch_exit` makes it final. Three rules
-hold, each with a test named after it:
+`Container` starts the process in the guest, and then its `pumps`, which move bytes between the client and the agent.
+Meanwhile `watch_exit` waits for the exit status, and `latch_exit` makes it final. Three rules hold, each with a test
+named after it:
 
 - The exit is latched once, and is final before a waiter, State or an event can see it.
 - The client has all output before the exit is latched, unless one of the limits below has passed.
@@ -18,8 +18,8 @@ outlives the process keeps the outputs open that it inherited. There are two way
   outputs open. OUTPUT_GRACE_S later the shim polls: it sends WaitProcess with a limit of POLL_LIMIT_S. It polls because
   the process may have closed one output itself (`exec 2>&1`) and live on; only output that arrives during a poll can be
   lost. The pauses between polls double, up to POLL_PAUSE_MAX_S.
-- The agent has taken a KILL, so the process has ended. WaitProcess is sent once no output has moved for DRAIN_IDLE_S,
-  at the latest after KILLED_DRAIN_S. If the guest never answers it, `killing.py` reports the exit.
+- The agent has taken a KILL, so the process has ended. WaitProcess is sent once no output has moved for some seconds
+  (`pumps.py`), at the latest after KILLED_DRAIN_S. If the guest never answers it, `killing.py` reports the exit.
 
 An agent that keeps the output of an ended process, as our own does, gets WaitProcess at once. The exit is then latched
 when both outputs have ended, or when none has for OUTPUT_GRACE_S. What a child of an exec writes after that is read
@@ -28,18 +28,15 @@ until the exec's Delete.
 
 import asyncio
 import logging
-from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 
-from pyshim.concurrency.deadlines import within
-from pyshim.concurrency.stdio import Progress, pump_input, pump_output
 from pyshim.concurrency.tasks import TaskOwner, cancel_all
 from pyshim.model.errors import AgentGone, DeadlineExceeded, FailedPrecondition, NotFound, ShimError
 from pyshim.model.ids import ExecId
-from pyshim.model.seams import ContainerAgent, InputStream, ProcessStreams
+from pyshim.model.seams import ContainerAgent, ProcessStreams
 from pyshim.model.task import CreateTask, ExitStatus, ProcessState, Status, Stdio, can_become
+from pyshim.pod.pumps import Pumps
 
 log = logging.getLogger(__name__)
 
@@ -52,17 +49,10 @@ POLL_PAUSE_MAX_S = 600.0
 """Longest pause between two polls, in seconds."""
 POLL_LIMIT_S = 0.1
 """Seconds that the agent may take to answer a poll: several round trips."""
-DRAIN_IDLE_S = 3.0
-"""Seconds without a moved byte after which the output of an ended process is complete. A guest on a crowded node may
-need one second to answer a read that has data."""
-SLOW_READER_S = 10.0
-"""Replaces DRAIN_IDLE_S while the client has not taken what was read; containerd's runc shim waits as long."""
 KILLED_DRAIN_S = 8.0
 """Seconds for all output after a KILL, even if bytes still move; less than the limits of `killing.py`."""
 CLOSE_DRAIN_S = 4.0
 """Seconds for output that still moves at Delete: the kubelet gives Delete ten seconds for everything."""
-CLOSE_STREAMS_S = 5.0
-"""Seconds for a log program to end after its input has; one second later it is killed."""
 EXIT_SANDBOX_LOST = 255
 EXIT_KILLED = 137
 
@@ -91,11 +81,17 @@ class Process:
         self.agent_gone = False
         """The agent was lost while this process ran: its exit status is unknown."""
         self.lock = asyncio.Lock()
+        self.pumps = Pumps(
+            streams=streams,
+            agent=agent,
+            tasks=tasks,
+            container_id=self.container_id,
+            guest_id=self.guest_id,
+            label=self.label,
+            terminal=stdio.terminal,
+        )
         self._bundle = container.bundle
-        self._streams = streams
-        self._input_closed = False
         self._agent = agent
-        self._tasks = tasks
         self._clock_ns = clock_ns
         self._exited = asyncio.Event()
         self._wake_watcher = asyncio.Event()
@@ -103,18 +99,7 @@ class Process:
         self._killed_at: float | None = None
         """Loop time of the last KILL that the agent has taken."""
         self._guest_status: int | None = None
-        """The exit status from the guest, before it is latched. From then on, an error of an output is no loss."""
-        self._progress = Progress(asyncio.get_running_loop().time)
-        self._outputs: list[asyncio.Task[None]] = []
-        self._input: asyncio.Task[None] | None = None
-        self._resize: asyncio.Task[None] | None = None
-        self._wanted_size: tuple[int, int] | None = None
-
-    def attach_streams(self, streams: ProcessStreams) -> None:
-        """The process has these streams and closes them."""
-        self._streams = streams
-        if self._input_closed:
-            self.close_io()
+        """The exit status from the guest, before it is latched."""
 
     @property
     def guest_id(self) -> str:
@@ -137,11 +122,6 @@ class Process:
             exit=self.exit,
         )
 
-    @property
-    def bytes_by_stream(self) -> Counter[str]:
-        """Bytes by stream that have reached their reader."""
-        return self._progress.bytes_by_stream
-
     def become(self, status: Status) -> None:
         """The status is `status`. Raises FailedPrecondition for a step that `model/task.py` does not have."""
         if not can_become(self.status, status):
@@ -154,47 +134,10 @@ class Process:
         if self.status not in allowed:
             raise FailedPrecondition(f"{verb} process '{self.label}': it is {self.status.name.lower()}")
 
-    def start_streams(self) -> None:
-        """Bytes move in both directions. The process must exist in the guest."""
-        agent, streams = self._agent, self._streams
-        assert streams is not None, "streams are open before the process runs"
-
-        outputs = [("stdout", agent.read_stdout, streams.stdout)]
-        if not self.stdio.terminal:
-            outputs.append(("stderr", agent.read_stderr, streams.stderr))
-        for name, read, stream in outputs:
-            read_bytes = partial(read, self.container_id, self.guest_id)
-            self._outputs.append(self._spawn(name, partial(pump_output, read_bytes, stream, self._progress, name)))
-        self._input = self._spawn("stdin", partial(self._feed_input, streams.stdin))
+    def start_pumps(self) -> None:
+        """Bytes move, and the exit is watched. The process must exist in the guest."""
+        self.pumps.start()
         self._wake_watcher.set()
-        if self._wanted_size is not None:
-            self._resize = self._spawn("resize", partial(self._set_size, *self._wanted_size))
-
-    async def _feed_input(self, stream: InputStream | None) -> None:
-        agent = self._agent
-
-        async def write(data: memoryview) -> int:
-            written = await agent.write_stdin(self.container_id, self.guest_id, data)
-            self._progress.bytes_by_stream["stdin"] += written
-            return written
-
-        if stream is not None:
-            await pump_input(stream.read, write)
-        if not self.stdio.terminal:  # kata-agent would close the terminal itself, which hangs up on the process
-            await agent.close_stdin(self.container_id, self.guest_id)
-
-    def _spawn(self, name: str, work: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
-        return self._tasks.spawn(f"{name}/{self.label}", self._log_failure(name, work))
-
-    async def _log_failure(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
-        """`work` has ended. A failure is logged, as an error if output was lost."""
-        try:
-            await work()
-        except ShimError as exc:
-            is_output = name in ("stdout", "stderr")
-            is_expected = self._guest_status is not None or self.exit is not None or isinstance(exc, AgentGone)
-            level = logging.ERROR if is_output and not is_expected else logging.DEBUG
-            log.log(level, "stream broke", extra={"of": self.label, "stream": name, "error": str(exc)})
 
     async def wait(self) -> ExitStatus:
         """The exit status, once final; returns at once when it is."""
@@ -238,23 +181,23 @@ class Process:
         if self._killed_at is not None:
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(self._killed_at + KILLED_DRAIN_S):
-                    await self._drain_until_idle(self._killed_at)
+                    await self.pumps.drain_until_idle(self._killed_at)
         return await self._wait_process(None)
 
     async def _poll_until_output_ends(self) -> int | None:
         """The exit status if a poll finds it; None once all output has ended, or the agent has taken a KILL."""
         now = asyncio.get_running_loop().time
         pause_s, poll_at = OUTPUT_GRACE_S, None
-        while self._killed_at is None and not self._has_output_ended():
-            pending = self._open_outputs()
-            if self._outputs and len(pending) == len(self._outputs):
+        while self._killed_at is None and not self.pumps.has_every_output_ended:
+            pending = self.pumps.open_outputs()
+            if self.pumps.is_every_output_open:
                 await self._wait_for_change(pending, None)
                 continue
             if poll_at is None:
                 poll_at = now() + pause_s
             if await self._wait_for_change(pending, poll_at - now()):
                 continue
-            if not self._is_reader_slow:
+            if not self.pumps.is_reader_slow:
                 with suppress(DeadlineExceeded):
                     return await self._wait_process(POLL_LIMIT_S)
             pause_s = min(2 * pause_s, POLL_PAUSE_MAX_S)
@@ -273,25 +216,13 @@ class Process:
     async def _wait_then_read(self) -> int:
         """The exit status, for an agent that keeps the output of an ended process."""
         status = await self._wait_process(None)
-        while pending := self._open_outputs():
+        while pending := self.pumps.open_outputs():
             done, _ = await asyncio.wait(pending, timeout=OUTPUT_GRACE_S)
-            if not done and not self._is_reader_slow:
+            if not done and not self.pumps.is_reader_slow:
                 break
         if pending and self.exec_id is None:  # containerd deletes a container only after its output has ended
             await self._agent.end_output(self.container_id, self.guest_id)
         return status
-
-    @property
-    def _is_reader_slow(self) -> bool:
-        """The client has not taken what was read, and has SLOW_READER_S for it."""
-        return self._progress.blocked_writes > 0 and self._progress.idle_s < SLOW_READER_S
-
-    def _has_output_ended(self) -> bool:
-        """The process was started, and the client has all its output."""
-        return bool(self._outputs) and not self._open_outputs()
-
-    def _open_outputs(self) -> set[asyncio.Task[None]]:
-        return {task for task in self._outputs if not task.done()}
 
     async def _wait_for_change(self, outputs: set[asyncio.Task[None]], limit_s: float | None) -> bool:
         """True if one of `outputs` has ended, or the watcher was woken, within `limit_s`."""
@@ -307,22 +238,8 @@ class Process:
         """The exit status. Raises DeadlineExceeded when the process has not ended within `limit_s`."""
         status = await self._agent.wait_process(self.container_id, self.guest_id, limit_s)
         self._guest_status = status
+        self.pumps.has_process_ended = True
         return status
-
-    async def _drain_until_idle(self, since: float = 0.0) -> None:
-        """No output is open, or none has moved for `_idle_limit_s`, which begins at the loop time `since` or later."""
-        now = asyncio.get_running_loop().time
-        while pending := self._open_outputs():
-            moves = self._progress.moves
-            idle_s = min(self._progress.idle_s, now() - since)
-            done, _ = await asyncio.wait(pending, timeout=max(0, self._idle_limit_s - idle_s))
-            if not done and self._progress.moves == moves:
-                return
-
-    @property
-    def _idle_limit_s(self) -> float:
-        """Seconds that the output of an ended process may stand still before it counts as complete."""
-        return SLOW_READER_S if self._progress.blocked_writes else DRAIN_IDLE_S
 
     def latch_exit(self, status: int) -> ExitStatus | None:
         """The exit is final, and every `wait` returns. None when it was latched before.
@@ -335,6 +252,7 @@ class Process:
             status = self._guest_status
         self.exit = ExitStatus(status=status, exited_at_ns=self._clock_ns())
         self.status = Status.STOPPED
+        self.pumps.has_process_ended = True
         self._exited.set()
         return self.exit
 
@@ -374,18 +292,9 @@ class Process:
         if not self.stdio.terminal:
             return
         if self.status is Status.CREATED:  # the guest may have no terminal yet
-            self._wanted_size = (width, height)
+            self.pumps.size_at_start = (width, height)
         else:
-            await self._set_size(width, height)
-
-    async def _set_size(self, width: int, height: int) -> None:
-        await self._agent.resize_terminal(self.container_id, self.guest_id, rows=height, columns=width)
-
-    def close_io(self) -> None:
-        """The process reads EOF after the bytes that the client has written. Idempotent; allowed before the start."""
-        self._input_closed = True
-        if self._streams is not None and self._streams.stdin is not None:
-            self._streams.stdin.close_io()
+            await self.pumps.set_size(width, height)
 
     async def close_streams(self) -> None:
         """No stream of this process is open. Idempotent. Raises DeadlineExceeded when one does not close.
@@ -393,14 +302,9 @@ class Process:
         Output that moves, or waits for a slow reader, gets CLOSE_DRAIN_S. Then a pipe that a child of the process has
         open is cut: containerd waits for it before Delete (`drain_exec_sync_io_timeout`).
         """
-        if not all(task.done() for task in self._outputs):
-            with suppress(TimeoutError):
-                async with asyncio.timeout(CLOSE_DRAIN_S):
-                    await self._drain_until_idle()
-        if self._open_outputs() and self._guest_status is not None and await self._agent_keeps_output():
-            self._spawn("end output", partial(self._agent.end_output, self.container_id, self.guest_id))
-        tasks = (*self._outputs, self._input, self._resize)
-        await cancel_all(*(task for task in tasks if task is not None and not task.done()))
-        if self._streams is not None:
-            async with within(CLOSE_STREAMS_S, f"close streams of '{self.label}'"):
-                await self._streams.close()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_DRAIN_S):
+                await self.pumps.drain_until_idle()
+        if self.pumps.open_outputs() and self._guest_status is not None and await self._agent_keeps_output():
+            self.pumps.end_output()
+        await self.pumps.close()

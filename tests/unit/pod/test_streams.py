@@ -6,7 +6,8 @@ import pytest
 
 from pyshim.model.errors import FailedPrecondition, InvalidArgument
 from pyshim.model.task import Status, Stdio
-from pyshim.pod.process import OUTPUT_GRACE_S, SLOW_READER_S
+from pyshim.pod.process import OUTPUT_GRACE_S
+from pyshim.pod.pumps import SLOW_READER_S
 from pyshim.ttrpc import Code
 from tests.unit.pod.conftest import PIPES, Stack, until
 
