@@ -187,13 +187,15 @@ class Process:
     async def _poll_until_output_ends(self) -> int | None:
         """The exit status if a poll finds it; None once all output has ended, or the agent has taken a KILL."""
         now = asyncio.get_running_loop().time
-        pause_s, poll_at = OUTPUT_GRACE_S, None
+        poll_at: float | None = None
         while self._killed_at is None and not self.pumps.has_every_output_ended:
             pending = self.pumps.open_outputs()
             if self.pumps.is_every_output_open:
                 await self._wait_for_change(pending, None)
+                poll_at = None  # polls before the start say nothing about the process that runs now
                 continue
             if poll_at is None:
+                pause_s = OUTPUT_GRACE_S
                 poll_at = now() + pause_s
             if await self._wait_for_change(pending, poll_at - now()):
                 continue

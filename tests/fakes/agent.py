@@ -13,6 +13,7 @@ import asyncio
 import errno
 import socket
 from collections.abc import Callable
+from signal import SIGWINCH
 
 from google.protobuf.empty_pb2 import Empty
 from google.protobuf.message import Message
@@ -307,7 +308,8 @@ class FakeAgent:
         if process.exit.done():  # kata-agent takes the kernel's ESRCH for success
             return Empty()
         process.signals.append(request.signal)
-        await process.end(128 + request.signal)
+        if request.signal != SIGWINCH:  # the kernel ignores it unless the process has a handler
+            await process.end(128 + request.signal)
         return Empty()
 
     async def _on_WaitProcess(self, payload: bytes) -> Message:

@@ -1,12 +1,13 @@
 """Bytes between a client's streams and the guest, and the guest's requests about a process."""
 
 import asyncio
+from signal import SIGWINCH
 
 import pytest
 
 from pyshim.model.errors import FailedPrecondition, InvalidArgument
 from pyshim.model.task import Status, Stdio
-from pyshim.pod.process import OUTPUT_GRACE_S
+from pyshim.pod.process import OUTPUT_GRACE_S, POLL_LIMIT_S
 from pyshim.pod.pumps import SLOW_READER_S
 from pyshim.ttrpc import Code
 from tests.unit.pod.conftest import PIPES, Stack, until
@@ -135,6 +136,26 @@ async def test_a_process_that_closed_its_stderr_loses_no_output(stack: Stack) ->
 
     assert (await stack.pod.wait(container, exec_id)).status == 0
     assert bytes(stack.host.streams["e1"].stdout.data) == b"the last words"
+
+
+async def test_a_signal_before_the_start_costs_no_output_after_it(stack: Stack) -> None:
+    """It makes the shim look for an exit, at times that mean nothing for the process that was started after it."""
+    container = await stack.create("c1", ["sleep"], PIPES)
+    await stack.pod.kill(container, None, SIGWINCH, False)
+    await asyncio.sleep(OUTPUT_GRACE_S / 2)
+    await stack.pod.start(container, None)
+    process = stack.agent.processes["c1", "c1"]
+    await asyncio.sleep(OUTPUT_GRACE_S)
+
+    async with process.changed:
+        process.stderr_ended = True
+        process.changed.notify_all()
+    await asyncio.sleep(POLL_LIMIT_S / 2)
+    process.output += b"x" * 900_000
+    await process.end(0)
+
+    assert (await stack.pod.wait(container, None)).status == 0
+    assert len(stack.host.streams["c1"].stdout.data) == 900_000
 
 
 @pytest.mark.parametrize("remembers", [True, False], ids=["remembers", "forgets"])
