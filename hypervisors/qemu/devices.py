@@ -81,15 +81,18 @@ def cpus(cpu: CpuConfig, *, hotplug: bool) -> Args:
 
 
 def qmp(fd: int) -> Args:
-    chardev = option("socket", {"id": "qmp0", "fd": fd, "server": True, "wait": False})
-    return ("-chardev", chardev, "-mon", "chardev=qmp0,mode=control")
+    return _monitor("qmp0", fd, "control")
 
 
 def extra_monitor(kind: str, fd: int) -> Args:
     """A second monitor, for people: QMP serves one client, which is the shim."""
-    chardev = option("socket", {"id": "monitor1", "fd": fd, "server": True, "wait": False})
-    mode = {"hmp": "readline", "qmp": "control", "qmp-pretty": "control,pretty=on"}[kind]
-    return ("-chardev", chardev, "-mon", f"chardev=monitor1,mode={mode}")
+    modes = {"hmp": "readline", "qmp": "control", "qmp-pretty": "control,pretty=on"}
+    return _monitor("monitor1", fd, modes[kind])
+
+
+def _monitor(chardev: str, fd: int, mode: str) -> Args:
+    socket = option("socket", {"id": chardev, "fd": fd, "server": True, "wait": False})
+    return ("-chardev", socket, "-mon", f"chardev={chardev},mode={mode}")
 
 
 def bridge(index: int, *, has_firmware: bool) -> Args:
@@ -211,26 +214,21 @@ def root_image(path: str, driver: ImageDriver, bus: Bus, *, image_bytes: int) ->
         backend: Fields = {"id": "pmem0", "mem-path": path, "size": image_bytes, "readonly": True, "share": True}
         device = option("nvdimm", {"id": "nv0", "memdev": "pmem0", "unarmed": True})
         return ("-object", option("memory-backend-file", backend), "-device", device)
-    fields: Fields = {"drive": IMAGE_NODE, "id": "virtio-image0", "share-rw": True}
-    device = option(bus.virtio("virtio-blk", is_transitional=True), fields)
-    return ("-blockdev", _read_only_file(IMAGE_NODE, path), "-device", device)
+    return _read_only_disk(IMAGE_NODE, path, bus, {"id": "virtio-image0", "share-rw": True})
 
 
 def initdata(path: str, bus: Bus) -> Args:
     """The document measured into the guest, found there by the disk's serial number."""
-    fields: Fields = {"drive": INITDATA_NODE, "id": "virtio-initdata0", "serial": INITDATA_NODE}
-    device = option(bus.virtio("virtio-blk", is_transitional=True), fields)
-    return ("-blockdev", _read_only_file(INITDATA_NODE, path), "-device", device)
+    return _read_only_disk(INITDATA_NODE, path, bus, {"id": "virtio-initdata0", "serial": INITDATA_NODE})
 
 
 def extension(disk: ExtensionDisk, bus: Bus) -> Args:
     """A virtio-blk disk, as no other bus hands the serial number to the guest's udev rules."""
     name = f"extension-{disk.name}"
-    device = option(bus.virtio("virtio-blk", is_transitional=True), {"drive": name, "id": name, "serial": name})
-    return ("-blockdev", _read_only_file(name, disk.path), "-device", device + ",share-rw=on")
+    return _read_only_disk(name, disk.path, bus, {"id": name, "serial": name, "share-rw": True})
 
 
-def _read_only_file(node_name: str, path: str) -> str:
+def _read_only_disk(node_name: str, path: str, bus: Bus, fields: Fields) -> Args:
     node: Fields = {
         "node-name": node_name,
         "read-only": True,
@@ -238,7 +236,8 @@ def _read_only_file(node_name: str, path: str) -> str:
         "file.filename": path,
         "file.aio": "threads",
     }
-    return option("driver=raw", node)
+    device = option(bus.virtio("virtio-blk", is_transitional=True), {"drive": node_name, **fields})
+    return ("-blockdev", option("driver=raw", node), "-device", device)
 
 
 def nic(device: NicDevice, bus: Bus, *, tap_fds: tuple[int, ...], vhost_fds: tuple[int, ...]) -> Args:
