@@ -1,4 +1,5 @@
 """Drivers that run one virtual machine each, behind the protocol in `base.py`.
 
-Nothing outside this package asks which driver it is; it asks `Capabilities`. Read `base.py` first, then `qemu/`.
+Code outside this package does not depend on the kind of driver; it reads `Capabilities`. Read `base.py` first, then
+`qemu/`.
 """

@@ -1,7 +1,7 @@
 """The protocol that every hypervisor driver implements, and nothing else.
 
-A driver object is one VM's whole life: `create` -> `start` -> (`pause`/`resume`, `plug`/`unplug`, `resize_*`) ->
-`stop`. Every host resource a driver makes goes through the `Ledger` it was given, before it is made.
+A driver object has one VM: `create` -> `start` -> (`pause`/`resume`, `plug`/`unplug`, `resize_*`) -> `stop`. A driver
+enters every host resource into its `Ledger` before it makes the resource.
 """
 
 from collections.abc import Mapping
@@ -12,29 +12,29 @@ from pyshim.model.vm import Capabilities, Device, GuestLocation, VmConfig, VmExi
 
 
 class Hypervisor(Protocol):
-    """One VM. Errors are ShimErrors that name the sandbox and the VMM's own message."""
+    """One VM. Errors are ShimErrors with the sandbox and the VMM's own message."""
 
     def capabilities(self) -> Capabilities: ...
 
     async def create(self, config: VmConfig) -> None:
-        """The VMM runs with the guest paused and answers its control channel; nothing is left behind on error.
+        """The VMM runs with the guest paused and answers its control channel. On an error nothing is left behind.
 
-        After `stop` of a VM that was to continue from a saved machine there may be a second one.
+        After `stop` of a VM that should have continued from a saved machine, `create` may be called once more.
         """
 
     async def start(self) -> None:
         """The guest's CPUs run."""
 
     async def await_agent_device(self, timeout_s: float) -> None:
-        """The agent's channel takes connections. Waits only for a channel that an early connection would break, until
-        the guest uses it. Raises DeadlineExceeded when the guest does not.
+        """The agent's channel takes connections. If an early connection would break the channel, this waits until the
+        guest uses it. Raises DeadlineExceeded when the guest does not.
         """
 
     async def stop(self) -> None:
-        """The VMM has ended: asked to first, then killed. Idempotent; also after a failed `create`."""
+        """The VMM has ended: it was asked to, then killed. Idempotent; allowed after a failed `create`."""
 
     async def wait(self) -> VmExit:
-        """The VM has ended, in the way returned; every waiter gets the same answer."""
+        """Waits for the end of the VM and returns how it ended. Every caller gets the same answer."""
 
     async def pause(self) -> None: ...
 
@@ -46,7 +46,7 @@ class Hypervisor(Protocol):
         """The guest has released the device and the VMM has dropped it."""
 
     async def resize_disk(self, device_id: str, size_bytes: int) -> None:
-        """The guest sees the plugged disk with `size_bytes`; its host file or device has grown to that before."""
+        """The guest sees `size_bytes` on the plugged disk. The caller has resized the host's file or device before."""
 
     async def resize_vcpus(self, vcpus: int) -> int:
         """The number of vCPUs the VM now has: the nearest to `vcpus` that this VM can have."""
@@ -54,7 +54,7 @@ class Hypervisor(Protocol):
     async def resize_memory(self, memory_mib: int) -> int:
         """The MiB of RAM the VM now has, at least `memory_mib`: it grows by whole guest memory blocks.
 
-        Shrinks with `virtio_mem` only, never below the boot size, and no further than the guest gives back.
+        It shrinks with `virtio_mem` only, never below the boot size, and by no more than the guest gives back.
         """
 
     async def vcpu_thread_ids(self) -> tuple[int, ...]: ...
@@ -65,7 +65,7 @@ class Hypervisor(Protocol):
 
     @property
     def helper_pids(self) -> tuple[int, ...]:
-        """Programs of this host that the driver has started to serve the guest beside the VMM; valid after `create`."""
+        """The programs other than the VMM that the driver started on this host for the VM; valid after `create`."""
 
     @property
     def agent_address(self) -> AgentAddress:

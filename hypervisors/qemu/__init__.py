@@ -1,6 +1,7 @@
-"""QEMU as the VMM: an argv that is a pure value, and a conversation over QMP.
+"""The driver for QEMU: it starts QEMU with an argv and controls it over QMP.
 
-`cmdline.py` and `devices.py` decide the argv and touch nothing; `vm.py` is the driver: it spawns, starts, stops and
-watches; `qmp.py` is the typed layer over the `qemu.qmp` library; `hotplug.py` changes a running VM; `console.py` reads
-what the guest says; `exits.py` says how a VM ended. Read `vm.py` first.
+Read `vm.py` first: the driver, which starts, stops and watches a VM. `cmdline.py` builds the argv (pure) from the
+options in `devices.py`, `memory.py`, `block.py` and `pci.py`. `isolation.py` decides what QEMU may use of the host.
+`qmp.py` is the typed layer over the `qemu.qmp` library, `hotplug.py` changes a running VM, `console.py` reads the
+guest's consoles, and `exits.py` decides how a VM ended.
 """

@@ -1,7 +1,7 @@
-"""Disks: the arguments of every QMP command that plugs one, and their controller. Pure.
+"""Disks: the arguments of the QMP commands that plug them, and the SCSI controller of the argv. Pure.
 
-The order on the monitor is Kata's: [object-add iothread], blockdev-add, device_add; and back: device_del, its event,
-blockdev-del. One virtio-scsi controller serves all SCSI disks of a VM, and is there from the start.
+The order of the commands is Kata's. Plug: [object-add iothread], blockdev-add, device_add. Unplug: device_del, its
+event, blockdev-del. All SCSI disks of a VM are behind one virtio-scsi controller.
 """
 
 from hypervisors.qemu.options import Args, chardev_id, node_name, option, qdev_id
@@ -19,9 +19,9 @@ Fields = dict[str, object]
 
 
 def file_node(disk: BlockDevice, *, fdset: int, is_block_special: bool, aio: DiskAio) -> Fields:
-    """Arguments of blockdev-add: a raw format node over the file or device, under the disk's node name.
+    """Arguments of blockdev-add: a raw format node over the file or device, with the disk's node name.
 
-    The shim has opened it: QEMU may run as a user that cannot.
+    QEMU takes it from `fdset`, opened by the shim: QEMU's user may not be able to open it.
     """
     cache = {"direct": disk.tuning.cache.direct, "no-flush": disk.tuning.cache.no_flush}
     return {
@@ -42,7 +42,7 @@ def file_node(disk: BlockDevice, *, fdset: int, is_block_special: bool, aio: Dis
 
 
 def virtio_blk(disk: BlockDevice) -> Fields:
-    """Fields of a virtio-blk-pci; bus and address are the caller's."""
+    """Fields of a virtio-blk-pci without bus and address."""
     fields: Fields = {"drive": node_name(disk.id), "share-rw": True, "romfile": ""}
     if disk.tuning.queues:
         fields["num-queues"] = disk.tuning.queues
@@ -56,10 +56,10 @@ def virtio_blk(disk: BlockDevice) -> Fields:
 
 
 def vhost_user_chardev(disk: BlockDevice, version: tuple[int, ...], *, fd_name: str = "") -> Fields:
-    """Arguments of chardev-add: QEMU of this version as the client of the program that serves the disk.
+    """Arguments of chardev-add, for QEMU `version`, that connect it to the program which serves the disk.
 
-    With `fd_name` QEMU takes the connection it was given under that name; it cannot connect again by itself then.
-    The time between attempts is counted in milliseconds since 9.2, and in seconds no longer from 10.2 on.
+    With `fd_name` QEMU uses the connection that it got as that name, and cannot connect again by itself. QEMU 9.2
+    introduced the time between attempts in milliseconds, 10.2 removed the one in seconds.
     """
     if disk.vhost_user is None:
         raise InvalidArgument(f"plug {disk.id!r}: no vhost-user program serves it")
@@ -73,9 +73,9 @@ def vhost_user_chardev(disk: BlockDevice, version: tuple[int, ...], *, fd_name: 
 
 
 def vhost_user_blk(disk: BlockDevice) -> Fields:
-    """Fields of a vhost-user-blk-pci; bus and address are the caller's.
+    """Fields of a vhost-user-blk-pci without bus and address.
 
-    Left to itself QEMU asks for a queue per vCPU, which a program that has fewer refuses.
+    One queue by default: QEMU's default is a queue per vCPU, which a program with fewer queues refuses.
     """
     fields: Fields = {"chardev": chardev_id(disk.id), "num-queues": disk.tuning.queues or 1}
     if disk.tuning.queue_size:
@@ -84,7 +84,7 @@ def vhost_user_blk(disk: BlockDevice) -> Fields:
 
 
 def scsi_controller(controller: ScsiController) -> Args:
-    """The controller in the argv, with its I/O thread."""
+    """The SCSI controller with its I/O thread, for the argv."""
     args: list[str] = []
     fields: dict[str, str | int | bool | list[int]] = {"id": SCSI_QDEV, "romfile": ""}
     if controller.queues:
@@ -98,14 +98,14 @@ def scsi_controller(controller: ScsiController) -> Args:
 
 
 def scsi_disk(disk: BlockDevice, index: int) -> Fields:
-    """Fields of a scsi-hd; `index` counts the controller's disks: SCSI id * 256 + LUN, Kata's numbering."""
+    """Fields of a scsi-hd. `index` is its number on the controller: SCSI id * 256 + LUN, as in Kata."""
     scsi_id, lun = divmod(index, _LUNS)
     fields: Fields = {"drive": node_name(disk.id), "bus": SCSI_BUS, "scsi-id": scsi_id, "lun": lun, "share-rw": True}
     return fields | _identity(disk)
 
 
 def scsi_address(index: int) -> str:
-    """`ID:LUN`: the disk's name in the agent's calls."""
+    """`ID:LUN`, the name that the disk has in the agent's calls."""
     scsi_id, lun = divmod(index, _LUNS)
     return f"{scsi_id}:{lun}"
 

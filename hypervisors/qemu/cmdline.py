@@ -1,4 +1,4 @@
-"""VmConfig -> QEMU's argv. Pure and deterministic: the same config and descriptors give the same words."""
+"""Builds QEMU's argv from a VmConfig. Pure and deterministic."""
 
 import itertools
 
@@ -10,20 +10,20 @@ from hypervisors.qemu.options import option
 from pyshim.model.errors import InvalidArgument
 from pyshim.model.vm import SerialChannel, VhostUserVsockChannel, VmConfig
 
-# QEMU's descriptors, by their numbers there.
+# Numbers of the descriptors that QEMU inherits.
 QMP_FD = 3
-"""Listening."""
+"""A listening socket."""
 CONSOLE_FD, SERIAL_FD = 4, 5
-"""Connected."""
+"""Connected sockets."""
 AGENT_FD = 6
-"""By the agent's channel: listening (serial port), the open vhost-vsock device, or connected (vhost-user-vsock)."""
+"""A listening socket (serial port), the open vhost-vsock device, or a connected socket (vhost-user-vsock)."""
 MONITOR_FD = 7
-"""Listening, with `extra_monitor`."""
+"""A listening socket; only with `extra_monitor`."""
 MEMORY_FD = 8
-"""The file with the guest's memory, with `is_copyable`."""
+"""The file with the guest's memory; only with `is_copyable`."""
 _FIRST_NIC_FD = 9
 MAX_KERNEL_COMMAND_LINE = 2047
-"""COMMAND_LINE_SIZE of x86, less the final NUL: the kernel cuts what is longer without a word."""
+"""COMMAND_LINE_SIZE of x86 without the final NUL. The kernel cuts a longer line without a message."""
 
 
 class NicFds(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,9 +64,10 @@ def check_config(config: VmConfig) -> None:
 
 
 def kernel_command_line(params: tuple[str, ...]) -> str:
-    """One line; a parameter with blanks is quoted as the kernel reads it: `key="a b"`.
+    """One line. A parameter with blanks is quoted in the kernel's way: `key="a b"`.
 
-    Raises InvalidArgument when no spelling exists. Source: the kernel's lib/cmdline.c, next_arg: a quote has no escape.
+    Raises InvalidArgument for a line that is too long, and for a parameter that cannot be quoted: the kernel has no
+    escape for a quote. Source: the kernel's lib/cmdline.c, next_arg.
     """
     line = " ".join(_kernel_word(param) for param in params)
     if len(line.encode()) > MAX_KERNEL_COMMAND_LINE:
@@ -106,11 +107,10 @@ def qemu_argv(
     memory_is_saved: bool = False,
     encryption: Encryption = NO_ENCRYPTION,
 ) -> tuple[str, ...]:
-    """The argv of one VM, paused at its first instruction.
+    """The argv of a QEMU that pauses the guest before its first instruction.
 
-    `guest_cid` is 0 without vhost-vsock, `image_bytes`, the size of the root image, 0 without one. With
-    `memory_is_saved` MEMORY_FD is the saved machine's own file, which QEMU only reads. A guard of SEV's kinds needs the
-    host's `encryption`.
+    `guest_cid`: 0 without vhost-vsock. `image_bytes`: the size of the root image, 0 without one. `memory_is_saved`:
+    MEMORY_FD is the saved machine's file, which QEMU only reads. `encryption`: the host's, for SEV and SNP guests.
     """
     bus = devices.bus_of(config)
     hotplug = can_hotplug(config)
@@ -135,7 +135,7 @@ def qemu_argv(
     if config.machine_type == "q35":
         args += ("-rtc", "base=utc,driftfix=slew,clock=host", "-global", "kvm-pit.lost_tick_policy=discard")
     else:
-        # QEMU's virtio-mmio speaks the legacy protocol by default, and vhost-user back ends do not.
+        # virtio-mmio speaks the legacy protocol by default; vhost-user back ends do not support it.
         args += ("-global", "virtio-mmio.force-legacy=false")
     args += devices.qmp(QMP_FD)
     if config.extra_monitor:
@@ -153,7 +153,7 @@ def _devices(config: VmConfig, bus: devices.Bus, *, guest_cid: int, image_bytes:
     hotplug = can_hotplug(config)
     args: list[str] = [*pci.iommu(config.pci)]
     if hotplug:
-        # Bridges first: they sit at fixed slots, everything after takes what is free.
+        # Bridges first: they have fixed slots; QEMU gives the devices after them the free ones.
         for index in range(config.bridges):
             args += devices.bridge(index, has_firmware=config.boot.firmware is not None)
         args += pci.ports(config.pci)
@@ -206,7 +206,7 @@ def _boot(config: VmConfig) -> list[str]:
 
 
 def socket_paths(config: VmConfig) -> tuple[str, ...]:
-    """Every unix socket the driver, QEMU or the vsock program makes for this VM."""
+    """The paths of all Unix sockets that the driver, QEMU or the vsock program makes for this VM."""
     paths = [qmp_path(config)]
     match config.agent_channel:
         case SerialChannel(socket_path=path):

@@ -26,22 +26,23 @@ IMAGE_NODE = "image0"
 INITDATA_NODE = "initdata"
 ROOT_BUS = "pcie.0"
 _BRIDGE_PORT_CHASSIS = 16
-"""Of the first bridge's root port; other ports have the chassis 0 to 2. Kata's number."""
+"""Chassis number of the first bridge's root port, as in Kata; other ports have the chassis 0 to 2."""
 SERIAL_PORTS = 2
-"""The console and the agent's. QEMU's own default is 31, each with two queues that the guest's driver sets up as it is
-loaded, in its memory, and QEMU a descriptor for each."""
+"""The ports of the console and of the agent. QEMU's default is 31; each costs two queues in the guest's memory, set up
+when its driver is loaded, and a descriptor of QEMU."""
 VSOCK_ID = "vsock0"
 _VSOCK_CHARDEV = "vsock-program0"
 
 
 class Bus(msgspec.Struct, frozen=True, kw_only=True):
-    """How virtio devices attach: PCI on q35, memory-mapped on microvm."""
+    """The bus of virtio devices: PCI on q35, memory-mapped on microvm."""
 
     is_pci: bool
     disable_modern: bool
-    """Legacy virtio for devices plugged cold: nested under KVM, port I/O exits are the cheaper ones (Kata's rule)."""
+    """The argv's transitional devices use legacy virtio: nested under KVM, port I/O exits cost less (Kata's rule)."""
 
     def virtio(self, name: str, *, is_transitional: bool = False) -> str:
+        """QEMU's name of the virtio device. `is_transitional`: the device also speaks the legacy protocol."""
         device = f"{name}-pci" if self.is_pci else f"{name}-device"
         return f"{device},disable-modern=true" if self.disable_modern and is_transitional else device
 
@@ -49,7 +50,7 @@ class Bus(msgspec.Struct, frozen=True, kw_only=True):
 def bus_of(config: VmConfig) -> Bus:
     is_pci = config.machine_type != "microvm"
     nested_kvm = config.nested and config.cpu.accelerator is Accelerator.KVM
-    # A confidential guest turns the legacy protocol off: the protocol cannot mark memory that the host may read.
+    # A confidential guest cannot use the legacy protocol, which cannot mark memory that the host may read.
     return Bus(is_pci=is_pci, disable_modern=is_pci and nested_kvm and config.guard is None)
 
 
@@ -58,24 +59,24 @@ def is_image_pmem(config: VmConfig) -> bool:
 
 
 def machine(config: VmConfig, more: Mapping[str, str]) -> Args:
-    """`more` are properties beside those every VM has.
+    """-machine with the properties of every VM and `more`.
 
-    A guest's pages are never merged with equal ones of other processes, hot plugged memory included: the time
-    of a write to a merged page shows what another pod has in its memory. QEMU's own default offers them to KSM.
-    Nor are they in a core of QEMU, unless the configuration wants it.
+    `mem-merge=off`, for hot-plugged memory too, keeps KSM from merging a guest's pages with equal ones of other
+    processes: the time of a write to a merged page reveals the content of another pod's memory. QEMU's default is on.
+    `dump-guest-core` is on only if the configuration wants the guest's memory in a core of QEMU.
     """
     fields: dict[str, str | bool] = {"accel": str(config.cpu.accelerator), "mem-merge": False}
     fields |= {"dump-guest-core": config.dumps_core, **more}
     if is_image_pmem(config):
         fields["nvdimm"] = True
-    # Where there are nodes, each names its own memory, and QEMU takes only one of both.
+    # NUMA nodes have memory backends of their own; QEMU refuses those beside one of the machine.
     ram_fields: dict[str, str | bool] = {} if config.numa else {"memory-backend": RAM_ID}
     text = option(config.machine_type, fields | ram_fields)
     return ("-machine", ",".join((text, *config.machine_options)))
 
 
 def cpus(cpu: CpuConfig, *, hotplug: bool) -> Args:
-    """One socket per CPU: QEMU's CPU ids then differ in the socket alone."""
+    """-smp with one socket per CPU, so that QEMU's CPU ids differ in the socket alone."""
     most = max(cpu.max_vcpus, cpu.boot_vcpus) if hotplug else cpu.boot_vcpus
     return ("-smp", option(str(cpu.boot_vcpus), {"cores": 1, "threads": 1, "sockets": most, "maxcpus": most}))
 
@@ -85,7 +86,7 @@ def qmp(fd: int) -> Args:
 
 
 def extra_monitor(kind: str, fd: int) -> Args:
-    """A second monitor, for people: QMP serves one client, which is the shim."""
+    """A second monitor, for people: the shim is the only client of the first."""
     modes = {"hmp": "readline", "qmp": "control", "qmp-pretty": "control,pretty=on"}
     return _monitor("monitor1", fd, modes[kind])
 
@@ -96,10 +97,10 @@ def _monitor(chardev: str, fd: int, mode: str) -> Args:
 
 
 def bridge(index: int, *, has_firmware: bool) -> Args:
-    """A bridge for hotplug at slot FIRST_BRIDGE_SLOT + index: pcie.0 itself takes no device while running.
+    """A bridge for hotplug at slot FIRST_BRIDGE_SLOT + index: pcie.0 takes no device while the VM runs.
 
-    OVMF reserves a window behind a PCIe root port that names its size, not behind a bridge on the root bus. So with
-    firmware the bridge sits behind a root port, with Kata's words.
+    OVMF reserves a window behind a PCIe root port that states its size, but not behind a bridge on the root bus. So
+    with firmware the bridge is behind a root port, with Kata's properties.
     """
     addr = f"{FIRST_BRIDGE_SLOT + index:#x}"
     window: Fields = {"io-reserve": "4k", "mem-reserve": "1m", "pref64-reserve": "1m"}
@@ -122,7 +123,7 @@ def bridge_id(index: int) -> str:
 
 
 def console(bus: Bus, *, hvc_fd: int, serial_fd: int) -> Args:
-    """hvc0 and ttyS0, each on a connected socket; the latter shows a kernel that dies before its virtio driver."""
+    """hvc0 and ttyS0, each on a connected socket. ttyS0 shows the output of a kernel without its virtio driver yet."""
     return (
         "-device",
         option(bus.virtio("virtio-serial", is_transitional=True), {"id": "serial0", "max_ports": SERIAL_PORTS}),
@@ -138,8 +139,8 @@ def console(bus: Bus, *, hvc_fd: int, serial_fd: int) -> Args:
 
 
 def agent_channel(channel: AgentChannel, bus: Bus, *, fd: int, guest_cid: int) -> Args:
-    """`fd` is the vhost-vsock device that holds the CID, the listening socket of the serial port, or a connection to
-    the program that serves the vsock device, which is added to these words (`vhost_user_vsock`).
+    """The agent's channel over `fd`: the vhost-vsock device that has the CID, the listening socket of the serial port,
+    or the connection to the vsock program. The device of the last is `vhost_user_vsock`.
     """
     match channel:
         case VsockChannel():
@@ -159,9 +160,10 @@ def agent_channel(channel: AgentChannel, bus: Bus, *, fd: int, guest_cid: int) -
 
 
 def vhost_user_vsock(config: VmConfig) -> tuple[str, Fields]:
-    """Driver and fields of the vsock device that a program serves.
+    """(QEMU's driver, fields) of the vsock device that a program serves.
 
-    No QEMU can save one: a machine that is copied has it where it can be unplugged before, and plugged afterwards.
+    No QEMU can save this device. A copyable VM has it behind a bridge: it is unplugged before the machine is saved, and
+    each copy gets one.
     """
     bus = bus_of(config)
     fields: Fields = {"chardev": _VSOCK_CHARDEV, **_vectors(bus, config.cpu.accelerator)}
@@ -169,7 +171,7 @@ def vhost_user_vsock(config: VmConfig) -> tuple[str, Fields]:
 
 
 def vsock_path(bus: Bus) -> str:
-    """The virtio device of the vsock program among QEMU's objects."""
+    """The path of the vsock program's virtio device in QEMU's object model."""
     return f"/machine/peripheral/{VSOCK_ID}/virtio-backend" if bus.is_pci else f"/machine/peripheral/{VSOCK_ID}"
 
 
@@ -180,19 +182,19 @@ def share(device: ShareDevice, bus: Bus) -> Args:
 
 
 def share_fields(device: ShareDevice, chardev: str) -> Fields:
-    """Fields of a virtio-fs device, of the argv or plugged later."""
+    """Fields of a virtio-fs device, in the argv or plugged later."""
     return {"chardev": chardev, "tag": device.tag, "queue-size": device.queue_size}
 
 
 def connected_chardev(chardev: str, *, fd_name: str) -> dict[str, object]:
-    """Arguments of chardev-add: QEMU takes the connection that it was given under that name."""
+    """Arguments of chardev-add for the connection that QEMU got as `fd_name`."""
     address = {"type": "fd", "data": {"str": fd_name}}
     return {"id": chardev, "backend": {"type": "socket", "data": {"addr": address, "server": False}}}
 
 
 def generation_id() -> Args:
-    """A number in the guest's memory that each QEMU chooses anew. A guest that sees it change reseeds its generator of
-    random numbers before it goes on. Source: QEMU's docs/specs/vmgenid.
+    """The VM generation ID, a number in the guest's memory that each QEMU chooses anew. When it changes, the guest
+    reseeds its random number generator before it goes on. Source: QEMU's docs/specs/vmgenid.
     """
     return ("-device", "vmgenid,guid=auto")
 
@@ -203,7 +205,7 @@ def entropy(source: str, bus: Bus) -> Args:
 
 
 def balloon(bus: Bus) -> Args:
-    """Passes on what the guest reports as free. The shim never inflates it."""
+    """Returns the pages that the guest reports as free to the host. The shim never inflates the balloon."""
     fields: Fields = {"id": "balloon0", "deflate-on-oom": True, "free-page-reporting": True}
     return ("-device", option(bus.virtio("virtio-balloon", is_transitional=True), fields))
 
@@ -218,12 +220,12 @@ def root_image(path: str, driver: ImageDriver, bus: Bus, *, image_bytes: int) ->
 
 
 def initdata(path: str, bus: Bus) -> Args:
-    """The document measured into the guest, found there by the disk's serial number."""
+    """The measured document as a disk, which the guest finds by its serial number."""
     return _read_only_disk(INITDATA_NODE, path, bus, {"id": "virtio-initdata0", "serial": INITDATA_NODE})
 
 
 def extension(disk: ExtensionDisk, bus: Bus) -> Args:
-    """A virtio-blk disk, as no other bus hands the serial number to the guest's udev rules."""
+    """A virtio-blk disk: on no other bus do the guest's udev rules see the serial number."""
     name = f"extension-{disk.name}"
     return _read_only_disk(name, disk.path, bus, {"id": name, "serial": name, "share-rw": True})
 
@@ -241,7 +243,7 @@ def _read_only_disk(node_name: str, path: str, bus: Bus, fields: Fields) -> Args
 
 
 def nic(device: NicDevice, bus: Bus, *, tap_fds: tuple[int, ...], vhost_fds: tuple[int, ...]) -> Args:
-    """Lists of fds are colon-separated (a comma list would be one name). `romfile=`: needs no boot ROM on the host."""
+    """A NIC on taps. Descriptors are separated by colons: QEMU has no list of them with commas."""
     netdev: Fields = {"id": netdev_id(device.id), "fds": _colons(tap_fds)}
     if vhost_fds:
         netdev |= {"vhost": True, "vhostfds": _colons(vhost_fds)}
@@ -250,7 +252,7 @@ def nic(device: NicDevice, bus: Bus, *, tap_fds: tuple[int, ...], vhost_fds: tup
 
 
 def vhost_user_nic(device: VhostUserNic, bus: Bus, accelerator: Accelerator) -> Args:
-    """QEMU connects to the socket and waits until the program behind it has answered."""
+    """As QEMU starts, it connects to the socket and waits until the program has answered."""
     chardev = chardev_id(device.id)
     netdev: Fields = {"id": netdev_id(device.id), "chardev": chardev, "queues": device.queues}
     fields = nic_fields(device, bus, device.queues) | _vectors(bus, accelerator)
@@ -267,12 +269,12 @@ def vhost_user_nic(device: VhostUserNic, bus: Bus, accelerator: Accelerator) -> 
 
 
 def _vectors(bus: Bus, accelerator: Accelerator) -> Fields:
-    """No MSI-X for a vhost-user device without KVM: QEMU 7.2 dies as the guest's driver unmasks a vector."""
+    """No MSI-X for a vhost-user device without KVM: QEMU 7.2 crashes when the guest's driver unmasks a vector."""
     return {"vectors": 0} if bus.is_pci and accelerator is not Accelerator.KVM else {}
 
 
 def nic_fields(device: NicDevice | VhostUserNic, bus: Bus, queues: int) -> Fields:
-    """Fields of a virtio-net device, of the argv or plugged later."""
+    """Fields of a virtio-net device, in the argv or plugged later. With an empty `romfile` no boot ROM is needed."""
     fields: Fields = {"netdev": netdev_id(device.id), "id": qdev_id(device.id), "mac": device.mac}
     if queues > 1:
         fields |= {"mq": True}
@@ -284,7 +286,7 @@ def nic_fields(device: NicDevice | VhostUserNic, bus: Bus, queues: int) -> Field
 
 
 def nic_vectors(queues: int) -> int:
-    """Interrupt vectors: one per direction and queue, one for control, one for configuration."""
+    """The number of interrupt vectors: one per direction and queue, one for control, one for configuration."""
     return 2 * queues + 2
 
 

@@ -12,12 +12,12 @@ from pyshim.model.vm import GuestNode, MemoryBacking, MemoryConfig
 RAM_ID = "ram0"
 VIRTIO_MEM_ID = "virtiomem0"
 _VIRTIO_MEM_UNIT_MIB = 4
-"""The size of virtio-mem is rounded down to a multiple of this, as in Kata: a multiple of every block size that QEMU
-picks, for 4 KiB pages and for 2 MiB huge pages."""
+"""The size of virtio-mem is rounded down to a multiple of this, as in Kata. It is a multiple of every block size that
+QEMU chooses, for 4 KiB pages and for 2 MiB huge pages."""
 
 
 def size(config: MemoryConfig, *, hotplug: bool, pmem_bytes: int) -> Args:
-    """RAM size, and room for what can come: DIMMs and a pmem image take a slot each, virtio-mem takes none."""
+    """-m: the size of RAM, and the room to grow. DIMMs and a pmem image take a slot each, virtio-mem takes none."""
     room_mib = max(config.max_mib - config.boot_mib, 0) if hotplug else 0
     if config.virtio_mem:
         room_mib, slots = virtio_mem_mib(config) if hotplug else 0, 0
@@ -26,21 +26,21 @@ def size(config: MemoryConfig, *, hotplug: bool, pmem_bytes: int) -> Args:
     if pmem_bytes:
         room_mib += -(-pmem_bytes // MIB)
         slots += 1
-    size = f"{config.boot_mib}M"
+    boot = f"{config.boot_mib}M"
     offers_room = slots or (config.virtio_mem and room_mib)
-    return ("-m", option(size, {"slots": slots, "maxmem": f"{config.boot_mib + room_mib}M"}) if offers_room else size)
+    return ("-m", option(boot, {"slots": slots, "maxmem": f"{config.boot_mib + room_mib}M"}) if offers_room else boot)
 
 
 def virtio_mem_mib(config: MemoryConfig) -> int:
-    """The size of the virtio-mem device; 0 without one."""
+    """The size of the virtio-mem device in MiB; 0 without one."""
     room_mib = max(config.max_mib - config.boot_mib, 0) if config.virtio_mem else 0
     return room_mib // _VIRTIO_MEM_UNIT_MIB * _VIRTIO_MEM_UNIT_MIB
 
 
 def virtio_mem(config: MemoryConfig) -> Args:
-    """The device, nothing plugged yet. Its backend holds memory only as the guest gets it: `reserve=off`.
+    """The virtio-mem device, with no memory plugged. `reserve=off`: the host gives memory only as the guest gets it.
 
-    With `prealloc` the device touches what it plugs; the backend itself would touch the maximum at once.
+    `prealloc` is the device's, which touches what it plugs. The backend would touch its whole size at once.
     """
     fields = memory_backend(config, backend_id="virtiomem", size_mib=virtio_mem_mib(config))
     prealloc = fields.pop("prealloc", False)
@@ -50,16 +50,16 @@ def virtio_mem(config: MemoryConfig) -> Args:
 
 
 def memory_backend(config: MemoryConfig, *, backend_id: str, size_mib: int) -> Fields:
-    """The fields of an -object (or of object-add) that holds guest RAM; `qom-type` names the kind."""
+    """Arguments of object-add for a backend of guest RAM; `qom-type` is its kind."""
     kinds: dict[MemoryBacking, Fields] = {
         MemoryBacking.PRIVATE: {"qom-type": "memory-backend-ram"},
         MemoryBacking.SHARED_MEMFD: {"qom-type": "memory-backend-memfd", "share": True},
-        # Not mem-path=/dev/hugepages: where that is no hugetlbfs, QEMU makes an ordinary file of the RAM's size.
+        # Not mem-path=/dev/hugepages: if that is not a hugetlbfs, QEMU makes an ordinary file of the RAM's size.
         MemoryBacking.HUGEPAGES: {"qom-type": "memory-backend-memfd", "hugetlb": True, "share": True},
     }
     fields: Fields = {**kinds[config.backing], "id": backend_id, "size": size_mib << 20}
     if config.host_nodes:
-        # One node may be preferred; for several, QEMU has only the policy that allows no others.
+        # QEMU can prefer one node; for several it has only `bind`, which allows no others.
         policy = "preferred" if len(config.host_nodes) == 1 else "bind"
         fields |= {"host-nodes": list(config.host_nodes), "policy": policy}
     return {**fields, "prealloc": True} if config.prealloc else fields
@@ -70,9 +70,9 @@ def ram(config: MemoryConfig) -> Args:
 
 
 def ram_in_file(config: MemoryConfig, fd: int, *, is_saved: bool) -> Args:
-    """RAM in the open file `fd`, which is as large: QEMU opens it once more by a name that needs no directory.
+    """RAM in the open file `fd`, which has its size. QEMU opens the file again, by a name that needs no directory.
 
-    The file `is_saved` for others as well: it is only read, and what the guest writes is this QEMU's own.
+    `is_saved`: it is a saved machine's file, for several VMs. QEMU only reads it; the guest's writes are private.
     """
     fields: Fields = {"id": RAM_ID, "size": f"{config.boot_mib}M", "mem-path": f"/proc/self/fd/{fd}"}
     fields |= {"share": False, "readonly": True, "rom": False} if is_saved else {"share": True}
@@ -80,7 +80,7 @@ def ram_in_file(config: MemoryConfig, fd: int, *, is_saved: bool) -> Args:
 
 
 def numa(config: MemoryConfig, nodes: Sequence[GuestNode]) -> Args:
-    """The guest's nodes with their memory, vCPUs and distances."""
+    """The guest's NUMA nodes: memory, vCPUs and distances."""
     args: list[str] = []
     for number, node in enumerate(nodes):
         own = replace(config, host_nodes=node.memory_nodes)

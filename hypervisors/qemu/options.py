@@ -16,7 +16,7 @@ _NODE_NAME_CHARS = 31
 
 
 def option(head: str, fields: Mapping[str, Value] | None = None) -> str:
-    """`head,key=value,...`, booleans as on/off, a list as its key with each value."""
+    """`head,key=value,...`: booleans as on or off, a list as one `key=value` for each value."""
     args = []
     for key, value in (fields or {}).items():
         args += [f"{key}={_value(each)}" for each in (value if isinstance(value, list) else [value])]
@@ -48,7 +48,7 @@ def chardev_id(device_id: str) -> str:
 
 
 def node_name(device_id: str) -> str:
-    """`device_id` where QEMU takes it as a node name (31 characters, a letter first), else a name made of it."""
+    """`device_id` if QEMU accepts it as a node name (31 characters, a letter first), else a name with its hash."""
     if len(device_id) <= _NODE_NAME_CHARS and re.fullmatch(r"[A-Za-z][A-Za-z0-9._-]*", device_id):
         return device_id
     return "id-" + hashlib.sha256(device_id.encode()).hexdigest()[:24]

@@ -1,6 +1,6 @@
-"""PCIe ports and the devices behind them: the argv that a VM boots with, and the QMP arguments of later plugging. Pure.
+"""PCIe ports and the devices behind them: options of the argv, and arguments of the QMP commands of hotplug. Pure.
 
-The words are Kata's: root ports share chassis 0 and differ in slot, the switch is one root port, one upstream port and
+The topology is Kata's: root ports have chassis 0 and differ in slot; a switch is one root port, one upstream port and
 as many downstream ports as needed.
 """
 
@@ -10,12 +10,12 @@ from pyshim.model.vm import PciDevice, PciLayout, PciPort, PlacedDevice, PortKin
 
 SWITCH_ROOT_SLOT = 0x1E
 _PORT_CHASSIS, _SWITCH_CHASSIS, _DOWN_CHASSIS = 0, 1, 2
-# A port's default share of the 64 KiB of port I/O is 4 KiB: sixteen ports would leave none. PCIe devices need none.
+# By default a port gets 4 KiB of the 64 KiB of port I/O, so 16 ports take all of it. PCIe devices need no port I/O.
 _NO_IO: Fields = {"io-reserve": 0}
 
 
 def check_layout(config: VmConfig) -> None:
-    """Raises InvalidArgument for ports and devices on a machine without PCI, and for those of bridges not there."""
+    """Raises InvalidArgument for PCIe ports and devices on a machine without PCI, and for hotplug behind no bridge."""
     layout = config.pci
     if config.machine_type != "q35" and (layout.ports or layout.placed or layout.hot_plug):
         raise InvalidArgument(f"configure vm {config.sandbox_id!r}: {config.machine_type} has no PCIe ports")
@@ -26,21 +26,21 @@ def check_layout(config: VmConfig) -> None:
 
 
 def iommu(layout: PciLayout) -> Args:
-    """The guest's IOMMU, Kata's words for it: before every PCI device, so that it is theirs.
+    """The guest's IOMMU, with Kata's properties. It must precede every PCI device in the argv to serve them.
 
-    Caching mode has the guest announce new mappings, without which VFIO's could not follow them.
+    In caching mode the guest announces new mappings, which VFIO has to follow.
     """
     fields: Fields = {"intremap": True, "device-iotlb": True, "caching-mode": True}
     return ("-device", option("intel-iommu", fields)) if layout.iommu else ()
 
 
 def machine_properties(layout: PciLayout) -> dict[str, str]:
-    """Interrupts are remapped in QEMU, not by an interrupt controller in the host's kernel."""
+    """Interrupt remapping needs the interrupt controller in QEMU, not in the host's kernel."""
     return {"kernel-irqchip": "split"} if layout.iommu else {}
 
 
 def ports(layout: PciLayout) -> Args:
-    """The ports, in their order, a switch after the root ports."""
+    """The root ports in their order, then the switch with its ports."""
     args: list[str] = []
     for port in layout.ports:
         if port.kind is PortKind.ROOT:
@@ -71,7 +71,7 @@ def _downstream(port: PciPort) -> Fields:
 
 
 def placed_device(placed: PlacedDevice) -> Args:
-    """The words of a device that is there from the start."""
+    """A device that the VM boots with."""
     args: list[str] = []
     for fields in backend_objects(placed.device):
         args += object_args(fields)
@@ -82,17 +82,17 @@ def placed_device(placed: PlacedDevice) -> Args:
 
 
 def backend_objects(device: PciDevice) -> tuple[Fields, ...]:
-    """Arguments of object-add for what the device needs beside itself, in order."""
+    """Arguments of object-add for the objects that the device needs, in order."""
     if isinstance(device, VfioDevice) and device.iommufd:
         return ({"qom-type": "iommufd", "id": iommufd_id(device.id)},)
     return ()
 
 
 def model(device: PciDevice) -> tuple[str, Fields]:
-    """(QEMU's driver, its properties), bus and address left to the caller."""
+    """(QEMU's driver, properties) of the device, without bus and address."""
     if not isinstance(device, VfioDevice):
         return device.model, dict(device.properties)
-    # A device's boot ROM is for firmware that boots from it.
+    # A boot ROM is for firmware that boots from the device.
     fields: Fields = {"host": device.host_address, "romfile": ""}
     if device.vendor_id and device.device_id:
         fields |= {"x-pci-vendor-id": device.vendor_id, "x-pci-device-id": device.device_id}
@@ -102,7 +102,7 @@ def model(device: PciDevice) -> tuple[str, Fields]:
 
 
 def hotplug_model(device: PciDevice) -> tuple[str, dict[str, object]]:
-    """`model` as device_add takes it: QMP wants numbers where the argv has texts in base 16."""
+    """`model` for device_add: numbers in place of the argv's texts in base 16."""
     driver, fields = model(device)
     numbers = ("x-pci-vendor-id", "x-pci-device-id")
     return driver, {name: int(str(value), 16) if name in numbers else value for name, value in fields.items()}
