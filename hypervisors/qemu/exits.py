@@ -15,7 +15,6 @@ _GUEST_CAUSES = frozenset({"guest-shutdown", "guest-reset"})
 class ExitFacts(msgspec.Struct, kw_only=True):
     """Collected while the VM lives; `vm_exit` reads them once it has ended."""
 
-    sandbox_id: str
     stop_requested: bool = False
     panic_event: bool = False
     shutdown_cause: str = ""
@@ -25,12 +24,12 @@ class ExitFacts(msgspec.Struct, kw_only=True):
     console: tuple[str, ...] = ()
 
 
-def vm_exit(facts: ExitFacts) -> VmExit:
+def vm_exit(sandbox_id: str, facts: ExitFacts) -> VmExit:
     """The kind and one sentence. A request of ours explains everything after it.
 
     Without the guest's pvpanic driver a panic looks like a reboot (`panic=1`, -no-reboot): there the console decides.
     """
-    vm = f"vm {facts.sandbox_id!r}"
+    vm = f"vm {sandbox_id!r}"
     console = _console_text(facts.console)
     if facts.stop_requested:
         return VmExit(kind=VmExitKind.REQUESTED, reason=f"{vm} was stopped")

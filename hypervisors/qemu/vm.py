@@ -114,7 +114,7 @@ class QemuVm:
         self._continues = False
         """The VM could not continue from a saved machine; once it is stopped, the object may boot one."""
         self._vm: VmConfig | None = None
-        self._exit_facts = ExitFacts(sandbox_id="")
+        self._exit_facts = ExitFacts()
         self._child: Child | None = None
         self._vsock_program: Child | None = None
         self._monitor: Monitor | None = None
@@ -168,7 +168,7 @@ class QemuVm:
             check_config(config)
             image_bytes = check_files(config)
             self._vm = config
-            self._exit_facts = ExitFacts(sandbox_id=config.sandbox_id)
+            self._exit_facts = ExitFacts()
             self._exit = asyncio.get_running_loop().create_future()
             try:
                 await self._create(config, image_bytes, fds)
@@ -370,7 +370,7 @@ class QemuVm:
         """The running VM is paused and saved in `directory`, for others to continue from; it has had its life."""
         monitor = self._require("save machine", Phase.RUNNING)
         if self._memory is None or self._continues:
-            raise FailedPrecondition(f"save machine of vm {self._exit_facts.sandbox_id!r}: it is not made to be copied")
+            raise FailedPrecondition(f"save machine of vm {self._sandbox_id!r}: it is not made to be copied")
         if isinstance(self._config("save machine").agent_channel, VhostUserVsockChannel):
             await monitor.device_remove(VSOCK_ID)
         await self.pause()
@@ -402,7 +402,7 @@ class QemuVm:
         """As `Hypervisor.stop`; continues in its own task if the caller is cancelled, and may be called again."""
         if self._stopping is None or (self._stopping.done() and not succeeded(self._stopping)):
             self._exit_facts.stop_requested = True
-            self._stopping = asyncio.create_task(self._stop(), name=f"stop/vm/{self._exit_facts.sandbox_id}")
+            self._stopping = asyncio.create_task(self._stop(), name=f"stop/vm/{self._sandbox_id}")
         await asyncio.shield(self._stopping)
 
     async def _stop(self) -> None:
@@ -418,12 +418,10 @@ class QemuVm:
             self._memory.close()
         self._phase = Phase.ENDED
         if self._vm is not None:
-            for path in socket_paths(self._vm):
+            logs = (f"{self._vm.vm_dir}/{name}" for name in ("console.log", "console.log.1"))
+            for path in (*socket_paths(self._vm), *logs):
                 with suppress(FileNotFoundError, NotADirectoryError):
                     os.unlink(path)
-            for name in ("console.log", "console.log.1"):
-                with suppress(FileNotFoundError, NotADirectoryError):
-                    os.unlink(f"{self._vm.vm_dir}/{name}")
         while self._entries:
             await self._ledger.release(self._entries[-1])
             self._entries.pop()
@@ -435,7 +433,7 @@ class QemuVm:
             try:
                 await self._monitor.quit(QUIT_GRACE_S)
             except ShimError as error:
-                log.warning("qemu does not quit", extra={"sandbox": self._exit_facts.sandbox_id, "error": str(error)})
+                log.warning("qemu does not quit", extra={"sandbox": self._sandbox_id, "error": str(error)})
                 quits = isinstance(error, Unavailable)  # it ended before it could answer
             if quits:
                 await _exited_within(QUIT_GRACE_S, child)
@@ -443,9 +441,9 @@ class QemuVm:
 
     async def _watch(self, child: Child, monitor: Monitor) -> None:
         """The VM's end is recorded with its reason; only the watcher calls this."""
-        ended = asyncio.create_task(child.wait(), name=f"watch/vm/{self._exit_facts.sandbox_id}/process")
-        closed = asyncio.create_task(monitor.closed(), name=f"watch/vm/{self._exit_facts.sandbox_id}/qmp")
-        no_vsock = asyncio.create_task(self._lost_vsock(), name=f"watch/vm/{self._exit_facts.sandbox_id}/vsock")
+        ended = asyncio.create_task(child.wait(), name=f"watch/vm/{self._sandbox_id}/process")
+        closed = asyncio.create_task(monitor.closed(), name=f"watch/vm/{self._sandbox_id}/qmp")
+        no_vsock = asyncio.create_task(self._lost_vsock(), name=f"watch/vm/{self._sandbox_id}/vsock")
         await asyncio.wait({ended, closed, no_vsock}, return_when=asyncio.FIRST_COMPLETED)
         if not ended.done():
             is_cut_off = closed.done()
@@ -466,8 +464,8 @@ class QemuVm:
             self._exit_facts.console = self._console.lines()
         self._exit_facts.process_exit = child.describe_exit()
         self._phase = Phase.ENDED
-        result = vm_exit(self._exit_facts)
-        log.info("vm ended", extra={"sandbox": self._exit_facts.sandbox_id, "kind": str(result.kind), "pid": child.pid})
+        result = vm_exit(self._sandbox_id, self._exit_facts)
+        log.info("vm ended", extra={"sandbox": self._sandbox_id, "kind": str(result.kind), "pid": child.pid})
         self._exit.set_result(result)
 
     async def _lost_vsock(self) -> str:
@@ -487,7 +485,7 @@ class QemuVm:
                 self._exit_facts.shutdown_cause = event.text("reason")
             case _:
                 return
-        log.info("vm event", extra={"sandbox": self._exit_facts.sandbox_id, "event": event.name})
+        log.info("vm event", extra={"sandbox": self._sandbox_id, "event": event.name})
 
     def _dump_memory(self) -> None:
         """QEMU, which the panic has paused, writes the guest's memory and then ends, if the configuration wants it."""
@@ -538,9 +536,14 @@ class QemuVm:
         threads = tuple(cpu.thread_id for cpu in await monitor.cpus())
         # A QEMU that its guest controls could make the shim move and pin other processes of the host.
         if not _are_threads_of(self.pid, threads):
-            sandbox_id = self._exit_facts.sandbox_id
+            sandbox_id = self._sandbox_id
             raise QmpError(f"list vCPU threads of vm {sandbox_id!r}: qemu names a thread that is not its own")
         return threads
+
+    @property
+    def _sandbox_id(self) -> str:
+        """Empty before `create`."""
+        return self._vm.sandbox_id if self._vm is not None else ""
 
     def _config(self, doing: str) -> VmConfig:
         if self._vm is None:
@@ -556,9 +559,9 @@ class QemuVm:
         """The monitor of a VM in one of `phases`. Raises Unavailable once it has ended, else FailedPrecondition."""
         if self._phase is Phase.ENDED or self._stopping is not None:
             how = f": {self._exit.result().reason}" if self._exit is not None and self._exit.done() else ""
-            raise Unavailable(f"{doing}: vm {self._exit_facts.sandbox_id!r} has ended{how}")
+            raise Unavailable(f"{doing}: vm {self._sandbox_id!r} has ended{how}")
         if self._phase not in phases or self._monitor is None:
-            raise FailedPrecondition(f"{doing}: vm {self._exit_facts.sandbox_id!r} is {self._phase}")
+            raise FailedPrecondition(f"{doing}: vm {self._sandbox_id!r} is {self._phase}")
         return self._monitor
 
 

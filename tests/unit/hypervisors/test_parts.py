@@ -56,7 +56,7 @@ PANIC = ("[ 1.0] Kernel panic - not syncing: VFS: Unable to mount root fs",)
     ],
 )
 def test_verdict(facts: dict[str, object], kind: VmExitKind, text: str) -> None:
-    ended = vm_exit(ExitFacts(sandbox_id="pod1", **facts))  # type: ignore[arg-type]
+    ended = vm_exit("pod1", ExitFacts(**facts))  # type: ignore[arg-type]
 
     assert ended.kind is kind
     assert ended.reason.startswith("vm 'pod1'")
@@ -66,7 +66,7 @@ def test_verdict(facts: dict[str, object], kind: VmExitKind, text: str) -> None:
 def test_verdict_shows_only_the_last_console_lines() -> None:
     console = tuple(f"line {number}" for number in range(50))
 
-    reason = vm_exit(ExitFacts(sandbox_id="pod1", console=console)).reason
+    reason = vm_exit("pod1", ExitFacts(console=console)).reason
 
     assert reason.count("line ") == SHOWN_LINES
     assert reason.endswith("line 49")
@@ -75,7 +75,7 @@ def test_verdict_shows_only_the_last_console_lines() -> None:
 def test_verdict_on_a_panic_shows_its_beginning_not_the_end_of_its_trace() -> None:
     console = ("early", "a", "b", "why", *PANIC, *(f"trace {number}" for number in range(40)))
 
-    reason = vm_exit(ExitFacts(sandbox_id="pod1", console=console, panic_event=True)).reason
+    reason = vm_exit("pod1", ExitFacts(console=console, panic_event=True)).reason
 
     assert "last console lines:\na\nb\nwhy\n[ 1.0] Kernel panic" in reason
     assert reason.endswith("trace 10")
