@@ -1,4 +1,4 @@
-"""The guest's console: read into a short memory and a small file, both bounded, at a pace the host chooses."""
+"""The guest's consoles: read at a limited pace into a bounded buffer and a bounded file."""
 
 import logging
 import os
@@ -15,11 +15,11 @@ TAIL_LINES = 50
 MAX_SHOWN_CHARS = 240
 """Characters of one line in an error text."""
 MAX_FILE_BYTES = 256 * 1024
-"""The log and one predecessor: a VM's directory is in memory on most hosts."""
+"""Of the log, and of one older log. A VM's directory is in memory on most hosts."""
 
 
 class Console:
-    """The guest's console and its serial port, as text. `close` ends it; the tails remain readable."""
+    """The guest's console and serial port as text. After `close` the last lines can still be read."""
 
     def __init__(self, *, log_path: str, to_log: bool) -> None:
         self._path = log_path
@@ -29,12 +29,12 @@ class Console:
         self._channels: list[PacedText] = []
 
     def attach(self, ours: socket.socket) -> None:
-        """The guest's output on `ours` is read from now on; the socket is the console's."""
+        """Reads the guest's output from `ours` from now on. The console owns the socket."""
         ours.setblocking(False)
         self._channels.append(PacedText(OwnedFd(ours.detach()), max_lines=TAIL_LINES, on_line=self.write_line))
 
     def write_line(self, line: str) -> None:
-        """For the channels: one finished line into the file, which starts anew when full (one old file stays)."""
+        """Called for each complete line: writes it to the file. A full file becomes the one older file."""
         if self._to_log:
             log.debug("guest console", extra={"line": line})
         if self._fd < 0:
@@ -53,7 +53,7 @@ class Console:
             self._close_file()
 
     def lines(self) -> tuple[str, ...]:
-        """The last lines of the first channel that names a panic, else of the first that says anything."""
+        """The last lines of the first channel that shows a panic, else of the first that has any."""
         tails = [channel.tail.lines() for channel in self._channels]
         chosen = next((tail for tail in tails if names_panic(tail)), next((tail for tail in tails if tail), ()))
         return tuple(line[:MAX_SHOWN_CHARS] for line in chosen)

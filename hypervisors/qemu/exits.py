@@ -1,4 +1,4 @@
-"""Decides how a VM ended from the facts collected while it ran. Pure."""
+"""Decides how a VM ended. Pure."""
 
 import msgspec
 
@@ -13,21 +13,21 @@ _GUEST_CAUSES = frozenset({"guest-shutdown", "guest-reset"})
 
 
 class ExitFacts(msgspec.Struct, kw_only=True):
-    """Collected while the VM lives; `vm_exit` reads them once it has ended."""
+    """What is known about the end of a VM; collected while it runs."""
 
     stop_requested: bool = False
     panic_event: bool = False
     shutdown_cause: str = ""
     lost_control: str = ""
-    """The reason why QMP ended while QEMU still ran, which was then killed."""
+    """Why the shim killed QEMU: its QMP connection or the vsock program ended while it ran."""
     process_exit: str = ""
     console: tuple[str, ...] = ()
 
 
 def vm_exit(sandbox_id: str, facts: ExitFacts) -> VmExit:
-    """The kind and one sentence. A request of ours explains everything after it.
+    """The kind of end, and its reason. After a `stop` every end counts as requested.
 
-    Without the guest's pvpanic driver a panic looks like a reboot (`panic=1`, -no-reboot): there the console decides.
+    Without the guest's pvpanic driver a panic looks like a reboot (`panic=1`, -no-reboot). Then the console decides.
     """
     vm = f"vm {sandbox_id!r}"
     console = _console_text(facts.console)
@@ -47,7 +47,7 @@ def vm_exit(sandbox_id: str, facts: ExitFacts) -> VmExit:
 
 
 def _shown_lines(lines: tuple[str, ...]) -> tuple[str, ...]:
-    """The last lines; of a panic the first ones, because its call trace says less than its message."""
+    """The last lines; after a panic those from its message on, which says more than the call trace below it."""
     panic = next((index for index, line in enumerate(lines) if names_panic((line,))), None)
     if panic is None:
         return lines[-SHOWN_LINES:]

@@ -6,8 +6,8 @@ Theory of operation:
                        |                  |                          |
                        +------------------+--- QEMU ends ------------+--> ENDED   (`wait` answers; `stop` cleans up)
 
-The end of the process is the one sign of the end of the VM. QMP events before it say why; so the watcher, which
-the pidfd wakes, first reads QMP and the consoles to their ends and only then decides what happened.
+The VM has ended when its process has exited. QMP events before the exit contain the cause. So after the exit the
+watcher reads QMP and the consoles to their ends, and only then decides how the VM ended.
 """
 
 import asyncio
@@ -72,12 +72,15 @@ from pyshim.model.vm import (
 log = logging.getLogger(__name__)
 
 QUIT_GRACE_S = 2.0
+"""Seconds for QEMU to answer `quit`, and then to exit."""
 _LAST_EVENTS_S = 2.0
+"""Seconds between the exit of QEMU and the end of its QMP connection, whichever is seen first."""
 _LOST_CONTROL_GRACE_S = 2.0
-_VSOCK_PAUSE_S = 0.02
-"""Between two looks whether the guest has started its vsock: it boots in some hundred ms, or in seconds."""
+"""Seconds for QEMU to exit after its QMP connection has ended; then it is killed."""
 _LOST_VSOCK_GRACE_S = 0.1
-"""For QEMU to end too: a program that has lost its QEMU may be seen to end first."""
+"""Seconds for QEMU to exit after the vsock program. The program ends with QEMU, and its exit may be seen first."""
+_VSOCK_PAUSE_S = 0.02
+"""Seconds between two queries whether the guest uses its vsock: it boots in some hundred ms, or in seconds."""
 
 
 class Phase(StrEnum):
@@ -97,12 +100,12 @@ class VmStartTimedOut(DeadlineExceeded):
 
 
 def _plug_s(_vm: object, device: Device) -> float:
-    # VFIO pins the guest's memory, all of it; a share is there once the guest's driver serves it.
+    # VFIO pins all of the guest's memory; the plug of a share waits for the guest's driver.
     return VM_S if isinstance(device, VfioDevice | ShareDevice) else CHANGE_S
 
 
 class QemuVm:
-    """The QEMU driver: one object, one VM. See `Hypervisor` for what each call promises."""
+    """The QEMU driver; an object has one VM. `Hypervisor` describes the calls."""
 
     def __init__(self, *, ledger: Ledger, children: Children) -> None:
         self._ledger = ledger
@@ -112,7 +115,7 @@ class QemuVm:
     def _reset(self) -> None:
         self._phase = Phase.NEW
         self._continues = False
-        """The VM could not continue from a saved machine; once it is stopped, the object may boot one."""
+        """The VM was made from a saved machine. Once it is stopped, `create` may be called again."""
         self._vm: VmConfig | None = None
         self._exit_facts = ExitFacts()
         self._child: Child | None = None
@@ -128,7 +131,7 @@ class QemuVm:
         self._dumping: asyncio.Task[None] | None = None
         self._stopping: asyncio.Task[None] | None = None
 
-    # Questions
+    # State
 
     def capabilities(self) -> Capabilities:
         return capabilities_of(self._config("ask capabilities"))
@@ -155,7 +158,7 @@ class QemuVm:
         plugged = self._hotplug.saved() if self._hotplug is not None else {}
         return {"Type": "qemu", "UUID": config.uuid, "APISocket": qmp_path(config), "Pid": self.pid, **plugged}
 
-    # Life
+    # From create to stop
 
     @within_s(lambda self, config: config.start_timeout_s + MARGIN_S, "create vm '{config.sandbox_id}'")
     async def create(self, config: VmConfig) -> None:
@@ -164,7 +167,7 @@ class QemuVm:
         self._continues = bool(config.saved_machine)
         with ExitStack() as fds:
             if self._phase is not Phase.NEW or self._vm is not None:
-                raise FailedPrecondition(f"create vm {config.sandbox_id!r}: this driver object has had its vm")
+                raise FailedPrecondition(f"create vm {config.sandbox_id!r}: this driver object has made its vm already")
             check_config(config)
             image_bytes = check_files(config)
             self._vm = config
@@ -237,11 +240,11 @@ class QemuVm:
         fds: ExitStack,
         reserved: User | None,
     ) -> None:
-        """QEMU runs and QMP answers. `qemu_fds`: its numbers to the shim's descriptors; these, in `fds`, are closed."""
+        """QEMU runs and QMP answers. `qemu_fds`: QEMU's numbers to the shim's descriptors, which `fds` has closed."""
         apart = await isolated_qemu(config, reserved, fds)
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
-            # Before the spawn: if QEMU dies early, its copy of the listener closes and this end sees that at once.
+            # Connected before the spawn: if QEMU exits early, its listener closes, and this end sees that at once.
             connection.connect(qmp_path(config))
             self._child = await self._children.spawn(
                 argv,
@@ -260,11 +263,11 @@ class QemuVm:
 
     async def _fill_memory(self, config: VmConfig) -> None:
         if config.saved_machine:
-            assert self._memory is not None, "what continues is copyable"
+            assert self._memory is not None, "a VM from a saved machine is copyable"
             await fill_memory(self._memory, config.saved_machine)
 
     async def _continue_machine(self, config: VmConfig) -> None:
-        """The guest is where the saved machine was. Raises VmStartFailed, with QEMU's own words."""
+        """The guest is in the state of the saved machine. Raises VmStartFailed with QEMU's last output."""
         assert self._monitor is not None
         assert self._hotplug is not None
         assert self._child is not None
@@ -281,7 +284,7 @@ class QemuVm:
     async def _start_vsock_program(
         self, channel: VhostUserVsockChannel, config: VmConfig, reserved: User | None
     ) -> socket.socket:
-        """The program serves the guest's vsock; returns the connection to it for QEMU."""
+        """The program serves the guest's vsock. Returns QEMU's connection to it."""
         directory = os.path.dirname(channel.device_path)
         if directory != config.vm_dir:
             self._acquire(LedgerEntry(kind=ResourceKind.DIRECTORY, key=directory))
@@ -310,7 +313,7 @@ class QemuVm:
         )
 
     def _make_vm_dir(self, config: VmConfig) -> None:
-        """The VM's directory exists. It is removed only if it was made here: others may have sockets in it."""
+        """The VM's directory exists. `stop` removes it only if it was made here: it may have sockets of others."""
         if os.path.isdir(config.vm_dir):
             return
         entry = LedgerEntry(kind=ResourceKind.DIRECTORY, key=config.vm_dir)
@@ -323,7 +326,7 @@ class QemuVm:
         self._entries.append(entry)
 
     async def _connect_qmp(self, config: VmConfig, connection: socket.socket) -> None:
-        """QMP answers. Raises VmStartFailed with QEMU's last output as soon as QEMU has died."""
+        """QMP answers. Raises VmStartFailed with QEMU's last output once QEMU has exited, VmStartTimedOut."""
         assert self._child is not None
         child = self._child
         monitor = Monitor(name=config.sandbox_id, on_event=self._on_event)
@@ -331,7 +334,7 @@ class QemuVm:
             await monitor.connect(connection, config.start_timeout_s)
         except ShimError as error:
             await _exited_after(error, child)
-            # Until the program has answered, QEMU waits for it, and says little when it has gone.
+            # QEMU waits for the vsock program's answer; if the program has exited, its output has the cause.
             output = "; ".join(each.describe_exit() for each in (child, self._vsock_program) if each is not None)
             if child.exit is not None:
                 raise VmStartFailed(f"start vm {config.sandbox_id!r}: {output}") from error
@@ -354,7 +357,7 @@ class QemuVm:
 
     @within_s(lambda self, timeout_s: timeout_s, "wait until the guest has started its vsock")
     async def await_agent_device(self, timeout_s: float) -> None:
-        """vhost-device-vsock stops to serve for good when a connection comes before it has the guest's rings."""
+        """Waits for vhost-device-vsock only: a connection before it has the guest's rings makes it stop for good."""
         config = self._config("await agent device")
         if not isinstance(config.agent_channel, VhostUserVsockChannel):
             return
@@ -362,12 +365,12 @@ class QemuVm:
         path = vsock_path(bus_of(config))
         while await monitor.is_vhost_started(path) is False:  # noqa: ASYNC110 - QEMU has no event for it
             await asyncio.sleep(_VSOCK_PAUSE_S)
-        # QEMU's last words about the rings may still be on their way to the program.
+        # QEMU's last messages about the rings may not have reached the program yet.
         await asyncio.sleep(_VSOCK_PAUSE_S)
 
     @within_s(VM_S, "save machine in '{directory}'")
     async def save_machine(self, directory: str) -> None:
-        """The running VM is paused and saved in `directory`, for others to continue from; it has had its life."""
+        """The running VM is paused and saved in `directory`. It cannot run again; new VMs continue from the files."""
         monitor = self._require("save machine", Phase.RUNNING)
         if self._memory is None or self._continues:
             raise FailedPrecondition(f"save machine of vm {self._sandbox_id!r}: it is not made to be copied")
@@ -399,7 +402,7 @@ class QemuVm:
 
     @within_s(lambda self: given_s(self._vm and self._vm.stop_timeout_s), "stop vm")
     async def stop(self) -> None:
-        """As `Hypervisor.stop`; continues in its own task if the caller is cancelled, and may be called again."""
+        """As `Hypervisor.stop`, in a task that goes on if the caller is cancelled. A failed `stop` may be repeated."""
         if self._stopping is None or (self._stopping.done() and not succeeded(self._stopping)):
             self._exit_facts.stop_requested = True
             self._stopping = asyncio.create_task(self._stop(), name=f"stop/vm/{self._sandbox_id}")
@@ -427,34 +430,34 @@ class QemuVm:
             self._entries.pop()
 
     async def _end_qemu(self, child: Child) -> None:
-        """QEMU has ended: by the command `quit`, else by SIGKILL."""
+        """QEMU has exited, after the command `quit` or by SIGKILL."""
         if self._monitor is not None and self._monitor.is_open:
             quits = True
             try:
                 await self._monitor.quit(QUIT_GRACE_S)
             except ShimError as error:
                 log.warning("qemu does not quit", extra={"sandbox": self._sandbox_id, "error": str(error)})
-                quits = isinstance(error, Unavailable)  # it ended before it could answer
+                quits = isinstance(error, Unavailable)  # it exited before it could answer
             if quits:
                 await _exited_within(QUIT_GRACE_S, child)
         await child.end()
 
     async def _watch(self, child: Child, monitor: Monitor) -> None:
-        """The VM's end is recorded with its reason; only the watcher calls this."""
+        """Waits for the end of the VM and sets `_exit`. Kills a QEMU that has lost its QMP connection or its vsock."""
         ended = asyncio.create_task(child.wait(), name=f"watch/vm/{self._sandbox_id}/process")
         closed = asyncio.create_task(monitor.closed(), name=f"watch/vm/{self._sandbox_id}/qmp")
-        no_vsock = asyncio.create_task(self._lost_vsock(), name=f"watch/vm/{self._sandbox_id}/vsock")
-        await asyncio.wait({ended, closed, no_vsock}, return_when=asyncio.FIRST_COMPLETED)
+        lost_vsock = asyncio.create_task(self._lost_vsock(), name=f"watch/vm/{self._sandbox_id}/vsock")
+        await asyncio.wait({ended, closed, lost_vsock}, return_when=asyncio.FIRST_COMPLETED)
         if not ended.done():
-            is_cut_off = closed.done()
-            await asyncio.wait({ended}, timeout=_LOST_CONTROL_GRACE_S if is_cut_off else _LOST_VSOCK_GRACE_S)
+            lost_qmp = closed.done()
+            await asyncio.wait({ended}, timeout=_LOST_CONTROL_GRACE_S if lost_qmp else _LOST_VSOCK_GRACE_S)
             if not ended.done():
                 self._exit_facts.lost_control = (
-                    f"lost control of qemu: qmp connection {closed.result()}" if is_cut_off else no_vsock.result()
+                    f"lost control of qemu: qmp connection {closed.result()}" if lost_qmp else lost_vsock.result()
                 )
                 child.kill()
         await ended
-        await cancel_all(no_vsock, *([self._dumping] if self._dumping is not None else []))
+        await cancel_all(lost_vsock, *([self._dumping] if self._dumping is not None else []))
         await asyncio.wait({closed}, timeout=_LAST_EVENTS_S)
         await monitor.close()
         await closed
@@ -469,7 +472,7 @@ class QemuVm:
         self._exit.set_result(result)
 
     async def _lost_vsock(self) -> str:
-        """The program behind the guest's vsock has ended, and its connections with it. Returns how it ended."""
+        """Waits for the exit of the vsock program, if there is one, and returns how it ended."""
         if self._vsock_program is None:
             await asyncio.Event().wait()
         assert self._vsock_program is not None
@@ -488,7 +491,7 @@ class QemuVm:
         log.info("vm event", extra={"sandbox": self._sandbox_id, "event": event.name})
 
     def _dump_memory(self) -> None:
-        """QEMU, which the panic has paused, writes the guest's memory and then ends, if the configuration wants it."""
+        """If the configuration wants a dump, QEMU, paused by the panic, writes the guest's memory and then exits."""
         if self._vm is None or self._vm.memory_dump is None or self._dumping is not None:
             return
         name = f"dump/vm/{self._vm.sandbox_id}"
@@ -508,7 +511,7 @@ class QemuVm:
             log.warning("guest memory not dumped", extra={**facts, "error": str(error)})
         await self._end_qemu(self._child)
 
-    # Changes while it lives
+    # Changes of a running VM
 
     @within_s(_plug_s, "plug device '{device.id}'")
     async def plug(self, device: Device) -> GuestLocation:
@@ -534,7 +537,7 @@ class QemuVm:
     async def vcpu_thread_ids(self) -> tuple[int, ...]:
         monitor = self._require("list vCPU threads", Phase.CREATED, Phase.RUNNING, Phase.PAUSED)
         threads = tuple(cpu.thread_id for cpu in await monitor.cpus())
-        # A QEMU that its guest controls could make the shim move and pin other processes of the host.
+        # Otherwise a QEMU under the guest's control could have the shim move and pin other processes of the host.
         if not _are_threads_of(self.pid, threads):
             sandbox_id = self._sandbox_id
             raise QmpError(f"list vCPU threads of vm {sandbox_id!r}: qemu names a thread that is not its own")
@@ -566,7 +569,7 @@ class QemuVm:
 
 
 def check_files(config: VmConfig) -> int:
-    """The root image's size in bytes, 0 without one. Raises FailedPrecondition naming the first missing file."""
+    """The root image's size in bytes, 0 without one. Raises FailedPrecondition with the first unreadable file."""
     boot = config.boot
     files = {
         "hypervisor": config.hypervisor_path,
@@ -600,7 +603,7 @@ async def _exited_within(seconds: float, child: Child) -> None:
 
 
 async def _exited_after(error: Exception, child: Child) -> None:
-    """After a closed connection, waits for the exit that closed it: either may be seen first."""
+    """If `error` is a closed connection, waits for the exit that closed it: either may be seen first."""
     await _exited_within(_LAST_EVENTS_S if isinstance(error, Unavailable) else 0, child)
 
 
