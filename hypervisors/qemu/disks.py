@@ -1,7 +1,4 @@
-"""The disks plugged into one running VM: their nodes, their places on the SCSI controller, their I/O threads.
-
-`Hotplug` owns the bridges and the order of changes; it asks this for the part between the monitor and a disk.
-"""
+"""The disks plugged into one running VM: their block nodes, SCSI addresses and I/O threads."""
 
 import logging
 import os
@@ -32,10 +29,10 @@ class Disks:
         self._iothreads: set[str] = set()
         self._io_uring_works = True
         self._fdsets: dict[str, int] = {}
-        """By disk: the set of descriptors that QEMU opens it from."""
+        """Disk id -> the set of descriptors from which QEMU opens the disk."""
 
     def saved(self) -> Mapping[str, str]:
-        """Kata's BlockIndexMap: which index which disk has."""
+        """Kata's BlockIndexMap: index on the SCSI controller -> disk id."""
         return {str(index): device_id for index, device_id in self._scsi_disks.items()}
 
     async def plug(self, disk: BlockDevice) -> GuestLocation:
@@ -53,7 +50,7 @@ class Disks:
             raise
 
     async def unplug(self, disk: BlockDevice) -> None:
-        """The guest has released the disk and QEMU has closed it; I/O threads stay for the next."""
+        """The guest has released the disk and QEMU has closed it. Its I/O thread stays, for later disks."""
         if disk.vhost_user is not None:
             await self._vhost_user.unplug(disk)
             return
@@ -88,7 +85,7 @@ class Disks:
         except QmpCommandFailed as error:
             if aio is not DiskAio.IO_URING:
                 raise
-            # A kernel without it, a container's seccomp filter, a QEMU built without: all mean threads.
+            # The kernel or QEMU may lack io_uring, or a seccomp filter may refuse it.
             await self._qmp.blockdev_add(
                 block.file_node(disk, fdset=fdset, is_block_special=is_block_special, aio=DiskAio.THREADS)
             )
@@ -96,11 +93,11 @@ class Disks:
             log.warning("io_uring does not work here, disks use threads", extra={"error": str(error)})
 
     async def _remove_node(self, disk: BlockDevice) -> None:
-        """QEMU has closed the disk. May be asked for again when it raises."""
+        """QEMU has closed the disk. May be called again after an error."""
         await self._qmp.blockdev_del(node_name(disk.id))
         fdset = self._fdsets.pop(disk.id, None)
         if fdset is not None:
-            with suppress(QmpCommandFailed):  # QEMU drops a set that nothing has open by itself
+            with suppress(QmpCommandFailed):  # QEMU itself removes a set that is no longer open
                 await self._qmp.remove_fd(fdset)
 
     async def _plug_scsi(self, disk: BlockDevice) -> GuestLocation:

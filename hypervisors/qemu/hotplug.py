@@ -1,7 +1,6 @@
-"""Changes to a running VM: disks, NICs, vCPUs and memory, one at a time.
+"""Changes of a running VM: devices, vCPUs and memory.
 
-Disks and NICs go behind the PCI bridges of the argv; which slot is free is our own knowledge, where the guest finds the
-device is QEMU's (asked by qom). The order is Kata's: blockdev-add, device_add; device_del, its event, blockdev-del.
+Disks, NICs and shares go behind the PCI bridges of the argv (`bridges.py`). The order of QMP commands is Kata's.
 """
 
 import asyncio
@@ -48,7 +47,7 @@ from pyshim.model.vm import (
 log = logging.getLogger(__name__)
 
 VCPU_UNPLUG_TIMEOUT_S = 3.0
-"""A guest that releases a vCPU does so at once. The limit is short because a growth of the VM waits for this call."""
+"""Seconds for the guest to release a vCPU. Most do so at once, and the next growth of the VM waits for this call."""
 MEMORY_BLOCK_MIB = 128
 """Memory block of an x86-64 guest below 64 GiB (the kernel's MIN_MEMORY_BLOCK_SIZE); DIMMs come in multiples of it."""
 
@@ -67,12 +66,12 @@ def capabilities_of(config: VmConfig) -> Capabilities:
 
 
 class Hotplug:
-    """Everything plugged into one running VM."""
+    """The devices, vCPUs and memory plugged into one running VM."""
 
     def __init__(self, config: VmConfig, monitor: Monitor) -> None:
         self._config = config
         self._qmp = monitor
-        # Separate locks: a guest that is slow to release one resource does not delay the others.
+        # Separate locks, so that a guest that is slow to release one resource does not delay the others.
         self._plug_lock, self._cpu_lock, self._memory_lock = asyncio.Lock(), asyncio.Lock(), asyncio.Lock()
         self._device_locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._bridges = Bridges(config, monitor)
@@ -147,12 +146,12 @@ class Hotplug:
             await self._qmp.block_resize(node_name(device_id), size_bytes)
 
     async def plug_vsock(self) -> None:
-        """Plugs the vsock device that a program serves, over the connection in the argv."""
+        """The vsock device that a program serves is plugged, over the chardev of the argv."""
         driver, fields = devices.vhost_user_vsock(self._config)
         await self._bridges.add(driver, devices.VSOCK_ID, devices.VSOCK_ID, fields, ANSWER_TIMEOUT_S)
 
     async def _plug_nic(self, device: NicDevice) -> GuestLocation:
-        """The NIC is plugged; the caller still owns the descriptors in `device` (QEMU has its own copies)."""
+        """The NIC is plugged. QEMU has copies of the descriptors in `device`, which stay the caller's."""
         netdev = netdev_id(device.id)
         taps = {f"tap-{netdev}-{index}": fd for index, fd in enumerate(device.tap_fds)}
         vhosts = {f"vhost-{netdev}-{index}": fd for index, fd in enumerate(device.vhost_fds)}
@@ -179,9 +178,9 @@ class Hotplug:
             raise
 
     async def resize_vcpus(self, vcpus: int) -> int:
-        """The number of vCPUs nearest to `vcpus`: never above the maximum, nor below what was booted with.
+        """The VM has the number of vCPUs nearest to `vcpus`, between those it booted with and the maximum; returns it.
 
-        Under TCG nothing is taken away: QEMU 7.2 dies of a vCPU unplugged there.
+        Under TCG no vCPU is removed: QEMU 7.2 crashes when one is.
         """
         if vcpus < 1:
             raise InvalidArgument(f"resize vm {self._config.sandbox_id!r} to {vcpus} vCPUs: at least 1")
@@ -202,7 +201,7 @@ class Hotplug:
             return self._config.cpu.boot_vcpus + len(self._cpu_ids)
 
     async def _drop_unplugged_cpus(self) -> None:
-        """vCPUs that the guest released after the timeout are no longer counted."""
+        """vCPUs that the guest has released since a timeout are no longer counted."""
         if self._cpu_ids:
             there = {slot.qom_path.rpartition("/")[2] for slot in await self._qmp.cpu_slots()}
             self._cpu_ids = [cpu_id for cpu_id in self._cpu_ids if cpu_id in there]
@@ -217,9 +216,9 @@ class Hotplug:
             self._cpu_ids.append(cpu_id)
 
     async def resize_memory(self, memory_mib: int) -> int:
-        """At least `memory_mib`, grown by one DIMM; never shrinks. Raises ResourceExhausted beyond maximum or slots.
+        """The VM has at least `memory_mib` of RAM; returns its MiB. It grows by one DIMM and never shrinks.
 
-        With virtio-mem it goes both ways: see `resize_virtio_mem`.
+        With virtio-mem it does both, see `resize_virtio_mem`. Raises ResourceExhausted beyond the maximum or the slots.
         """
         async with self._memory_lock:
             if self._config.memory.virtio_mem:

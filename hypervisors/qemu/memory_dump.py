@@ -1,4 +1,4 @@
-"""The memory of a guest whose kernel has panicked, written into a file of the host, as QEMU makes it (ELF)."""
+"""Dumps the memory of a guest whose kernel has panicked to an ELF file on the host."""
 
 import asyncio
 import os
@@ -11,16 +11,16 @@ from pyshim.model.units import MIB
 from pyshim.model.vm import MemoryDump
 
 SPARE_BYTES = 256 * MIB
-"""Bytes that a dump leaves free on the file system of the host, and room for its own headers."""
+"""Bytes that a dump leaves free on the host's file system, less the ELF headers."""
 _FD_NAME = "memory-dump"
 _BASE_S, _S_PER_BYTE = 60.0, 1 / (20 * MIB)
-"""A dump may take a minute, and longer by its size: a slow disk takes 20 MiB a second."""
+"""The time limit of a dump: a minute, and the time of a slow disk, which writes 20 MiB a second."""
 
 
 async def dump_memory(monitor: Monitor, plan: MemoryDump, sandbox_id: str) -> str:
-    """The path of the file that has the memory of the paused guest. Without `paging` its addresses are physical ones.
+    """The paused guest's memory is in a file, whose path is returned. Without `plan.paging` addresses are physical.
 
-    Raises ResourceExhausted when the file system has no room, QmpError, OSError; no file is left then.
+    Raises ResourceExhausted when the file system has no room, QmpError, OSError. No file is left after an error.
     """
     size = await monitor.memory_size()
     size_bytes = sum(size)

@@ -1,7 +1,4 @@
-"""PCI devices of one VM, from the argv or plugged while it runs, with their ports and their locations in the guest.
-
-`Hotplug` owns the order of changes and the bridges' slots; it asks this for ports and for VFIO's own steps.
-"""
+"""VFIO and emulated PCI devices of one running VM, in the argv or plugged, and the PCIe ports in use."""
 
 import logging
 from contextlib import suppress
@@ -15,7 +12,7 @@ from pyshim.model.vm import GuestLocation, PciDevice, PortKind, VmConfig
 log = logging.getLogger(__name__)
 
 VFIO_TIMEOUT_S = 120.0
-"""QEMU pins all of the guest's memory before it answers."""
+"""Seconds for QEMU's answer: it first pins all of the guest's memory."""
 
 
 class PciDevices:
@@ -30,7 +27,7 @@ class PciDevices:
         }
 
     async def check_locations(self) -> None:
-        """Every device of the argv is where the plan said. Raises Internal naming the first that is not."""
+        """Every device of the argv has the planned location. Raises Internal with the first that has another."""
         for placed in self._config.pci.placed:
             found = await self._bridges.locate(pci.function_id(placed.device.id))
             if found.pci_path != placed.pci_path:

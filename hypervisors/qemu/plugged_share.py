@@ -1,4 +1,4 @@
-"""A share plugged into a running VM: there once the guest's driver serves it, as a mount before that finds nothing."""
+"""Plugs a share into a running VM. It can be mounted once the guest's driver has started."""
 
 import asyncio
 from contextlib import suppress
@@ -12,13 +12,15 @@ from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, ShimError
 from pyshim.model.vm import GuestLocation, ShareDevice
 
 DRIVER_TIMEOUT_S = 60.0
-"""Seconds for the guest's driver to start: tens of milliseconds, and 6 s where 30 emulated VMs begin on two cores."""
+"""Seconds for the guest's driver to start. It took 6 s when 30 emulated VMs started on two cores, else some 10 ms."""
 _PAUSE_S = 0.01
 
 
 async def plug_share(monitor: Monitor, share: ShareDevice, bridges: Bridges) -> GuestLocation:
-    """Raises Unavailable without virtiofsd, DeadlineExceeded when the guest has no driver, FailedPrecondition when this
-    QEMU cannot say whether it has.
+    """The guest can mount the share.
+
+    Raises Unavailable without virtiofsd, DeadlineExceeded when the guest's driver does not start, FailedPrecondition
+    when this QEMU does not say whether it has.
     """
     chardev = chardev_id(share.id)
     with connect_program(share.id, share.socket_path) as connection:

@@ -1,8 +1,7 @@
 """QMP, typed: the driver's commands to QEMU and their answers, over the `qemu.qmp` library (0.0.6, pinned).
 
-The library speaks the protocol; this layer adds what it leaves out: a deadline on every command, errors that name the
-command, events handed over at once instead of being stored for ever, descriptor passing one at a time, and one way to
-learn that the connection is gone.
+The library speaks the protocol. This layer adds: a deadline for every command, errors with the command's name,
+delivery of events without a store of them, one descriptor at a time, and one future for the end of the connection.
 """
 
 import asyncio
@@ -23,20 +22,20 @@ from pyshim.model.errors import DeadlineExceeded, Internal, Unavailable
 log = logging.getLogger(__name__)
 
 COMMAND_TIMEOUT_S = 25.0
-"""For QEMU's answer to a command: less than CHANGE_S, the caller's, which names less."""
+"""Seconds for QEMU's answer to a command; less than CHANGE_S, the caller's deadline, whose error says less."""
 UNPLUG_TIMEOUT_S = 15.0
-"""Limit for a guest to release a device; one with a driver for it does so at once."""
+"""Seconds for a guest to release a device. A guest with a driver for it does so at once."""
 OLDEST_QEMU = (5, 0)
 _MAX_TEXT = 500
 _MAX_QUOTE = 200
 
 
 class QmpError(Internal):
-    """QEMU's answer has another shape than its schema says."""
+    """QEMU's answer does not have the shape of its schema."""
 
 
 class QmpCommandFailed(Internal):
-    """QEMU refused a command; `description` is its own text."""
+    """QEMU refused a command; `description` is QEMU's text."""
 
     def __init__(self, command: str, error_class: str, description: str) -> None:
         super().__init__(f"ask qemu {command!r}: {description}")
@@ -45,7 +44,7 @@ class QmpCommandFailed(Internal):
 
 
 class QmpTimeout(DeadlineExceeded):
-    """QEMU gave no answer in time; whether the command took effect is unknown."""
+    """QEMU did not answer in time. The command may have taken effect, or may yet."""
 
 
 class QmpGone(Unavailable):
@@ -86,7 +85,7 @@ class Migration(NamedTuple):
 
 
 class _EventSink(EventListener):
-    """Hands events over and stores none: the library's own listeners keep every event they ever accepted."""
+    """Delivers events and stores none; the library's own listeners store every event that they accept."""
 
     def __init__(self, deliver: Callable[[QmpEvent], None]) -> None:
         super().__init__()
@@ -115,7 +114,7 @@ class Monitor:
         self.version = (0, 0, 0)
 
     async def connect(self, connected: socket.socket, timeout_s: float) -> None:
-        """Greeted and negotiated over `connected`, which is now ours. Raises QmpTimeout, QmpGone or QmpError."""
+        """The session is open over `connected`, which this object owns now. Raises QmpTimeout, QmpGone or QmpError."""
         connected.setblocking(False)
         self._socket = connected
         try:
@@ -148,7 +147,7 @@ class Monitor:
             )
 
     async def _watch(self) -> None:
-        """The one caller of the library's disconnect: waits for the end, collects its reason, closes what is open."""
+        """Waits for the end of the connection, disconnects, and sets `_closed`. The only caller of `disconnect`."""
         while self._client.runstate is LibraryState.RUNNING:
             await self._client.runstate_changed()
         reason = "closed by qemu"
@@ -157,8 +156,8 @@ class Monitor:
         except EOFError:
             pass
         except (OSError, QMPError, asyncio.QueueFull, ValueError, TypeError, RecursionError) as error:
-            # The library does not wrap ValueError (bytes that are no UTF-8, a line beyond its limit), TypeError (an id
-            # that cannot be hashed) and RecursionError (JSON nested too deeply).
+            # The library does not wrap ValueError (invalid UTF-8, a line beyond its limit), TypeError (an id that
+            # cannot be hashed) and RecursionError (JSON nested too deeply).
             reason = _cause(error)
         self._closed.set_result(reason)
         for _, future in self._expectations:
@@ -170,7 +169,7 @@ class Monitor:
         return self._watcher is not None and not self._closed.done()
 
     async def closed(self) -> str:
-        """Why the connection ended, once it has and every event before has been delivered."""
+        """Waits until the connection has ended and all its events are delivered. Returns why it ended."""
         return await asyncio.shield(self._closed)
 
     async def close(self) -> None:
@@ -178,7 +177,7 @@ class Monitor:
         if self._watcher is None:
             return
         if self._socket is not None and not self._closed.done():
-            # Ending the socket, not asking the library: its own disconnect first waits for a peer that may never read.
+            # Shut down the socket: the library's disconnect would first wait for a peer that may never read.
             with suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)
         await asyncio.shield(self._watcher)
@@ -213,7 +212,7 @@ class Monitor:
 
     @contextmanager
     def expecting(self, matches: Callable[[QmpEvent], bool]) -> Iterator[asyncio.Future[QmpEvent]]:
-        """The first matching event from now on: enter before asking for what causes it."""
+        """The first matching event from now on. To be entered before the command that causes the event."""
         future: asyncio.Future[QmpEvent] = asyncio.get_running_loop().create_future()
         entry = (matches, future)
         self._expectations.append(entry)
@@ -222,9 +221,9 @@ class Monitor:
         finally:
             self._expectations.remove(entry)
             if not future.cancel() and not future.cancelled():
-                future.exception()  # seen, so that asyncio does not call it forgotten
+                future.exception()  # retrieved, so that asyncio does not report it
 
-    # Commands, in the words of QEMU's qapi.
+    # Commands, most of them with QEMU's names.
 
     async def cont(self) -> None:
         await self.execute("cont")
@@ -236,16 +235,16 @@ class Monitor:
         await self.execute("quit", timeout_s=timeout_s)
 
     async def leave_out_shared_memory(self) -> None:
-        """Migration leaves out memory that others can map; QEMU calls it unstable, and has had it since 4.0."""
+        """Migration leaves out shared memory. QEMU has had this capability since 4.0 and calls it unstable."""
         capability = {"capability": "x-ignore-shared", "state": True}
         await self.execute("migrate-set-capabilities", {"capabilities": [capability]})
 
     async def migrate(self, uri: str) -> None:
-        """QEMU has begun to write the machine's state; `migration` says how far it is."""
+        """QEMU has begun to write the machine's state; `migration` returns its progress."""
         await self.execute("migrate", {"uri": uri})
 
     async def migrate_incoming(self, uri: str) -> None:
-        """QEMU, waiting for it, has begun to read the machine's state."""
+        """QEMU, started with `-incoming defer`, has begun to read the machine's state."""
         await self.execute("migrate-incoming", {"uri": uri})
 
     async def migration(self) -> Migration:
@@ -258,11 +257,10 @@ class Monitor:
         return _text(_mapping(await self.execute("query-status"), "query-status"), "status", "query-status")
 
     async def is_vhost_started(self, path: str) -> bool | None:
-        """The guest's driver uses the virtio device at this path of QEMU's objects, and its back end has heard of it;
-        None where this QEMU does not say.
+        """True once the guest's driver uses the virtio device at `path` and its back end is started.
 
-        QEMU promises nothing for commands with an `x-`: an answer of another shape counts as no answer. Source: QEMU's
-        qapi/virtio.json, since 7.2.
+        None if this QEMU does not say. `x-` commands are unstable: an answer of another shape counts as none.
+        Source: QEMU's qapi/virtio.json, since 7.2.
         """
         try:
             answer = await self.execute("x-query-virtio-status", {"path": path})
@@ -273,13 +271,13 @@ class Monitor:
         return started if isinstance(started, bool) else None
 
     async def cpus(self) -> tuple[Vcpu, ...]:
-        """Every vCPU, by index."""
+        """All vCPUs, sorted by index."""
         name = "query-cpus-fast"
         items = _list(await self.execute(name), name)
         return tuple(sorted(Vcpu(_int(item, "cpu-index", name), _int(item, "thread-id", name)) for item in items))
 
     async def cpu_slots(self) -> tuple[CpuSlot, ...]:
-        """Every place for a vCPU, used or free, lowest socket first (QEMU lists the highest first)."""
+        """All slots for vCPUs, used or free, lowest socket first; QEMU lists the highest first."""
         name = "query-hotpluggable-cpus"
         slots = []
         for item in _list(await self.execute(name), name):
@@ -295,7 +293,7 @@ class Monitor:
         return MemorySize(_int(answer, "base-memory", name), plugged if isinstance(plugged, int) else 0)
 
     async def dimm_slots(self) -> frozenset[int]:
-        """Memory slots in use."""
+        """The numbers of the memory slots in use."""
         name = "query-memory-devices"
         used = set()
         for item in _list(await self.execute(name), name):
@@ -310,10 +308,10 @@ class Monitor:
         await self.execute("device_add", {"driver": driver, "id": device_id, **fields}, timeout_s=timeout_s)
 
     async def device_remove(self, device_id: str, timeout_s: float = UNPLUG_TIMEOUT_S) -> None:
-        """The guest has released the device and it is gone; true also when it was gone before.
+        """The guest has released the device and QEMU has removed it. Idempotent.
 
-        Raises QmpTimeout when the guest does not, QmpError when it refuses. DEVICE_DELETED comes once more for a virtio
-        device's inner half, without the id.
+        Raises QmpTimeout when the guest does not release it in time, QmpError when it refuses. For the inner half of a
+        virtio device there is another DEVICE_DELETED, without the id.
         """
 
         def concerns(event: QmpEvent) -> bool:
@@ -343,7 +341,7 @@ class Monitor:
         await self.execute("blockdev-del", {"node-name": node_name})
 
     async def block_resize(self, node_name: str, size_bytes: int) -> None:
-        """The disk over the node has announced the new size to its guest."""
+        """QEMU has announced the new size of the node's disk to the guest."""
         await self.execute("block_resize", {"node-name": node_name, "size": size_bytes})
 
     async def chardev_add(self, fields: Mapping[str, object]) -> None:
@@ -394,7 +392,7 @@ class Monitor:
             return await self.execute(command, arguments)
 
     async def dump_guest_memory(self, fd_name: str, *, paging: bool) -> None:
-        """QEMU has begun to write the guest's memory into the descriptor of that name; DUMP_COMPLETED says its end."""
+        """QEMU has begun to write the guest's memory to the descriptor `fd_name`; the event DUMP_COMPLETED ends it."""
         fields = {"paging": paging, "protocol": f"fd:{fd_name}", "detach": True}
         await self.execute("dump-guest-memory", fields)
 
@@ -406,7 +404,7 @@ def _cause(error: BaseException) -> str:
 
 
 def _malformed(command: str, problem: str, value: object) -> QmpError:
-    """With the beginning of the part that is wrong, as QEMU wrote it."""
+    """The error quotes the beginning of the malformed value."""
     quoted = printable(json.dumps(value)[:_MAX_QUOTE])
     return QmpError(f"ask qemu {command!r}: its answer {problem}: {quoted}")
 

@@ -1,9 +1,10 @@
-"""A whole machine in two files: its memory, with holes where the guest has used none, and the state of its devices.
+"""Saves a machine in two files and lets other VMs continue from them.
 
-It is QEMU's migration, with files for the other host. `x-ignore-shared` leaves the memory out of the stream: it is the
-file behind `-object memory-backend-file`. Each VM gets it as a descriptor, of which nothing stays behind: the saved
-file itself, mapped privately, where QEMU can do that with a file it may only read and no other program maps the VM's
-memory; else a copy of its own. Source: QEMU's docs/devel/migration and docs/system/vm-templating.
+The files are the guest's memory, sparse where the guest has not used it, and the state of the devices. The state is
+QEMU's migration stream, from which `x-ignore-shared` leaves out the memory, the file of `-object memory-backend-file`.
+A VM that continues gets its memory as a descriptor without a name: the saved file, mapped privately, if QEMU can use a
+file that it may only read and no other program maps the VM's memory; else a copy. Source: QEMU's docs/devel/migration
+and docs/system/vm-templating.
 """
 
 import asyncio
@@ -19,18 +20,18 @@ from pyshim.model.vm import MemoryBacking, VmConfig
 
 MEMORY, STATE = "memory", "state"
 _PAUSE_S = 0.005
-"""Seconds between two queries: QEMU sends an event only if a capability for it is set."""
+"""Seconds between two queries of the progress. QEMU sends an event only if a capability is set."""
 _FILE_URIS = (8, 2)
-"""From this version on QEMU takes files by name; older ones take any descriptor. Source: QEMU's qapi/migration.json."""
+"""Since this version QEMU migrates to files by name; an older one uses a descriptor. Source: qapi/migration.json."""
 _READ_ONLY_MEMORY = (8, 2)
-"""From this version on QEMU makes RAM from a file that it may only read (`rom=off`). An older one would have to be
-trusted with a file that other VMs continue from. Source: QEMU's qapi/qom.json."""
+"""Since this version QEMU makes RAM from a file that it may only read (`rom=off`). An older QEMU could change the file
+from which other VMs continue. Source: QEMU's qapi/qom.json."""
 _FD_NAME = "saved-machine"
 _ENDS = ("completed", "failed", "cancelled")
 
 
 def empty_memory(config: VmConfig) -> OwnedFd:
-    """The memory of one VM, without a name and empty. Raises OSError."""
+    """A memfd of the size of the VM's RAM. Raises OSError."""
     memory = OwnedFd(os.memfd_create("guest-memory", os.MFD_CLOEXEC))
     try:
         os.truncate(memory.fileno(), config.memory.boot_mib * MIB)
@@ -41,9 +42,9 @@ def empty_memory(config: VmConfig) -> OwnedFd:
 
 
 def saved_memory(config: VmConfig) -> OwnedFd | None:
-    """The memory of the saved machine itself, for reading; None if the VM cannot map it. Raises OSError.
+    """The saved machine's memory file, open for reading; None if the VM needs a copy. Raises OSError.
 
-    Memory that other programs map has to be a copy, and one that the guest gives back: QEMU would punch holes.
+    It needs a copy if other programs map its memory, and with `reclaim`, which has QEMU punch holes in the file.
     """
     memory = config.memory
     if not config.saved_machine or memory.backing is not MemoryBacking.PRIVATE or memory.reclaim:
@@ -57,19 +58,19 @@ def saved_memory(config: VmConfig) -> OwnedFd | None:
 
 
 async def fill_memory(memory: OwnedFd, directory: str) -> None:
-    """The empty memory has the content of the saved machine's. Raises OSError.
+    """The saved machine's memory is copied into `memory`, which was empty. Raises OSError.
 
-    QEMU may have mapped it: before the machine continues it looks at nothing in there.
+    QEMU may have mapped `memory` already: it reads nothing there before the machine continues.
     """
     with _open(f"{directory}/{MEMORY}", os.O_RDONLY) as saved:
         await thread_to_the_end(copy_sparse, saved, memory)
 
 
 async def save_machine(monitor: Monitor, memory: OwnedFd, directory: str) -> None:
-    """The two files are in `directory`; the paused VM cannot continue. Raises QmpError, OSError.
+    """The two files are in `directory`; the paused VM cannot run again. Raises QmpError, OSError.
 
-    QEMU's user may open the memory for reading, where that is enough for a VM: the directory lets only root in, so it
-    is one that was given a descriptor.
+    The memory file is readable for all users if QEMU can use it that way. Only root can enter the directory, so that
+    serves only a QEMU that got a descriptor of the file.
     """
     with _open(f"{directory}/{STATE}", os.O_WRONLY | os.O_CREAT | os.O_EXCL) as state:
         await monitor.leave_out_shared_memory()
@@ -82,9 +83,9 @@ async def save_machine(monitor: Monitor, memory: OwnedFd, directory: str) -> Non
 
 
 async def continue_machine(monitor: Monitor, directory: str) -> None:
-    """The VM, made with `-incoming defer` and a copy of the memory, is paused where the saved one was.
+    """The VM, started with `-incoming defer` and the memory, is paused in the state of the saved machine.
 
-    Raises OSError, QmpError, or QmpGone: QEMU may end over a state that is not this machine's.
+    Raises OSError, QmpError, or QmpGone when QEMU exits because the state is of another machine.
     """
     with _open(f"{directory}/{STATE}", os.O_RDONLY) as state:
         await monitor.leave_out_shared_memory()

@@ -1,9 +1,9 @@
-"""The two users of a sandbox's programs: a guest that controls one of the programs reaches no other sandbox.
+"""The two users of a sandbox's programs. A guest that controls one of the programs reaches no other sandbox.
 
-QEMU has the first and the program that serves a vsock the next: as the same user one could trace the other, and do by
-it what its own filter of system calls denies. The VM's directory is the record of who has which users: its group is the
-first's. It is made before QEMU and removed after it, by the shim or from its ledger, so a user is free exactly when no
-VM has it.
+QEMU runs as the first user, the vsock program as the next one: as the same user one program could trace the other and
+make the system calls that its own seccomp filter denies. The group of the VM's directory records the first. The
+directory is made before QEMU and removed after it, by the shim or from its ledger, so a user is free exactly when no VM
+has it.
 """
 
 import fcntl
@@ -21,13 +21,13 @@ from pyshim.model.host_facts import Accelerator
 from pyshim.model.vm import VfioDevice, VmConfig
 
 COUNT = 65536
-"""Users of the range, two for each sandbox, far more than a node needs: those tried first are chosen by the sandbox's
-id, so that a user is seldom the one of a pod that ended a moment ago."""
+"""Users in the range, two for each sandbox: far more than a node needs. The search starts at a hash of the sandbox's
+id, so that a pod rarely gets the users of one that has just ended."""
 KVM = "/dev/kvm"
 
 
 def root_reason(config: VmConfig) -> str:
-    """Why QEMU has to be root for this configuration, in words for a person; empty where it need not."""
+    """The reason why QEMU has to run as root, for the log; empty if it need not."""
     if config.is_privileged:
         return "privileged_vmm is set"
     if config.guard is not None:
@@ -40,9 +40,9 @@ def root_reason(config: VmConfig) -> str:
 
 
 def missing_users_reason(config: VmConfig, *, proc: str = "/proc/self") -> str:
-    """Why the range of users cannot be used here, in words for a person; empty where it can.
+    """The reason why the shim cannot use the range of users, for the log; empty if it can.
 
-    In a user namespace only some ids exist. Source: user_namespaces(7), "User and group ID mappings".
+    A user namespace has only some ids. Source: user_namespaces(7), "User and group ID mappings".
     """
     last = config.first_user_id + COUNT - 1
     for name in ("uid_map", "gid_map"):
@@ -54,9 +54,9 @@ def missing_users_reason(config: VmConfig, *, proc: str = "/proc/self") -> str:
 
 
 async def reserve_user(config: VmConfig) -> User:
-    """A user that no other VM has, nor the next, until the VM's directory is removed; QEMU's files are its group's.
+    """This user and the next are the VM's until its directory, which exists, is removed: its group is the user's.
 
-    The directory exists. Raises ResourceExhausted, OSError.
+    Raises ResourceExhausted, OSError.
     """
     return await in_own_thread(_reserve, config)
 
@@ -69,7 +69,7 @@ def _reserve(config: VmConfig) -> User:
         start = zlib.crc32(config.sandbox_id.encode())
         pairs = COUNT // 2
         tried = (config.first_user_id + 2 * ((start + step) % pairs) for step in range(pairs))
-        # The next may be the user of a QEMU that an older shim has started.
+        # Older shims took one user for a sandbox, so the next one may be taken alone.
         user_id = next((number for number in tried if taken.isdisjoint((number, number + 1))), None)
         if user_id is None:
             raise ResourceExhausted(f"choose user of vm {config.sandbox_id!r}: all {COUNT} are taken")
@@ -78,14 +78,14 @@ def _reserve(config: VmConfig) -> User:
 
 
 def _groups_below(directory_fd: int) -> Iterator[int]:
-    """The group of each entry; entries of VMs that end meanwhile are missing."""
+    """The groups of the directory's entries, without those removed meanwhile."""
     for name in os.listdir(directory_fd):
         with suppress(FileNotFoundError):
             yield os.stat(name, dir_fd=directory_fd, follow_symlinks=False).st_gid
 
 
 def _groups(config: VmConfig) -> tuple[int, ...]:
-    """The group that may use KVM, where it is one: QEMU opens the device by its name."""
+    """The group of /dev/kvm, which QEMU opens by name, if it gives access."""
     if config.cpu.accelerator is not Accelerator.KVM:
         return ()
     found = os.stat(KVM)
@@ -93,12 +93,12 @@ def _groups(config: VmConfig) -> tuple[int, ...]:
 
 
 def vsock_user(reserved: User) -> User:
-    """Of the program that serves the vsock of the VM whose QEMU is `reserved`'s."""
+    """The user of the vsock program of a VM whose QEMU runs as `reserved`."""
     return User(id=reserved.id + 1)
 
 
 def grant_files(config: VmConfig, user: User) -> None:
-    """QEMU can use the shim's files in the VM's directory; it can neither make nor remove any there."""
+    """QEMU can use the shim's files in the VM's directory, but cannot create or remove files there."""
     os.chmod(config.vm_dir, 0o710)
     for path, mode in ((config.share.socket_path if config.share else "", 0o660), (config.initdata, 0o640)):
         if path:
@@ -107,7 +107,7 @@ def grant_files(config: VmConfig, user: User) -> None:
 
 
 async def first_unusable(config: VmConfig, user: User, view: OwnedFd | None) -> str:
-    """The first file of the configuration that this user cannot open, in that view; empty for none."""
+    """The first file of the configuration that `user` cannot open in the mount namespace `view`; empty for none."""
     boot = config.boot
     wanted = {config.hypervisor_path: os.X_OK}
     for path in (boot.kernel, boot.initrd, boot.image, boot.firmware, config.initdata, config.entropy_source):
@@ -123,7 +123,7 @@ async def first_unusable(config: VmConfig, user: User, view: OwnedFd | None) -> 
 
 
 async def first_denied(wanted: Mapping[str, int], user: User, view: OwnedFd | None) -> str:
-    """The first of the paths on which this user, in that view, has not the rights of access(2); empty for none."""
+    """The first path of `wanted` (path -> mode of access(2)) that `user` cannot access in `view`; empty for none."""
     return await in_own_thread(_first_denied, wanted, user, view)
 
 

@@ -1,8 +1,8 @@
-"""Disks that programs of the host serve: connects QEMU to them, and drops one whose program does not answer.
+"""Plugs and unplugs disks that a program of the host serves (vhost-user).
 
-While a vhost-user disk is added QEMU waits for the program and does nothing else, the guest's devices included, for as
-long as the program likes. So the connection is made here and QEMU gets a copy: shut down from this end, it ends QEMU's
-wait. Where QEMU is to connect again later (`reconnect_s`) it has to connect itself, and only the program ends the wait.
+While QEMU adds such a disk, it waits for the program without a limit, and serves neither guest nor monitor. So the shim
+makes the connection and QEMU gets a copy: when the program does not answer, the shim shuts the connection down, which
+ends QEMU's wait. With `reconnect_s` QEMU has to connect by itself, and only the program can end the wait.
 """
 
 import socket
@@ -17,8 +17,8 @@ from pyshim.model.errors import DeadlineExceeded, ShimError, Unavailable
 from pyshim.model.vm import BlockDevice, GuestLocation
 
 ANSWER_TIMEOUT_S = 10.0
-"""Seconds for the program to answer QEMU, while all of the VM stands still. After 25 s of that a guest was seen to need
-more than UNPLUG_TIMEOUT_S to release the disk."""
+"""Seconds for the program to answer QEMU; the whole VM stands still meanwhile. After 25 s of that a guest took longer
+than UNPLUG_TIMEOUT_S to release the disk."""
 
 
 class VhostUserDisks:
@@ -26,12 +26,12 @@ class VhostUserDisks:
         self._qmp = monitor
         self._bridges = bridges
         self._unanswered: set[str] = set()
-        """Disks whose plug timed out; QEMU may have carried it out since, or still may."""
+        """Disks whose plug timed out; QEMU may have completed it since, or may yet."""
 
     async def plug(self, disk: BlockDevice) -> GuestLocation:
         """Raises Unavailable when the program cannot be reached, DeadlineExceeded when it does not answer.
 
-        Unavailable as well while QEMU still holds what an earlier attempt was given up with.
+        Also raises Unavailable while QEMU still has the disk of an earlier attempt that timed out.
         """
         if disk.id in self._unanswered:
             await self._remove_unanswered(disk)
@@ -42,7 +42,7 @@ class VhostUserDisks:
             await self._add_chardev(disk, connection)
             return await self._add_device(disk, connection)
         finally:
-            # QEMU has its own copy; while this one is open, the program does not see QEMU end.
+            # QEMU has its own copy. As long as this one is open, the program does not see QEMU's end.
             if connection is not None:
                 connection.close()
 
@@ -71,7 +71,7 @@ class VhostUserDisks:
         except QmpTimeout as error:
             self._unanswered.add(disk.id)
             if connection is not None:
-                with suppress(OSError):  # the program has hung up meanwhile
+                with suppress(OSError):  # the program may have closed it
                     connection.shutdown(socket.SHUT_RDWR)
                 with suppress(ShimError):
                     await self._remove(disk)
@@ -100,12 +100,12 @@ class VhostUserDisks:
 
 
 def connect_program(device_id: str, path: str) -> socket.socket:
-    """A connection to the program that listens at `path`. Raises Unavailable."""
+    """A connection to the program that listens at `path`, for QEMU. Raises Unavailable."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     try:
-        # Non-blocking: a program whose listen queue is full counts as unreachable.
+        # Non-blocking, so that a program with a full listen queue counts as unreachable.
         connection.connect(path)
-        connection.setblocking(True)  # of the open file, which QEMU shares
+        connection.setblocking(True)  # also for QEMU: the mode belongs to the open file
     except OSError as error:
         connection.close()
         raise Unavailable(f"plug {device_id!r}: connect to {path!r}: {describe_os_error(error)}") from error

@@ -1,7 +1,7 @@
 """The host's files that QEMU and the vsock program see, each with its reason. Pure.
 
-A guest that breaks out into one of them finds these files, as they are for every user, and no others: none of other
-sandboxes, of containerd, of the kubelet, of the host's configuration.
+A guest that breaks out into one of these programs finds no files of other sandboxes, of containerd, of the kubelet or
+of the host's configuration.
 """
 
 import os
@@ -13,7 +13,7 @@ from pyshim.model.vm import VfioDevice, VhostUserVsockChannel, VmConfig
 
 
 def host_view_reason(config: VmConfig, *, is_script: bool) -> str:
-    """Why QEMU has to see the host's files as they are, in words for a person; empty where it need not."""
+    """The reason why QEMU has to see all files of the host, for the log; empty if it need not."""
     if config.is_privileged:
         return "privileged_vmm is set"
     if config.opens_sockets:
@@ -24,16 +24,16 @@ def host_view_reason(config: VmConfig, *, is_script: bool) -> str:
 
 
 def vmm_view(config: VmConfig, *, program: str) -> tuple[ViewPath, ...]:
-    """`program` is where links from the configured path of QEMU lead to.
+    """The files that QEMU sees. `program` is the configured path of QEMU with its links resolved.
 
-    Disks, taps, vhost-net, vhost-vsock, QMP and consoles are handed over open, memory has no name.
+    Disks, taps, vhost-net, vhost-vsock, QMP and consoles are inherited open; memory is anonymous.
     """
     paths = [*CODE, ViewPath(path=home_of(program), why="QEMU's own libraries, firmware and data")]
     paths.append(ViewPath(path=config.hypervisor_path, why="QEMU"))
     paths.append(ViewPath(path="/sys", why="CPUs, memory nodes, limits of disks", is_recursive=False, may_lack=True))
     if config.guard is not None or _passes_devices(config):
-        # Which of them VFIO and the guards open depends on the device, and they come while it runs. The list of the
-        # cgroup says which it may open.
+        # The nodes that VFIO and the guards open depend on the device, and may appear while QEMU runs. The cgroup's
+        # device list decides which nodes QEMU may open.
         paths.append(ViewPath(path="/dev", why="VFIO, or the host's encryption", is_recursive=False, is_writable=True))
     else:
         paths += DEVICES

@@ -1,7 +1,7 @@
-"""Memory that comes and goes in small blocks: the size of a virtio-mem device is asked for, and the guest follows.
+"""Resizes a virtio-mem device, whose memory the guest plugs and unplugs in small blocks.
 
-QEMU only passes the wish on (`requested-size`); what the guest has plugged is `size`. Source: QEMU's qapi/qom.json and
-hw/virtio/virtio-mem.c; MEMORY_DEVICE_SIZE_CHANGE comes at most once a second, the last change always.
+QEMU passes `requested-size` to the guest; `size` is what the guest has plugged. QEMU sends MEMORY_DEVICE_SIZE_CHANGE at
+most once a second, and always for the last change. Source: QEMU's qapi/qom.json and hw/virtio/virtio-mem.c.
 """
 
 import asyncio
@@ -11,20 +11,20 @@ from hypervisors.qemu.qmp import Monitor, QmpError, QmpEvent
 from pyshim.model.errors import DeadlineExceeded
 
 STALL_TIMEOUT_S = 15.0
-"""Seconds without a block moved: the guest has no driver, or memory it cannot give back."""
+"""Seconds without a change of the size: the guest has no driver, or cannot give memory back."""
 TOTAL_TIMEOUT_S = 120.0
-"""Seconds for the whole change, blocks moving or not."""
+"""Seconds for the whole change."""
 SHRINK_STALL_TIMEOUT_S, SHRINK_TOTAL_TIMEOUT_S = 3.0, 5.0
-"""The same when the VM shrinks. Only a container that needs more memory waits for the end of it, so it is short; the
-rest is asked for again later."""
+"""The same when the VM shrinks. They are short, since a container that needs more memory waits meanwhile; the caller
+tries again later to shrink the rest."""
 _PATH = f"/machine/peripheral/{VIRTIO_MEM_ID}"
 
 
 async def resize_virtio_mem(monitor: Monitor, wanted_mib: int, stall_timeout_s: float | None = None) -> int:
-    """The MiB the device now holds: `wanted_mib`, or more where the guest has not given everything back in its time.
+    """The MiB that the guest now has plugged: `wanted_mib`, or more if it has not given all back in time.
 
-    Raises DeadlineExceeded when the guest does not take what it is given. In both cases the wish is then what there
-    is, so that nothing changes later by itself.
+    Raises DeadlineExceeded when the guest does not plug all of it in time. In both cases `requested-size` is then set
+    to the current size, so that it does not change later.
     """
     wanted_bytes = wanted_mib << 20
     had_bytes = now_bytes = await _size_bytes(monitor)
@@ -45,7 +45,7 @@ async def resize_virtio_mem(monitor: Monitor, wanted_mib: int, stall_timeout_s: 
 
 
 async def _await_size(monitor: Monitor, now_bytes: int, wanted_bytes: int, stall_s: float, total_s: float) -> int:
-    """The device's size once it is `wanted_bytes`, or once the guest has had its time."""
+    """The device's size when it is `wanted_bytes`, or when the time is over."""
     try:
         async with asyncio.timeout(total_s):
             while now_bytes != wanted_bytes:

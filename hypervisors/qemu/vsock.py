@@ -1,7 +1,7 @@
-"""The guest's vsock: a CID reserved with the host's kernel, or a program of the host that serves the device.
+"""The guest's vsock: a CID reserved in the host's kernel, or a program of the host that serves the device.
 
-With the kernel's vhost-vsock the open descriptor that has the CID set is the reservation. With the program, each VM has
-one of its own, so that every guest can have the same CID.
+With vhost-vsock a CID is reserved as long as the descriptor is open on which it was set. Each VM has a vsock program of
+its own, so all their guests have the same CID.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ LAST_CID = (1 << 32) - 2
 _TRIES = 1000
 _VHOST_VSOCK_SET_GUEST_CID = 0x4008AF60
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.002, 0.1
-"""Between two attempts to connect to the program, which makes its socket itself: it takes no descriptor."""
+"""Seconds between attempts to connect to the program. It makes its socket itself and takes no listening descriptor."""
 
 
 def set_guest_cid(fd: int, cid: int) -> None:
@@ -36,20 +36,20 @@ def set_guest_cid(fd: int, cid: int) -> None:
 
 
 def candidate_cids(start: int) -> Iterator[int]:
-    """`start`, then upward, then downward: a bounded number of them."""
+    """The CIDs to try: `start` and up to _TRIES above it, then up to _TRIES below it."""
     yield from range(start, min(start + _TRIES, LAST_CID + 1))
     yield from range(start - 1, max(start - _TRIES, FIRST_CID) - 1, -1)
 
 
 def _random_cid() -> int:
-    """A number from the kernel: importing the module `random` takes longer than the reservation."""
+    """Not by the module `random`: its import takes longer than the reservation."""
     return FIRST_CID + int.from_bytes(os.urandom(8)) % (LAST_CID - FIRST_CID + 1)
 
 
 def reserve_cid(
     *, device: str = DEVICE, set_cid: Callable[[int, int], None] = set_guest_cid, start: int | None = None
 ) -> tuple[OwnedFd, int]:
-    """The device opened for this VM, and the CID it holds. Raises FailedPrecondition or ResourceExhausted."""
+    """(open vhost-vsock device, CID set on it). Raises FailedPrecondition or ResourceExhausted."""
     with os_errors(f"open {device!r}", hint="modprobe vhost_vsock"):
         vsock = OwnedFd(os.open(device, os.O_RDWR | os.O_CLOEXEC))
     first = _random_cid() if start is None else start
@@ -80,10 +80,10 @@ async def start_program(
     dumps_core: bool,
     timeout_s: float,
 ) -> tuple[Child, socket.socket]:
-    """The program serves the device, and the connection for QEMU to it.
+    """(the program, which serves the device; a connection to it for QEMU).
 
-    Ledger: PROCESS under `channel.device_path`. Raises Internal with the program's own words, DeadlineExceeded when it
-    does not take a connection in time; it has ended then.
+    Ledger: PROCESS under `channel.device_path`. Raises Internal with the program's output when it exits,
+    DeadlineExceeded when it accepts no connection in time. It has ended after an error.
     """
     argv = (
         channel.program,
@@ -113,7 +113,7 @@ async def _connected(child: Child, path: str) -> socket.socket:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
         try:
             connection.connect(path)
-            connection.setblocking(True)  # of the open file, which QEMU shares
+            connection.setblocking(True)  # also for QEMU: the mode belongs to the open file
             return connection
         except OSError as error:
             connection.close()

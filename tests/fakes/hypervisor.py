@@ -117,7 +117,7 @@ class FakeHypervisor:
         self._continues = bool(config.saved_machine)
         self._failpoint("create")
         if self.config is not None or self.phase != "new":
-            raise FailedPrecondition(f"create vm {config.sandbox_id!r}: this driver object has had its vm")
+            raise FailedPrecondition(f"create vm {config.sandbox_id!r}: this driver object has made its vm already")
         for path in (config.hypervisor_path, config.boot.kernel, config.boot.initrd, config.boot.image):
             if path is not None and not self._exists(path):
                 raise FailedPrecondition(f"start vm {config.sandbox_id!r}: open {path!r}: ENOENT")

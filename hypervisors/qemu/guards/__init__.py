@@ -1,7 +1,7 @@
-"""Additions to the plain argv that make a VM confidential: one object, two properties of the machine, a firmware.
+"""The options that make a VM confidential: an object, two machine properties, and the firmware.
 
-`tdx.py` and `sev.py` hold the words of each technology; this module chooses, and refuses what contradicts a guard.
-Everything else about such a VM (private memory, no shared file system, no growth) is decided in its plan.
+`tdx.py` and `sev.py` build them for each technology. This module chooses, and refuses a VM that contradicts its guard.
+The rest (private memory, no shared file system, no growth) is decided in the VM's plan.
 """
 
 from hypervisors.qemu.guards import sev, tdx
@@ -11,7 +11,7 @@ from pyshim.model.vm import ImageDriver, MemoryBacking, VmConfig
 
 
 def guard_object(guard: Guard, encryption: sev.Encryption) -> tuple[str, ...]:
-    """The -object the machine names in `confidential-guest-support`."""
+    """The -object that the machine's `confidential-guest-support` refers to."""
     match guard:
         case TdxGuard():
             return tdx.tdx_object(guard)
@@ -22,7 +22,7 @@ def guard_object(guard: Guard, encryption: sev.Encryption) -> tuple[str, ...]:
 
 
 def machine_properties(guard: Guard) -> dict[str, str]:
-    """TDX accepts no other irqchip, and the interrupt controller in QEMU sees no guest memory; Kata's rule for all."""
+    """The split irqchip is the only one that TDX accepts; Kata uses it for all guards."""
     return {"kernel-irqchip": "split", "confidential-guest-support": guard_id(guard)}
 
 
@@ -37,15 +37,17 @@ def guard_id(guard: Guard) -> str:
 
 
 def firmware(guard: Guard, path: str) -> tuple[str, ...]:
-    """SEV's as flash, which every QEMU measures; flash needs read-only memory slots, which TDX and SNP do not have."""
+    """SEV's firmware is flash, which every QEMU measures. TDX and SNP lack flash's read-only memory slots."""
     if isinstance(guard, SevGuard):
         return ("-drive", f"if=pflash,format=raw,read-only=on,file={path.replace(',', ',,')}")
     return ("-bios", path)
 
 
 def problem(config: VmConfig, guard: Guard) -> str:
-    """Why this VM cannot be confidential; empty when it can. Without this check
-    such a VM would start with less protection than asked for, or fail without naming the cause."""
+    """The reason why this VM cannot be confidential; empty if it can.
+
+    Without this check it would start with less protection than requested, or fail without the cause.
+    """
     if config.machine_type != "q35":
         return f"a confidential guest needs machine type q35, not {config.machine_type!r}"
     if config.cpu.accelerator is not Accelerator.KVM:

@@ -1,9 +1,8 @@
-"""The steps between QEMU and the guests of SEV's kinds before these run.
+"""What SEV, SEV-ES and SNP guests need before they run.
 
-All of them need the host's encryption bit in the argv; a QEMU without a machine is asked for it. The launch of SEV and
-SEV-ES is measured before the guest's first instruction, and its owner may answer with a secret. The hook is a program
-of the operator's: it gets the measurement and asks the guest's owner. It gives back a secret, encrypted for this
-launch, or nothing; when it fails the guest never runs.
+The argv of all three needs the host's encryption bit, which a QEMU without a machine reports. The launch of SEV and
+SEV-ES is measured before the guest's first instruction. The operator's hook gets the measurement and asks the guest's
+owner. It prints a secret, encrypted for this launch, or nothing. When it fails, the guest never runs.
 """
 
 import asyncio
@@ -25,23 +24,23 @@ from pyshim.model.ledger import Ledger, LedgerEntry, ResourceKind
 log = logging.getLogger(__name__)
 
 HOOK_TIMEOUT_S = 20.0
-"""Below what the start of a VM may take in all."""
+"""Seconds for the hook; less than the deadline of the VM's start."""
 _MAX_ANSWER_BYTES = 64 << 10
 _MAX_SECRET_BYTES = 16 << 10
 """LAUNCH_SECRET takes 16 KiB at most. Source: AMD's SEV API specification."""
 _FIELDS = frozenset({"packet-header", "secret", "gpa"})
 _QMP_FD = 3
-_LAST_WORDS_S = 2.0
-"""For a QEMU that has closed its connection to end."""
+_EXIT_S = 2.0
+"""Seconds for a QEMU that has closed its connection to exit."""
 
 
 async def query_encryption(
     program: str, children: Children, ledger: Ledger, *, name: str, timeout_s: float
 ) -> Encryption:
-    """The host's encryption, as the QEMU at `program` describes it. The QEMU started for this, called `name`, ended.
+    """The host's encryption, as the QEMU at `program` reports it. The QEMU started for this, called `name`, has ended.
 
-    Raises FailedPrecondition when it does not come up or its answer has another shape, QmpCommandFailed with its
-    own words where KVM has no SEV, QmpTimeout, SpawnFailed.
+    Raises FailedPrecondition when QEMU does not start or its answer has another shape, QmpCommandFailed with QEMU's
+    text when KVM has no SEV, QmpTimeout, SpawnFailed.
     """
     ours, theirs = socket.socketpair()
     monitor = Monitor(name=name, on_event=lambda _event: None)
@@ -61,7 +60,7 @@ async def query_encryption(
         return parse_encryption(await monitor.execute(QUERY_CAPABILITIES))
     except QmpGone as error:
         with suppress(TimeoutError):
-            async with asyncio.timeout(_LAST_WORDS_S):
+            async with asyncio.timeout(_EXIT_S):
                 await child.wait()
         raise FailedPrecondition(f"ask qemu {QUERY_CAPABILITIES!r}: {child.describe_exit()}") from error
     finally:
@@ -71,9 +70,9 @@ async def query_encryption(
 
 
 async def attest(monitor: Monitor, children: Children, guard: SevGuard, sandbox_id: str) -> None:
-    """The hook has seen the launch measurement, and its secret, if any, is in the guest, which has not run yet.
+    """The hook has got the launch measurement, and its secret, if any, is in the guest, which has not run yet.
 
-    Raises FailedPrecondition when the hook fails or its answer has another shape, QmpError when QEMU's has.
+    Raises FailedPrecondition when the hook fails or its answer is malformed, QmpError when QEMU's answer is.
     """
     measured = await monitor.execute("query-sev-launch-measure")
     measurement = measured.get("data") if isinstance(measured, dict) else None
@@ -96,7 +95,7 @@ async def attest(monitor: Monitor, children: Children, guard: SevGuard, sandbox_
 
 
 def hook_environment(measurement: str, launch: Mapping[str, object], sandbox_id: str) -> dict[str, str]:
-    """The hook's environment: the measurement, and those other inputs of its digest that QEMU names."""
+    """The hook's environment: the measurement, and the other inputs of its digest that QEMU reports."""
     environment = {"PYSHIM_SANDBOX": sandbox_id, "PYSHIM_SEV_MEASUREMENT": measurement}
     for member in ("api-major", "api-minor", "build-id", "policy", "handle", "state"):
         if member in launch:
@@ -105,7 +104,7 @@ def hook_environment(measurement: str, launch: Mapping[str, object], sandbox_id:
 
 
 def parse_secret(answer: bytes, hook: str) -> dict[str, object]:
-    """The arguments of sev-inject-launch-secret the hook printed as JSON; empty for an empty answer."""
+    """The arguments of sev-inject-launch-secret, which the hook printed as JSON; empty for an empty answer."""
     if not answer.strip():
         return {}
 

@@ -15,12 +15,12 @@ _MAX_ID_AUTH_BYTES = 4096
 
 
 class Encryption(NamedTuple):
-    """The host CPU's encryption of memory, as QEMU's argv names it."""
+    """The host CPU's parameters of memory encryption, for QEMU's argv."""
 
     cbitpos: int
     """The page table bit that marks an encrypted page."""
     reduced_phys_bits: int
-    """Physical address bits the guest loses."""
+    """The number of physical address bits that the guest loses."""
 
 
 NO_ENCRYPTION = Encryption(0, 0)
@@ -28,17 +28,17 @@ QUERY_CAPABILITIES = "query-sev-capabilities"
 
 
 def capabilities_argv(program: str, name: str, qmp_fd: int) -> tuple[str, ...]:
-    """A QEMU without a machine, which answers QUERY_CAPABILITIES on the connected socket `qmp_fd`."""
+    """The argv of a QEMU without a machine, which answers QUERY_CAPABILITIES on the connected socket `qmp_fd`."""
     machine = ("-nodefaults", "-no-user-config", "-display", "none", "-machine", "none", "-accel", "kvm")
     control = ("-chardev", f"socket,id=qmp,fd={qmp_fd}", "-mon", "chardev=qmp,mode=control")
     return (program, "-name", name, *machine, *control)
 
 
 def parse_encryption(capabilities: object) -> Encryption:
-    """From QEMU's answer to QUERY_CAPABILITIES. Raises FailedPrecondition for an answer of another shape."""
+    """The parameters in QEMU's answer to QUERY_CAPABILITIES. Raises FailedPrecondition for a malformed answer."""
     members = capabilities if isinstance(capabilities, dict) else {}
     found = Encryption(members.get("cbitpos", 0), members.get("reduced-phys-bits", 0))
-    # Whatever JSON has here: True is 1 to Python, and a bit of no page table.
+    # `type` and not isinstance: JSON's true would count as 1.
     if not all(type(bits) is int and 0 < bits < 64 for bits in found):
         raise FailedPrecondition(
             f"ask qemu {QUERY_CAPABILITIES!r}: encryption bit {found.cbitpos!r} and {found.reduced_phys_bits!r} reduced"
@@ -61,7 +61,7 @@ def snp_object(guard: SnpGuard, encryption: Encryption) -> tuple[str, ...]:
 
 
 def _common(encryption: Encryption) -> str:
-    """kernel-hashes: without them the launch measurement says nothing about kernel, initrd and command line."""
+    """Without `kernel-hashes` the launch measurement does not cover kernel, initrd and command line."""
     return f"cbitpos={encryption.cbitpos},reduced-phys-bits={encryption.reduced_phys_bits},kernel-hashes=on"
 
 

@@ -10,7 +10,7 @@ ID = "tdx"
 
 
 def tdx_object(guard: TdxGuard) -> tuple[str, ...]:
-    """JSON, since the quote socket is an object within the object. cid and port are strings, as qapi has them."""
+    """In JSON, since the quote socket is a nested object. cid and port are strings in QEMU's qapi."""
     fields: dict[str, object] = {"qom-type": "tdx-guest", "id": ID}
     if guard.mrconfigid:
         fields["mrconfigid"] = base64.b64encode(guard.mrconfigid).decode()
