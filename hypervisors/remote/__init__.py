@@ -1,4 +1,4 @@
-"""The driver of VMs that a service makes outside this host (peer pods), by Kata's remote hypervisor protocol.
+"""The driver for VMs that a service makes outside this host (peer pods), by Kata's remote hypervisor protocol.
 
-Start with `vm.py`, one VM's life. `service.py` speaks the protocol and alone has its protobuf types.
+Read `vm.py`, the driver, first. `service.py` is the client of the service; only it uses the protocol's protobuf types.
 """

@@ -1,10 +1,8 @@
-"""Client of the remote hypervisor service: one connection for each call, as Kata's runtime does.
+"""Client of the remote hypervisor service, with one connection for each call, like Kata's runtime.
 
-A service stops working on a call when the caller's deadline passes or its connection closes, and some services then
-forget the VM that they were making. Calls that make a VM are therefore waited for beyond their deadline, and StopVM has
-no deadline on the wire.
-
-Source: Kata's hypervisor.proto, and the cloud adaptor's answers.
+When the deadline of a call passes or its connection closes, a service stops the call, and some services then forget the
+VM that they were making. So the client waits for CreateVM and StartVM beyond their deadline, and sends StopVM without
+one. Source: Kata's hypervisor.proto, and the cloud adaptor's answers.
 """
 
 import asyncio
@@ -30,11 +28,11 @@ Reply = TypeVar("Reply", bound=Message)
 CONNECT_TIMEOUT_S = 10.0
 VERSION_TIMEOUT_S = 10.0
 OUR_VERSION = "0.0.0"
-"""The only version of the protocol so far, which cloud adaptors answer, too."""
+"""The only version of the protocol so far. Cloud adaptors answer with it, too."""
 
 
 class ServiceUnreachable(Unavailable):
-    """The service did not take the call: it was not carried out."""
+    """The service did not get the call, and so did not carry it out."""
 
 
 class ReplyLost(Unavailable):
@@ -51,13 +49,13 @@ class ServiceRefused(FailedPrecondition):
 
 
 class RemoteService:
-    """The service that listens at `socket_path`. Calls raise ShimError with the VM's id and the service's text."""
+    """The service that listens at `socket_path`. Methods raise ShimError with the VM's id and the service's text."""
 
     def __init__(self, socket_path: str) -> None:
         self._path = socket_path
 
     async def version(self) -> str:
-        """The version that the service gives."""
+        """The version that the service reports."""
         reply = await self._call(
             f"ask version of '{self._path}'",
             "Version",
@@ -70,9 +68,9 @@ class RemoteService:
     async def create_vm(
         self, vm_id: str, annotations: dict[str, str], netns_path: str, timeout_s: float, late_s: float
     ) -> str:
-        """The path at which the VM's agent will answer, as the service gives it, unchecked.
+        """The path, unchecked, of the socket at which the VM's agent will answer.
 
-        The request carries the deadline `timeout_s`; an answer is accepted up to `late_s` after that.
+        The request has the deadline `timeout_s`; an answer is accepted up to `late_s` after that.
         """
         request = pb.CreateVMRequest(id=vm_id, annotations=annotations, networkNamespacePath=netns_path)
         action = f"create remote vm {vm_id!r}"
@@ -80,14 +78,14 @@ class RemoteService:
         return reply.agentSocketPath
 
     async def start_vm(self, vm_id: str, timeout_s: float, late_s: float) -> None:
-        """The VM runs, and its agent can be reached. Times as of `create_vm`."""
+        """The VM runs, and its agent can be reached. Times as for `create_vm`."""
         request = pb.StartVMRequest(id=vm_id)
         await self._call(f"start remote vm {vm_id!r}", "StartVM", request, pb.StartVMResponse, timeout_s, late_s)
 
     async def stop_vm(self, vm_id: str, timeout_s: float) -> None:
-        """The service has answered OK. Raises NotFound when it has no such VM. The request carries no deadline.
+        """The service has answered OK. Raises NotFound when it has no such VM. The request has no deadline.
 
-        A cloud adaptor answers OK also when the cloud refused to delete the instance.
+        A cloud adaptor answers OK even when the cloud refused to delete the instance.
         """
         action = f"stop remote vm {vm_id!r}"
         try:

@@ -1,15 +1,15 @@
-"""One VM that a service makes outside this host, from `create` to `stop`.
+"""The driver of a VM that a service makes outside this host.
 
 Theory of operation:
 
     NEW --create: CreateVM--> CREATED --start: StartVM--> RUNNING --stop: StopVM--> ENDED
 
-The protocol has no call that reports the end of a VM. The sandbox watches the agent instead, which it reaches through
-the service (`reports_end` is false); `wait` returns once the VM was stopped.
+The protocol has no call that reports the end of a VM (`reports_end` is false): `wait` returns after `stop`. The sandbox
+watches the agent instead, which it reaches through the service.
 
-The VM costs money where it runs, so it is in the ledger before CreateVM is sent, and stays there until StopVM was
-answered. A service whose CreateVM or StartVM is cut off may forget the VM. So these calls go on when their caller gives
-up, and `stop` waits for the one under way, which has its own deadline, before it sends StopVM.
+The VM costs money where it runs. So it is in the ledger before CreateVM is sent, and until StopVM is answered. A
+service whose CreateVM or StartVM is cut off may forget the VM. So these calls go on when their caller is cancelled, and
+`stop` waits for the end of such a call, which has a deadline, before it sends StopVM.
 """
 
 import asyncio
@@ -44,14 +44,15 @@ from pyshim.ttrpc import Code
 log = logging.getLogger(__name__)
 
 RETRY_S = 30.0
-"""Seconds for which a service that is being restarted is tried again, before the VM is left to `pyshim cleanup`."""
+"""Seconds for which StopVM is repeated while the service restarts. After that the VM is left to `pyshim cleanup`."""
 LATE_S = 30.0
-"""Seconds after its deadline to wait for the answer to CreateVM or StartVM, which names the VM to stop."""
+"""Seconds to wait for the answer to CreateVM or StartVM after its deadline."""
 SETTLE_S = 5.0
-"""Seconds after a CreateVM whose connection was lost: a service that lives may still make the VM."""
+"""Seconds for which the service may still make the VM after the connection of CreateVM was lost."""
 FIRST_PAUSE_S, LAST_PAUSE_S = 0.1, 2.0
+"""Seconds before StopVM is repeated: the first time, and at most."""
 _MAX_SOCKET_PATH_BYTES = 107
-"""sun_path of unix(7), less its final NUL."""
+"""The size of sun_path in unix(7) without the final NUL."""
 
 
 class Phase(StrEnum):
@@ -62,7 +63,7 @@ class Phase(StrEnum):
 
 
 class RemoteVm:
-    """The remote driver: one object, one VM. See `Hypervisor` for what each call promises."""
+    """The remote driver; an object has one VM. `Hypervisor` describes the calls."""
 
     def __init__(
         self,
@@ -74,7 +75,7 @@ class RemoteVm:
         late_s: float = LATE_S,
         settle_s: float = SETTLE_S,
     ) -> None:
-        """`on_lost` is called with the VM's id when the service has forgotten a VM that was started."""
+        """`on_lost` is called with the VM's id when the service no longer has a VM that was started."""
         self._ledger = ledger
         self._on_lost = on_lost
         self._clock_s = clock_s
@@ -91,10 +92,10 @@ class RemoteVm:
         self._exit: asyncio.Future[VmExit] | None = None
         self._stopping: asyncio.Task[None] | None = None
 
-    # Facts
+    # State
 
     def capabilities(self) -> Capabilities:
-        """Such a VM can only be ended."""
+        """None: a remote VM can only be stopped."""
         self._config("ask capabilities")
         return Capabilities(
             block_hotplug=False,
@@ -126,10 +127,10 @@ class RemoteVm:
         config, remote = self._config("save the remote vm"), self._service_config("save the remote vm")
         return {"Type": "remote", "UUID": config.uuid, "APISocket": remote.socket_path, "Pid": 0}
 
-    # Life
+    # From create to stop
 
     async def await_agent_device(self, timeout_s: float) -> None:
-        """The service's socket takes connections from the start."""
+        """Returns at once: the service's socket takes connections from the start."""
 
     @within_s(lambda self, config: config.start_timeout_s + MARGIN_S, "create vm '{config.sandbox_id}'")
     async def create(self, config: VmConfig) -> None:
@@ -152,9 +153,9 @@ class RemoteVm:
 
     async def _create(self, config: VmConfig, remote: RemoteServiceConfig) -> None:
         service = self._service()
-        # Before the ledger has the VM: a service that cannot be reached has made nothing.
+        # Before the VM is in the ledger: a service that cannot be reached has made nothing.
         version = await self._version(service)
-        self._require("create remote vm", Phase.NEW)  # a `stop` meanwhile has found nothing to end
+        self._require("create remote vm", Phase.NEW)  # a `stop` meanwhile found no VM
         self._record_call(remote, RemoteVmState.ASKED)
         request = service.create_vm(
             config.sandbox_id, dict(remote.annotations), config.netns_path or "", remote.timeout_s, self._late_s
@@ -168,7 +169,7 @@ class RemoteVm:
         )
 
     async def _finish_create(self, vm_id: str, request: Coroutine[Any, Any, str]) -> None:
-        """CreateVM has been answered and the answer is in the ledger, even if the caller was cancelled."""
+        """CreateVM is answered and the ledger has the answer. Runs on when the caller is cancelled."""
         try:
             self._agent_path = _checked_agent_path(vm_id, await request)
         except ServiceUnreachable:
@@ -183,10 +184,10 @@ class RemoteVm:
         self._record(RemoteVmState.KNOWN)
 
     def _settle_after_s(self, error: ShimError) -> float:
-        """Seconds after this failure of CreateVM for which the service may still make the VM."""
+        """The seconds after this error of CreateVM for which the service may still make the VM."""
         if isinstance(error, ReplyLost):
             return self._settle_s
-        # Some servers answer so by themselves at the deadline, while the call goes on.
+        # Some ttrpc servers send this status at the deadline while the call goes on.
         return self._late_s if isinstance(error, ServiceRefused) and error.status == Code.DEADLINE_EXCEEDED else 0
 
     async def _version(self, service: RemoteService) -> str:
@@ -210,7 +211,7 @@ class RemoteVm:
         log.info("remote vm started", extra={"sandbox": config.sandbox_id})
 
     async def _finish_start(self, request: Coroutine[Any, Any, None]) -> None:
-        """StartVM has been answered, even if the caller was cancelled."""
+        """StartVM is answered. Runs on when the caller is cancelled."""
         try:
             await request
         except ServiceUnreachable:
@@ -224,7 +225,7 @@ class RemoteVm:
 
     @within_s(lambda self: given_s(self._vm and self._vm.stop_timeout_s), "stop vm")
     async def stop(self) -> None:
-        """As `Hypervisor.stop`. If the caller is cancelled, it continues in its own task; later calls wait for it."""
+        """As `Hypervisor.stop`, in a task that goes on if the caller is cancelled. Later calls wait for that task."""
         if self._stopping is None or (self._stopping.done() and not succeeded(self._stopping)):
             name = self._vm.sandbox_id if self._vm is not None else ""
             self._stopping = asyncio.create_task(self._stop(), name=f"stop/vm/{name}")
@@ -245,9 +246,9 @@ class RemoteVm:
             self._exit.set_result(VmExit(kind=VmExitKind.REQUESTED, reason=reason))
 
     async def _end(self, remote: RemoteServiceConfig) -> RemoteVmState:
-        """STOPPED once the service has answered StopVM or has never had such a VM; LOST when it has forgotten the VM.
+        """STOPPED after the service has answered StopVM or never had the VM; LOST when it no longer has a started VM.
 
-        Raises ShimError when it gives neither answer.
+        Raises ShimError after any other answer, and without one.
         """
         vm_id = self._config("stop").sandbox_id
         loop = asyncio.get_running_loop()
@@ -259,13 +260,13 @@ class RemoteVm:
             except NotFound as exc:
                 if self._entry is not None and self._entry.detail["state"] == RemoteVmState.STARTED:
                     log.warning(
-                        "remote vm lost: its service does not know it any more, it may run on and cost money",
+                        "remote vm lost: its service no longer has it; it may run on and cost money",
                         extra={"sandbox": vm_id, "service": remote.socket_path, "error": str(exc)},
                     )
                     self._on_lost(vm_id)
                     return RemoteVmState.LOST
                 if loop.time() >= self._settled_at:
-                    log.info("remote vm was gone already", extra={"sandbox": vm_id, "error": str(exc)})
+                    log.info("remote vm already stopped", extra={"sandbox": vm_id, "error": str(exc)})
                     return RemoteVmState.STOPPED
             except (ServiceUnreachable, ReplyLost) as exc:
                 if loop.time() + pause_s > until:
@@ -275,7 +276,7 @@ class RemoteVm:
             pause_s = min(pause_s * 2, LAST_PAUSE_S)
 
     async def _run_call(self, method: str, action: str, call: Coroutine[Any, Any, None]) -> None:
-        """The call has ended. After the deadline or a cancellation it continues, and `stop` waits for it."""
+        """The call has ended. It goes on after its deadline or a cancellation; `stop` then waits for it."""
         remote = self._service_config(action)
         call_task = asyncio.create_task(call, name=f"{method}/{self._config(action).sandbox_id}")
         call_task.add_done_callback(_log_failure)
@@ -286,7 +287,7 @@ class RemoteVm:
         call_task.result()
 
     def _record_call(self, remote: RemoteServiceConfig, state: RemoteVmState) -> None:
-        """The ledger has the time at which the call that is sent next has ended at the latest."""
+        """The ledger has the state and the time by which the call, sent next, has ended."""
         self._asked_until_s = math.ceil(self._clock_s() + remote.timeout_s + self._late_s)
         self._record(state)
 
@@ -350,7 +351,7 @@ class RemoteVm:
             f"{doing}: vm {config.sandbox_id!r} is remote: its service can start and stop it, and nothing else"
         )
 
-    # Pieces
+    # Checks
 
     def _config(self, doing: str) -> VmConfig:
         if self._vm is None:
@@ -374,7 +375,7 @@ class RemoteVm:
 
 
 def _check_config(config: VmConfig) -> None:
-    """Raises InvalidArgument or FailedPrecondition for a VM that no service could make."""
+    """Raises InvalidArgument or FailedPrecondition for a VM that no service can make."""
     action = f"create remote vm {config.sandbox_id!r}"
     if config.remote is None:
         raise InvalidArgument(f"{action}: no service was named")
@@ -385,7 +386,7 @@ def _check_config(config: VmConfig) -> None:
 
 
 def _checked_agent_path(vm_id: str, path: str) -> str:
-    """`path`, when it can be that of a socket. Raises FailedPrecondition."""
+    """`path`. Raises FailedPrecondition when it cannot be the path of a socket."""
     problem = ""
     if not path:
         problem = "no path"
@@ -399,7 +400,7 @@ def _checked_agent_path(vm_id: str, path: str) -> str:
 
 
 def _check_agent_socket(vm_id: str, path: str) -> None:
-    """`path` is a socket, or does not exist yet: the agent's connector waits for it. Raises FailedPrecondition."""
+    """Raises FailedPrecondition when `path` is no socket. It need not exist yet: the agent's connector waits for it."""
     try:
         is_socket = stat.S_ISSOCK(os.stat(path).st_mode)
     except FileNotFoundError:
@@ -407,9 +408,7 @@ def _check_agent_socket(vm_id: str, path: str) -> None:
     except OSError as exc:
         raise FailedPrecondition(f"start remote vm {vm_id!r}: look at '{path}': {exc.strerror}") from exc
     if not is_socket:
-        raise FailedPrecondition(
-            f"start remote vm {vm_id!r}: '{path}', which its agent should answer at, is not a socket"
-        )
+        raise FailedPrecondition(f"start remote vm {vm_id!r}: its agent's '{path}' is not a socket")
 
 
 def _log_failure(task: asyncio.Task[None]) -> None:
