@@ -170,8 +170,8 @@ class Ctr:
         config: Path | None = None,
         **call: Any,
     ) -> Result:
-        """A container of the test image has run to its end and is removed; `call` may name a `config`, too."""
-        words = self.run_words("--rm", *options, config=call.pop("config", None))
+        """A container of the test image has run to its end and is removed."""
+        words = self.run_words("--rm", *options, config=config)
         return self(*words, IMAGE, name, *command, **call)
 
     def inside(self, container: str, *command: str | Path, **call: Any) -> Result:
