@@ -15,7 +15,7 @@ TYPE_CHECKING = False  # `typing` itself would cost `start` more than it needs i
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pyshim.config.examined import Examined
+    from pyshim.config.cache import ConfigCache
     from pyshim.serve import Faults
     from pyshim.zygote.request import Request
 
@@ -56,7 +56,7 @@ def main(words: list[str] | None = None, *, launcher: str = "", faults: "Callabl
 
 
 def _serve(
-    call: Invocation, *, made_by: str, faults: "Faults | None" = None, examined: "Examined | None" = None
+    call: Invocation, *, made_by: str, faults: "Faults | None" = None, config_cache: "ConfigCache | None" = None
 ) -> int:
     import gc
 
@@ -78,14 +78,14 @@ def _serve(
         options=named_file(call.config),
     )
     return serve(
-        LISTENING_FD, identity, made_by=made_by, reason=call.executed_because, faults=faults, examined=examined
+        LISTENING_FD, identity, made_by=made_by, reason=call.executed_because, faults=faults, config_cache=config_cache
     )
 
 
 def _zygote(call: Invocation) -> int:
     """The exit code of the zygote, and in each process that it forks, of the daemon there."""
-    from pyshim.config.examined import Examined
-    from pyshim.config.load import judge
+    from pyshim.config.cache import ConfigCache
+    from pyshim.config.load import fill_caches
     from pyshim.config.sources import named_file
     from pyshim.model.errors import ShimError
     from pyshim.start import zygote as link
@@ -99,11 +99,11 @@ def _zygote(call: Invocation) -> int:
         idle_s = -1.0
     if not idle_s >= 0:  # true for "nan", too
         raise BootstrapError(f"parse flag '-idle': {call.idle!r} is not a number of seconds")
-    examined = Examined()
+    config_cache = ConfigCache()
 
     def read_configuration(request: "Request") -> None:
         try:
-            judge(examined.of(named_file(parse(request.words).config), request.environment))
+            fill_caches(config_cache.get(named_file(parse(request.words).config), request.environment))
         except (OSError, ShimError, BootstrapError):
             return  # the daemon meets the same error, and reports it
 
@@ -111,7 +111,7 @@ def _zygote(call: Invocation) -> int:
         words = run(directory=directory, idle_s=idle_s, prepare=read_configuration)
     except OSError as error:
         raise os_failure("run zygote", directory, error) from error
-    return 0 if words is None else _serve(parse(words), made_by="fork", examined=examined)
+    return 0 if words is None else _serve(parse(words), made_by="fork", config_cache=config_cache)
 
 
 def operator_main(words: list[str] | None = None) -> int:

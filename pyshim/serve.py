@@ -27,7 +27,7 @@ from pyshim.cleanup.release import release
 from pyshim.concurrency.deadlines import CHANGE_S, within_s
 from pyshim.concurrency.tasks import TaskOwner
 from pyshim.concurrency.threads import thread_to_the_end
-from pyshim.config.examined import Examined
+from pyshim.config.cache import ConfigCache
 from pyshim.config.load import load_config
 from pyshim.debug import dump_on_signal, objects, stacks
 from pyshim.host.os_errors import os_errors
@@ -106,18 +106,18 @@ def serve(
     made_by: str,
     reason: str = "",
     faults: Faults | None = None,
-    examined: Examined | None = None,
+    config_cache: ConfigCache | None = None,
 ) -> int:
     """The exit code, once every task is gone and containerd has its events: 0.
 
-    The log gets `made_by`, "fork" or "exec", and the `reason` why `start` executed this process. `examined` are the
+    The log gets `made_by`, "fork" or "exec", and the `reason` why `start` executed this process. `config_cache` has the
     configurations that a zygote has read.
     """
     shim_log.set_up(debug=identity.debug, fields={"sandbox": identity.sandbox_id, "namespace": identity.namespace})
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     listener = socket.socket(fileno=listening_fd)
     os.set_inheritable(listening_fd, False)
-    daemon = _Daemon(identity, made_by=made_by, reason=reason, faults=faults, examined=examined)
+    daemon = _Daemon(identity, made_by=made_by, reason=reason, faults=faults, config_cache=config_cache)
     asyncio.run(daemon.run(listener))
     return 0
 
@@ -190,11 +190,11 @@ class _Daemon:
         made_by: str,
         reason: str = "",
         faults: Faults | None = None,
-        examined: Examined | None = None,
+        config_cache: ConfigCache | None = None,
     ) -> None:
         self._identity = identity
         self._faults = faults
-        self._examined = examined
+        self._config_cache = config_cache
         self._origin = {"made_by": made_by} | ({"reason": reason} if reason else {})
         self._children = Children()
         self._facts: HostFacts | None = None
@@ -286,7 +286,7 @@ class _Daemon:
 
         @within_s(CHANGE_S, "load configuration")
         async def config(options: RuntimeOptions | None, annotations: Mapping[str, str]) -> Config:
-            loaded = await asyncio.to_thread(load_config, options, annotations, dict(os.environ), self._examined)
+            loaded = await asyncio.to_thread(load_config, options, annotations, dict(os.environ), self._config_cache)
             _warn_of_writers("others can change what this pod is made from", _booted(loaded))
             if loaded.runtime.enable_debug:
                 shim_log.set_debug()

@@ -183,9 +183,9 @@ def _not_a_key(name: str) -> list[Finding]:
     return []
 
 
-def _finding(name: str, verdict: Verdict, text: str, decisive: bool) -> Finding:
+def _finding(name: str, verdict: Verdict, text: str, differs: bool) -> Finding:
     level = Level.WARNING if verdict is Verdict.UNKNOWN else Level.NOTE
-    return Finding(level, f"annotation {name}", text, verdict, decisive=decisive)
+    return Finding(level, f"annotation {name}", text, verdict, differs=differs)
 
 
 def _exclude_each_other(effective: Effective, changed: dict[tuple[Table, str], Setting]) -> None:

@@ -1,6 +1,6 @@
-"""The result of a document: a value and its origin for every key, and a finding for everything that was written.
+"""The effective configuration of a document: the value and origin of every key, and findings about what was written.
 
-Never stops at the first mistake: `pyshim config check` shows them all, a sandbox's start raises the first.
+All mistakes are collected: `pyshim config check` shows every one, the start of a sandbox raises the first.
 """
 
 import difflib
@@ -14,13 +14,13 @@ from msgspec.structs import replace
 
 from pyshim.config.catalogue import nearest, spellings
 from pyshim.config.keys import Alias, Key, Table, Verdict, document_table
-from pyshim.config.keys_runtime import REMOVED, REMOVED_TABLES
-from pyshim.config.remote import FIXED_VALUES, keys_of
+from pyshim.config.keys_runtime import OTHER_VMMS, REMOVED, REMOVED_TABLES
+from pyshim.config.remote import FIXED_VALUES, keys_for
 from pyshim.config.remote import NAME as REMOTE
 from pyshim.config.sources import Place, Source
 from pyshim.config.values import PATH, toml_value
 
-KNOWN_PLACES: Mapping[str, tuple[str, ...]] = {
+PROGRAM_PATHS: Mapping[str, tuple[str, ...]] = {
     "path": ("/usr/bin/qemu-system-x86_64", "/opt/kata/bin/qemu-system-x86_64", "/usr/libexec/qemu-kvm"),
     "virtio_fs_daemon": (
         "/usr/libexec/virtiofsd",
@@ -34,11 +34,10 @@ KNOWN_PLACES: Mapping[str, tuple[str, ...]] = {
         "/usr/local/bin/vhost-device-vsock",
     ),
 }
-"""Where a program is looked for when its key is empty: Debian's, Fedora's and kata-deploy's places."""
+"""By key, the paths where a program is searched for if its key is empty: those of Debian, Fedora and kata-deploy."""
 FORCE_GUEST_PULL = "force_guest_pull"
-"""The one feature that `experimental` may name."""
-OTHER_VMMS = frozenset({"clh", "cloud-hypervisor", "dragonball", "firecracker", "openvmm", "stratovirt"})
-_TOP = ("hypervisor", "agent", "runtime", "factory")
+"""The only feature that `experimental` may name."""
+_TOP_LEVEL_TABLES = ("hypervisor", "agent", "runtime", "factory")
 
 
 class Level(IntEnum):
@@ -49,25 +48,30 @@ class Level(IntEnum):
 
 
 class Finding(NamedTuple):
+    """A remark about one key, table or annotation."""
+
     level: Level
     subject: str
-    """Dotted key or table as it was written."""
+    """The dotted key or table as it was written, or the annotation."""
     text: str
     verdict: Verdict | None = None
-    """None for what is wrong in itself: an error."""
+    """None for an invalid value or table."""
     place: Place | None = None
-    decisive: bool = True
-    """The value is not the default: without effect, something is lost."""
+    differs: bool = True
+    """The value is not the default, so a key without effect is worth a warning."""
 
 
 class Setting(NamedTuple):
+    """The effective value of a key, and where it was set."""
+
     key: Key
     value: Any
     place: Place | None
+    """The key's line in a file; None if an annotation set it, if nothing did, or if the document was not a text."""
     annotation: str
-    """The annotation it comes from; empty for a value of a file, or the default."""
+    """The annotation that set it; empty if none did."""
     is_default: bool
-    """Neither a file nor an annotation sets it."""
+    """Neither a file nor an annotation has set it."""
 
     @property
     def verdict(self) -> Verdict:
@@ -75,14 +79,18 @@ class Setting(NamedTuple):
 
     @property
     def origin(self) -> str:
+        """Where the value was set, for people."""
         if self.annotation:
             return f"annotation {self.annotation}"
         return "default" if self.is_default else str(self.place) if self.place else "file"
 
 
 class Effective(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """The effective configuration: a setting for every key."""
+
     source: Source
     hypervisor: str
+    """The hypervisor of its sandboxes: NAME of the table `hypervisor.NAME`."""
     settings: Mapping[tuple[Table, str], Setting]
     findings: tuple[Finding, ...]
 
@@ -90,6 +98,7 @@ class Effective(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return self.settings[table, name]
 
     def dotted(self, key: Key) -> str:
+        """The key's full name in a file, such as `hypervisor.qemu.path`."""
         return f"{document_table(key.table, self.hypervisor)}.{key.name}"
 
     def with_settings(self, changed: Mapping[tuple[Table, str], Setting]) -> "Effective":
@@ -100,24 +109,24 @@ class Effective(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 def examine(source: Source, hypervisor_name: str = "") -> Effective:
-    """Every key of `source` judged, `hypervisor_name` overriding the file's own choice."""
+    """The effective configuration of `source`. `hypervisor_name`, unless empty, replaces the choice of the document."""
     reader = _Reader(source, hypervisor_name)
-    settings = {(key.table, key.name): reader.setting(key) for key in keys_of(reader.hypervisor)}
+    settings = {(key.table, key.name): reader.setting(key) for key in keys_for(reader.hypervisor)}
     settings |= derived(settings)
     findings = [*reader.findings, *reader.unknown(), *contradictions(settings, reader.hypervisor)]
     return Effective(
         source=source,
         hypervisor=reader.hypervisor,
         settings=settings,
-        findings=tuple(sorted(findings, key=_reading_order)),
+        findings=tuple(sorted(findings, key=_document_order)),
     )
 
 
 def derived(settings: Mapping[tuple[Table, str], Setting]) -> Mapping[tuple[Table, str], Setting]:
-    """Settings that follow from others: both are what a file of Kata's Rust runtime means.
+    """The settings that follow from others, as in Kata's Rust runtime.
 
-    - Policy `overhead` for a file that names overheads and no policy.
-    - experimental_force_guest_pull, where experimental names it.
+    - sizing_policy is `overhead` if overhead_vcpus or overhead_memory is set and no policy is.
+    - experimental_force_guest_pull is true if `experimental` names this feature.
     """
     changed: dict[tuple[Table, str], Setting] = {}
     policy = settings[Table.RUNTIME, "sizing_policy"]
@@ -132,34 +141,34 @@ def derived(settings: Mapping[tuple[Table, str], Setting]) -> Mapping[tuple[Tabl
     return changed
 
 
-def _reading_order(finding: Finding) -> tuple[int, int]:
+def _document_order(finding: Finding) -> tuple[int, int]:
     return (finding.place.layer, finding.place.line) if finding.place else (-1, 0)
 
 
-class _Written(NamedTuple):
-    """One spelling of a key, present in the document."""
+class _Occurrence(NamedTuple):
+    """A key in the document, under one of its spellings. `value` is not converted yet."""
 
-    alias: Key | Alias
+    spelling: Key | Alias
     path: tuple[str, ...]
-    raw: Any
+    value: Any
     place: Place | None
 
 
 class _Reader:
     def __init__(self, source: Source, hypervisor_name: str) -> None:
         self._source = source
-        self._broken: set[tuple[str, ...]] = set()
+        self._not_tables: set[tuple[str, ...]] = set()
         self.findings: list[Finding] = []
-        self.hypervisor = hypervisor_name or self._chosen()
-        self._standing = tuple((table, path, self._table(path)) for table, path in self._tables())
-        self._present: dict[tuple[Table, str], list[tuple[tuple[str, ...], Any]]] = {}
-        """By table and name, where such a key stands and its value."""
-        for table, path, values in self._standing:
+        self.hypervisor = hypervisor_name or self._chosen_hypervisor()
+        self._tables = tuple((table, path, self._table(path)) for table, path in self._table_paths())
+        self._values: dict[tuple[Table, str], list[tuple[tuple[str, ...], Any]]] = {}
+        """By table and name: each path in the document, and the value there."""
+        for table, path, values in self._tables:
             for name, value in values.items():
-                self._present.setdefault((table, name), []).append(((*path, name), value))
+                self._values.setdefault((table, name), []).append(((*path, name), value))
 
-    def _chosen(self) -> str:
-        """runtime.hypervisor_name as the Rust runtime reads it; else the table that is there, as the Go one does."""
+    def _chosen_hypervisor(self) -> str:
+        """runtime.hypervisor_name, as in Kata's Rust runtime; else a hypervisor that has a table, as in its Go one."""
         named = self._table(("runtime",)).get("hypervisor_name")
         if isinstance(named, str) and named:
             return named
@@ -167,37 +176,34 @@ class _Reader:
         return "qemu" if "qemu" in present or not present else present[0]
 
     def setting(self, key: Key) -> Setting:
-        """The key's value, located if it is a path; the default when it is absent, or wrong (which is a finding)."""
-        written = self._written(key)
-        if not written:
-            return self._located(Setting(key=key, value=key.default, place=None, annotation="", is_default=True))
-        results: list[tuple[_Written, Any]] = []
-        for one in written:
+        """The key's effective value; the default if it is absent or if no value of it is valid. Adds findings."""
+        results: list[tuple[_Occurrence, Any]] = []
+        for each in self._occurrences(key):
             try:
-                results.append((one, one.alias.kind.convert(one.raw)))
+                results.append((each, each.spelling.kind.convert(each.value)))
             except ValueError as exc:
-                self.findings.append(self._finding(Level.ERROR, one.path, str(exc)))
+                self.findings.append(self._finding(Level.ERROR, each.path, str(exc)))
         if not results:
-            return self._located(Setting(key=key, value=key.default, place=None, annotation="", is_default=True))
+            return _located(Setting(key, key.default, None, annotation="", is_default=True), self._source)
         last, value = max(results, key=lambda result: result[0].place.layer if result[0].place else 0)
-        for one, other in results:
-            if other != value and (not one.place or not last.place or one.place.layer == last.place.layer):
+        for each, other in results:
+            if other != value and (not each.place or not last.place or each.place.layer == last.place.layer):
                 text = f"contradicts {'.'.join(last.path)}, which is the same key"
-                self.findings.append(self._finding(Level.ERROR, one.path, text))
-        for one, other in results:
+                self.findings.append(self._finding(Level.ERROR, each.path, text))
+        for each, other in results:
             verdict = key.verdict_of(other)
             level = Level.FINE if verdict is Verdict.HONOURED else Level.NOTE
-            decisive = other != key.default
-            self.findings.append(self._finding(level, one.path, key.why_of(other), verdict, decisive=decisive))
-        return self._located(Setting(key=key, value=value, place=last.place, annotation="", is_default=False))
+            differs = other != key.default
+            self.findings.append(self._finding(level, each.path, key.why_of(other), verdict, differs=differs))
+        return _located(Setting(key, value, last.place, annotation="", is_default=False), self._source)
 
     def unknown(self) -> Iterator[Finding]:
-        """Findings for names in the document that are not keys."""
+        """Findings about the names in the document that are not keys or tables of its sandboxes."""
         for name, value in self._source.document.items():
-            if name not in _TOP:
-                yield self._stranger((name,), value)
-        known_tables = {path for _, path, _ in self._standing}
-        for table, path, values in self._standing:
+            if name not in _TOP_LEVEL_TABLES:
+                yield self._unread((name,), value)
+        known_tables = {path for _, path, _ in self._tables}
+        for table, path, values in self._tables:
             for name, value in values.items():
                 if (table, name) in spellings() or (*path, name) in known_tables:
                     continue
@@ -205,17 +211,17 @@ class _Reader:
         for group in ("hypervisor", "agent"):
             for name, value in self._table((group,)).items():
                 if (group, name) not in {("hypervisor", self.hypervisor), ("agent", "kata")}:
-                    yield self._stranger((group, name), value)
+                    yield self._unread((group, name), value)
 
-    def _written(self, key: Key) -> list[_Written]:
+    def _occurrences(self, key: Key) -> list[_Occurrence]:
         return [
-            _Written(alias, path, value, self._source.places.get(path))
-            for alias in key.spellings
-            for path, value in self._present.get((alias.table, alias.name), ())
+            _Occurrence(spelling, path, value, self._source.places.get(path))
+            for spelling in key.spellings
+            for path, value in self._values.get((spelling.table, spelling.name), ())
         ]
 
-    def _tables(self) -> tuple[tuple[Table, tuple[str, ...]], ...]:
-        """Where each table's keys stand; the Rust runtime has the factory inside the hypervisor's table."""
+    def _table_paths(self) -> tuple[tuple[Table, tuple[str, ...]], ...]:
+        """The path of each table in the document. Kata's Rust runtime has the factory within the hypervisor's table."""
         return (
             (Table.HYPERVISOR, ("hypervisor", self.hypervisor)),
             (Table.AGENT, ("agent", "kata")),
@@ -230,8 +236,8 @@ class _Reader:
         for depth, name in enumerate(path, start=1):
             inner = table.get(name, {})
             if not isinstance(inner, dict):
-                if path[:depth] not in self._broken:
-                    self._broken.add(path[:depth])
+                if path[:depth] not in self._not_tables:
+                    self._not_tables.add(path[:depth])
                     self.findings.append(self._finding(Level.ERROR, path[:depth], "is not a table"))
                 return {}
             table = inner
@@ -246,38 +252,43 @@ class _Reader:
         what = "table" if isinstance(value, dict) else "key"
         return self._finding(Level.WARNING, path, f"is not a known {what}{hint}", Verdict.UNKNOWN)
 
-    def _stranger(self, path: tuple[str, ...], value: Any) -> Finding:
-        """The finding about a table that is not read."""
-        if path[0] == "hypervisor" and path[-1] in OTHER_VMMS | {"qemu", REMOTE}:
+    def _unread(self, path: tuple[str, ...], value: Any) -> Finding:
+        """The finding about a table, or a key outside of the tables, that is not read."""
+        if path[0] == "hypervisor" and path[-1] in (*OTHER_VMMS, "qemu", REMOTE):
             text = f"sandboxes of this file run on {self.hypervisor}"
-            return self._finding(Level.NOTE, path, text, Verdict.NO_EFFECT, decisive=False)
+            return self._finding(Level.NOTE, path, text, Verdict.NO_EFFECT, differs=False)
         if path[0] in REMOVED_TABLES:
             text = f"was removed from Kata: {REMOVED_TABLES[path[0]]}"
             return self._finding(Level.WARNING, path, text, Verdict.REMOVED)
         what = "table" if isinstance(value, dict | list) else "key"
-        near = difflib.get_close_matches(path[-1], _TOP if len(path) == 1 else (self.hypervisor,), n=1)
+        known = _TOP_LEVEL_TABLES if len(path) == 1 else (self.hypervisor,)
+        near = difflib.get_close_matches(path[-1], known, n=1)
         hint = f" (did you mean {near[0]}?)" if near else ""
         return self._finding(Level.WARNING, path, f"is not a known {what}{hint}", Verdict.UNKNOWN)
 
     def _finding(
-        self, level: Level, path: tuple[str, ...], text: str, verdict: Verdict | None = None, *, decisive: bool = True
+        self, level: Level, path: tuple[str, ...], text: str, verdict: Verdict | None = None, *, differs: bool = True
     ) -> Finding:
-        return Finding(level, ".".join(path), text, verdict, self._source.places.get(path), decisive)
+        return Finding(level, ".".join(path), text, verdict, self._source.places.get(path), differs)
 
-    def _located(self, setting: Setting) -> Setting:
-        """A path that starts with a dot is relative to the file, an empty program is looked for."""
-        if setting.key.kind is not PATH:
-            return setting
-        if setting.value.startswith("."):
-            return setting._replace(value=os.path.normpath(os.path.join(self._source.directory, setting.value)))
-        if not setting.value and setting.key.name in KNOWN_PLACES:
-            places = KNOWN_PLACES[setting.key.name]
-            return setting._replace(value=next((path for path in places if os.access(path, os.X_OK)), places[0]))
+
+def _located(setting: Setting, source: Source) -> Setting:
+    """`setting` with an absolute path: one that starts with a dot is relative to the file's directory.
+
+    An empty path of a program is replaced by the first of PROGRAM_PATHS that exists.
+    """
+    if setting.key.kind is not PATH:
         return setting
+    if setting.value.startswith("."):
+        return setting._replace(value=os.path.normpath(os.path.join(source.directory, setting.value)))
+    if not setting.value and setting.key.name in PROGRAM_PATHS:
+        paths = PROGRAM_PATHS[setting.key.name]
+        return setting._replace(value=next((path for path in paths if os.access(path, os.X_OK)), paths[0]))
+    return setting
 
 
 def contradictions(settings: Mapping[tuple[Table, str], Setting], hypervisor: str) -> Iterator[Finding]:
-    """Pairs of values that exclude each other. Source: Kata's own checks of a configuration."""
+    """Errors about values that are valid by themselves but exclude each other. Source: Kata's checks."""
 
     def get(table: Table, name: str) -> Setting:
         return settings[table, name]

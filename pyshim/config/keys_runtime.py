@@ -25,6 +25,8 @@ _M = Rows(table=Table.MEM_AGENT, dialect=Dialect.RUST)
 _R = Rows(table=Table.RUNTIME)
 _R_RS = Rows(table=Table.RUNTIME, dialect=Dialect.RUST)
 _F = Rows(table=Table.FACTORY)
+OTHER_VMMS = ("clh", "cloud-hypervisor", "dragonball", "firecracker", "openvmm", "stratovirt")
+"""The hypervisors of Kata's runtimes that pyshim does not support."""
 _U32 = (1 << 32) - 1
 _U64 = (1 << 64) - 1
 _PORT = whole(1, _U32)
@@ -131,7 +133,7 @@ MEM_AGENT: tuple[Key, ...] = tuple(
 RUNTIME: tuple[Key, ...] = (
     _R_RS.used(
         "hypervisor_name",
-        choice("", "qemu", "remote", "clh", "cloud-hypervisor", "dragonball", "firecracker", "openvmm", "stratovirt"),
+        choice("", "qemu", "remote", *OTHER_VMMS),
         "",
         "Which [hypervisor.NAME] is used. Empty: the only one of the file.",
         ann=True,

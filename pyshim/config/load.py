@@ -1,4 +1,4 @@
-"""A sandbox's start: the file and the pod's annotations become one `Config`, or an error that names the culprit."""
+"""Loads a sandbox's configuration: file, drop-ins and the pod's annotations become one `Config`."""
 
 import logging
 import os
@@ -7,8 +7,8 @@ from functools import lru_cache
 from typing import Any
 
 from pyshim.config.annotations import HYPERVISOR_NAME, with_annotations
+from pyshim.config.cache import MAX_CONFIGS, ConfigCache
 from pyshim.config.effective import Effective, Level, Setting, examine
-from pyshim.config.examined import MAX_KEPT, Examined
 from pyshim.config.hashes import verify_assets
 from pyshim.config.keys import Table, Verdict
 from pyshim.config.sources import Source
@@ -26,13 +26,13 @@ def load_config(
     options: RuntimeOptions | None,
     annotations: Mapping[str, str],
     environment: Mapping[str, str],
-    examined: Examined | None = None,
+    cache: ConfigCache | None = None,
 ) -> Config:
-    """The effective configuration of a new sandbox; its files may have been `examined` before.
+    """The effective configuration of a new sandbox, whose pod has `annotations`. Warnings are logged.
 
-    Raises ShimError naming file and key, or annotation.
+    Raises ShimError naming file and key, or the annotation.
     """
-    effective = _for_pod((examined or Examined()).of(options, environment), annotations, os.path.exists)
+    effective = _for_pod((cache or ConfigCache()).get(options, environment), annotations, os.path.exists)
     for warning in warnings(effective):
         log.warning("configuration", extra={"file": effective.source.path, "problem": warning})
     config = typed(effective)
@@ -41,8 +41,8 @@ def load_config(
     return config
 
 
-def judge(effective: Effective) -> None:
-    """`load_config` needs no work for pods whose annotations change nothing. Raises what it raises."""
+def fill_caches(effective: Effective) -> None:
+    """`load_config` computes nothing more for a pod whose annotations change nothing. Raises as `typed`."""
     typed(effective)
     warnings(effective)
     refused(effective)
@@ -51,20 +51,23 @@ def judge(effective: Effective) -> None:
 def for_pod(
     source: Source, annotations: Mapping[str, str], *, exists: Callable[[str], bool] = os.path.exists
 ) -> Effective:
-    """Every key of `source` as a pod with `annotations` has it; `exists` answers for the files of the pod's node."""
+    """The effective configuration of a pod with `annotations`; `exists` looks for files on the pod's node.
+
+    Raises InvalidArgument or FailedPrecondition naming file and key, or the annotation.
+    """
     return _for_pod(examine(source), annotations, exists)
 
 
 def _for_pod(examined: Effective, annotations: Mapping[str, str], exists: Callable[[str], bool]) -> Effective:
     chosen = annotations.get(HYPERVISOR_NAME, "")
-    _check_choice(examined.source, chosen)
+    _check_has_table(examined.source, chosen)
     effective = examine(examined.source, chosen) if chosen else examined
     raise_first_error(effective)
     return with_annotations(effective, annotations, exists=exists)
 
 
-def _check_choice(source: Source, chosen: str) -> None:
-    """A pod chooses among what its node's operator has set up: a hypervisor of this file."""
+def _check_has_table(source: Source, chosen: str) -> None:
+    """A pod may only choose a hypervisor that the node's operator has configured."""
     tables = source.document.get("hypervisor") or {"qemu": {}}
     if chosen in SUPPORTED_HYPERVISORS and isinstance(tables, dict) and chosen not in tables:
         raise FailedPrecondition(
@@ -73,14 +76,14 @@ def _check_choice(source: Source, chosen: str) -> None:
 
 
 def build_config(source: Source) -> Config:
-    """`source` as a typed value. Raises InvalidArgument naming file and key for a wrong type or range."""
+    """`source` as a typed value. Raises InvalidArgument naming file and key for an invalid value."""
     effective = examine(source)
     raise_first_error(effective)
     return typed(effective)
 
 
 def raise_first_error(effective: Effective) -> None:
-    """Raises InvalidArgument when something in the file is wrong in itself."""
+    """Raises InvalidArgument if a value or table of the document is invalid."""
     if errors := effective.errors():
         first, more = errors[0], len(errors) - 1
         where = f"'{first.place.file}' line {first.place.line}" if first.place else f"'{effective.source.path}'"
@@ -88,9 +91,9 @@ def raise_first_error(effective: Effective) -> None:
         raise InvalidArgument(f"read {first.subject} in {where}: {first.text}{hint}")
 
 
-@lru_cache(MAX_KEPT)
+@lru_cache(MAX_CONFIGS)
 def typed(effective: Effective) -> Config:
-    """The nouns the rest of the shim reads. Raises FailedPrecondition when another hypervisor than ours is chosen."""
+    """`effective` as a typed value. Raises FailedPrecondition if its hypervisor is not supported."""
     if effective.hypervisor not in SUPPORTED_HYPERVISORS:
         chosen = f"hypervisor.{effective.hypervisor}"
         raise FailedPrecondition(
@@ -114,7 +117,7 @@ def typed(effective: Effective) -> Config:
 
 
 def refuse_unsupported(effective: Effective) -> None:
-    """Raises FailedPrecondition naming every setting that would promise what is not there, and where it was made."""
+    """Raises FailedPrecondition naming every refused setting and where it was set."""
     asked = "; ".join(
         f"{effective.dotted(setting.key)} = {toml_value(setting.value)} ({setting.origin})"
         for setting in refused(effective)
@@ -123,19 +126,19 @@ def refuse_unsupported(effective: Effective) -> None:
         raise FailedPrecondition(f"start sandbox with '{effective.source.path}': not supported yet: {asked}")
 
 
-@lru_cache(MAX_KEPT)
+@lru_cache(MAX_CONFIGS)
 def refused(effective: Effective) -> tuple[Setting, ...]:
-    """Settings no sandbox may start with: to ignore them would leave a pod less safe than its owner believes."""
+    """The settings with which no sandbox starts: without them a pod would be less safe than its owner believes."""
     return tuple(setting for setting in effective.settings.values() if setting.verdict is Verdict.REFUSED)
 
 
-@lru_cache(MAX_KEPT)
+@lru_cache(MAX_CONFIGS)
 def warnings(effective: Effective) -> tuple[str, ...]:
-    """One sentence for each key that is set in vain: unknown, removed, or without effect and not the default."""
+    """A sentence for each unknown or removed key, and for each key without effect whose value is not the default."""
     found = []
     for finding in effective.findings:
         if finding.level is Level.WARNING:
             found.append(f"{finding.subject} {finding.text}")
-        elif finding.verdict is Verdict.NO_EFFECT and finding.decisive:
+        elif finding.verdict is Verdict.NO_EFFECT and finding.differs:
             found.append(f"{finding.subject} has no effect: {finding.text}")
     return tuple(found)

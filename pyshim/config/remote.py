@@ -40,7 +40,7 @@ _CONFIDENTIAL = frozenset({"confidential_guest", "sev_snp_guest"})
 
 
 @cache
-def keys_of(hypervisor: str) -> tuple[Key, ...]:
+def keys_for(hypervisor: str) -> tuple[Key, ...]:
     """All keys, as they are for sandboxes on `hypervisor`."""
     if hypervisor == NAME:
         return tuple(_for_remote(key) for key in KEYS)

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from pyshim.config import effective
-from pyshim.config.examined import Examined
+from pyshim.config.cache import ConfigCache
 from pyshim.config.keys import Table
-from pyshim.config.load import judge, load_config, typed
+from pyshim.config.load import fill_caches, load_config, typed
 from pyshim.model.config import HYPERVISOR_PREFIX
 from pyshim.model.errors import FailedPrecondition, InvalidArgument
 from pyshim.model.task import RuntimeOptions
@@ -20,9 +20,9 @@ from .documents import options, write
 LATER_NS = 10_000_000_000
 
 
-def later() -> Examined:
+def later() -> ConfigCache:
     """For whom every file is old enough to be known by its identity."""
-    return Examined(clock_ns=lambda: time.time_ns() + LATER_NS)
+    return ConfigCache(clock_ns=lambda: time.time_ns() + LATER_NS)
 
 
 def kernel(found: effective.Effective) -> str:
@@ -34,29 +34,29 @@ def named(path: str) -> str:
 
 
 def test_a_configuration_that_has_not_changed_is_not_read_again(tmp_path: Path) -> None:
-    path, examined = write(tmp_path / "c.toml", named("/a")), later()
+    path, cache = write(tmp_path / "c.toml", named("/a")), later()
 
-    assert examined.of(options(path), {}) is examined.of(options(path), {})
+    assert cache.get(options(path), {}) is cache.get(options(path), {})
 
 
 def test_pods_whose_annotations_change_nothing_share_what_was_made_of_it(tmp_path: Path) -> None:
-    path, examined = write(tmp_path / "c.toml", named("/a") + 'enable_annotations = ["default_vcpus"]\n'), later()
-    judge(examined.of(options(path), {}))
-    shared = typed(examined.of(options(path), {}))
+    path, cache = write(tmp_path / "c.toml", named("/a") + 'enable_annotations = ["default_vcpus"]\n'), later()
+    fill_caches(cache.get(options(path), {}))
+    shared = typed(cache.get(options(path), {}))
 
-    assert load_config(options(path), {"io.kubernetes.cri.sandbox-id": "a"}, {}, examined) is shared
-    other = load_config(options(path), {f"{HYPERVISOR_PREFIX}default_vcpus": "3"}, {}, examined)
+    assert load_config(options(path), {"io.kubernetes.cri.sandbox-id": "a"}, {}, cache) is shared
+    other = load_config(options(path), {f"{HYPERVISOR_PREFIX}default_vcpus": "3"}, {}, cache)
     assert (other.hypervisor.default_vcpus, shared.hypervisor.default_vcpus) == (3, 1)
 
 
 def test_the_link_may_change_that_leads_to_the_file(tmp_path: Path) -> None:
-    link, examined = tmp_path / "c.toml", later()
+    link, cache = tmp_path / "c.toml", later()
     link.symlink_to(write(tmp_path / "a" / "c.toml", named("/a")))
-    before = kernel(examined.of(options(link), {}))
+    before = kernel(cache.get(options(link), {}))
     link.unlink()
     link.symlink_to(write(tmp_path / "b" / "c.toml", named("/b")))
 
-    assert (before, kernel(examined.of(options(link), {}))) == ("/a", "/b")
+    assert (before, kernel(cache.get(options(link), {}))) == ("/a", "/b")
 
 
 def _drop_in(directory: Path) -> Path:
@@ -80,54 +80,54 @@ def _drop_in(directory: Path) -> Path:
 def test_a_change_of_its_files_is_seen(
     tmp_path: Path, prepare: Callable[[Path], object], change: Callable[[Path], object]
 ) -> None:
-    path, examined = write(tmp_path / "c.toml", named("/a")), later()
+    path, cache = write(tmp_path / "c.toml", named("/a")), later()
     prepare(tmp_path)
-    before = kernel(examined.of(options(path), {}))
+    before = kernel(cache.get(options(path), {}))
     change(tmp_path)
 
     assert before != "/b"
-    assert kernel(examined.of(options(path), {})) == "/b"
+    assert kernel(cache.get(options(path), {})) == "/b"
 
 
 def test_a_program_that_is_installed_later_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     places = (str(tmp_path / "local" / "qemu"), str(tmp_path / "qemu"))
-    monkeypatch.setitem(effective.KNOWN_PLACES, "path", places)  # type: ignore[arg-type]  # a dict
-    path, examined = write(tmp_path / "c.toml", "[hypervisor.qemu]\n"), later()
-    before = examined.of(options(path), {}).of(Table.HYPERVISOR, "path").value
+    monkeypatch.setitem(effective.PROGRAM_PATHS, "path", places)  # type: ignore[arg-type]  # a dict
+    path, cache = write(tmp_path / "c.toml", "[hypervisor.qemu]\n"), later()
+    before = cache.get(options(path), {}).of(Table.HYPERVISOR, "path").value
     write(tmp_path / "qemu", "").chmod(0o755)
 
     assert before == places[0]
-    assert examined.of(options(path), {}).of(Table.HYPERVISOR, "path").value == places[1]
+    assert cache.get(options(path), {}).of(Table.HYPERVISOR, "path").value == places[1]
 
 
 def test_a_file_of_this_moment_may_change_without_another_identity_and_is_not_kept(tmp_path: Path) -> None:
-    path, examined = write(tmp_path / "c.toml", named("/a")), Examined()
+    path, cache = write(tmp_path / "c.toml", named("/a")), ConfigCache()
 
-    assert examined.of(options(path), {}) is not examined.of(options(path), {})
+    assert cache.get(options(path), {}) is not cache.get(options(path), {})
 
 
 def test_what_cannot_be_read_is_said_each_time_until_it_can(tmp_path: Path) -> None:
-    path, examined = tmp_path / "c.toml", later()
+    path, cache = tmp_path / "c.toml", later()
 
     for _ in range(2):
         with pytest.raises(FailedPrecondition, match=r"c\.toml': No such file"):
-            examined.of(options(path), {})
+            cache.get(options(path), {})
     write(path, "[")
     with pytest.raises(InvalidArgument, match=r"c\.toml"):
-        examined.of(options(path), {})
-    assert kernel(examined.of(options(write(path, named("/a"))), {})) == "/a"
+        cache.get(options(path), {})
+    assert kernel(cache.get(options(write(path, named("/a"))), {})) == "/a"
 
 
 def test_a_text_of_the_options_is_read_each_time() -> None:
-    examined = later()
+    cache = later()
     texts = [RuntimeOptions(config_path="", config_body=named(path).encode()) for path in ("/a", "/b")]
 
-    assert [kernel(examined.of(text, {})) for text in texts] == ["/a", "/b"]
+    assert [kernel(cache.get(text, {})) for text in texts] == ["/a", "/b"]
 
 
 def test_clients_that_name_ever_new_files_do_not_fill_the_memory(tmp_path: Path) -> None:
-    examined = later()
+    cache = later()
     paths = [write(tmp_path / f"{number}.toml", named(f"/{number}")) for number in range(40)]
 
-    assert [kernel(examined.of(options(path), {})) for path in paths] == [f"/{number}" for number in range(40)]
-    assert len(examined._kept) < 20
+    assert [kernel(cache.get(options(path), {})) for path in paths] == [f"/{number}" for number in range(40)]
+    assert len(cache._entries) < 20
