@@ -125,25 +125,6 @@ def test_what_limits_the_size_is_named(
     assert (sized.memory_mib.rounded, sized.memory_mib.granted, sized.memory_mib.limited_by) == memory
 
 
-@pytest.mark.parametrize(
-    ("default_memory", "asked_mib", "mib", "limited_by"),
-    [
-        (2048, 1, 128, "the smallest VM, 128 MiB"),
-        (2048, 96, 128, ""),
-        (2048, 128, 160, ""),
-        (100, 1, 100, "the smallest VM, 100 MiB"),
-    ],
-)
-def test_no_vm_is_smaller_than_what_a_guest_boots_with(
-    default_memory: int, asked_mib: int, mib: int, limited_by: str
-) -> None:
-    config = configured(qemu={"default_memory": default_memory}, runtime={"sizing_policy": "overhead"})
-
-    sized = static_size(config, host(), request("1", asked_mib * MIB))
-
-    assert (sized.memory_mib.granted, sized.memory_mib.limited_by) == (mib, limited_by)
-
-
 def test_huge_pages_are_memory_beside_the_limit() -> None:
     sized = static_size(config(), host(), request(memory_bytes=GIB, hugepage_bytes=512 * MIB))
 

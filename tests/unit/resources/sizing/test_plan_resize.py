@@ -68,23 +68,6 @@ def test_vcpus_are_the_default_and_all_quotas_rounded_once(
 
 
 @pytest.mark.parametrize(
-    ("demands", "mib", "steps"),
-    [
-        pytest.param([], 2048, (), id="no-containers"),
-        pytest.param([asks(mib=128)], 2176, (2176,), id="one-block"),
-        pytest.param([asks(mib=1)], 2176, (2176,), id="a-mib-is-a-block"),
-        pytest.param([asks(hugepage_mib=64)], 2176, (2176,), id="huge-pages-too"),
-        pytest.param([asks(mib=14336)], 16384, (16384,), id="up-to-the-maximum"),
-    ],
-)
-def test_memory_grows_by_whole_blocks(demands: list[Demand], mib: int, steps: tuple[int, ...]) -> None:
-    plan = resize_plan(VM, demands, config(), host())
-
-    assert (plan.record.memory_mib.granted, plan.memory_steps_mib) == (mib, steps)
-    assert plan.record.warnings == ()
-
-
-@pytest.mark.parametrize(
     ("demands", "vcpus", "mib"),
     [
         pytest.param([], 1, 2048, id="no-containers"),
