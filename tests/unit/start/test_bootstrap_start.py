@@ -215,17 +215,6 @@ def leave_stale_socket(bench: StartBench, bundle: Path) -> Path:
     return Path(address.removeprefix("unix://"))
 
 
-def test_socket_of_a_dead_daemon_is_replaced(bench: StartBench) -> None:
-    bundle = bench.bundle("c1")
-    stale = leave_stale_socket(bench, bundle)
-    assert stale.exists()
-
-    result = bench.start(bundle)
-
-    assert result.stdout.decode() == f"unix://{stale}"
-    assert bench.ask(result.stdout.decode())["argv"][-1] == "serve"
-
-
 def test_daemon_whose_backlog_is_full_counts_as_alive(bench: StartBench) -> None:
     bundle = bench.bundle("c1")
     path = leave_stale_socket(bench, bundle)
@@ -381,13 +370,6 @@ def test_a_sandbox_has_the_configuration_of_its_runtime_handler(
     assert [path.removeprefix(f"{bundle}/") for path in given] == ([config] if config else [])
     written = bundle / "configuration.toml"
     assert (written.read_bytes() if written.exists() else None) == (options.get("config_body") if config else None)
-
-
-def test_oom_score_stops_at_the_highest(bench: StartBench) -> None:
-    result = bench.start(bench.bundle("c1"), shell="echo 1000 > /proc/self/oom_score_adj")
-
-    assert (result.returncode, result.stderr) == (0, b"")
-    assert bench.ask(result.stdout.decode())["oom_score_adj"] == 1000
 
 
 def test_core_scheduling_is_enabled_or_refused_by_name(bench: StartBench) -> None:
