@@ -65,20 +65,6 @@ async def test_a_machine_that_takes_no_devices_says_so(stack: Stack) -> None:
     assert stack.left() == {}
 
 
-@pytest.mark.parametrize("method", ["plug", "CreateContainer"])
-async def test_what_was_plugged_is_unplugged_when_create_fails(method: str, stack: Stack) -> None:
-    await stack.run("c1", ["sleep"], annotations=SANDBOX)
-    if method == "plug":
-        stack.host.faults.plan({"plug": 2})
-    else:
-        stack.agent.failures[method] = (13, "no")
-
-    with pytest.raises(ShimError if method != "plug" else FailedPrecondition):
-        await stack.create("app", ["sleep"], annotations=MEMBER, linux={"devices": [DISK, OTHER]})
-
-    assert stack.hypervisors[0].plugged == {}
-
-
 async def test_a_create_given_up_while_it_plugs_takes_the_disk_back(stack: Stack) -> None:
     await stack.run("c1", ["sleep"], annotations=SANDBOX)
 
@@ -329,16 +315,6 @@ async def test_a_layer_with_a_root_hash_is_verified_by_the_guest(stack: Stack) -
 
     options = list(stack.agent.containers["app"].storages[0].options)
     assert options[:3] == ["ro", "X-kata.dmverity-enabled=true", "X-kata.dmverity.roothash=ab12"]
-
-
-async def test_layers_that_were_plugged_leave_with_a_create_that_fails(stack: Stack) -> None:
-    await pod(stack)
-    stack.host.faults.plan({"plug": 2})
-
-    with pytest.raises(ShimError):
-        await stack.pod.create(request(stack, "app", f"{LAYERS}/top", BASE))
-
-    assert plugged(stack) == []
 
 
 async def test_a_guest_is_asked_for_all_layers_of_a_container_at_once(

@@ -71,20 +71,12 @@ async def test_a_pod_asks_for_cpus_alone_when_it_is_guaranteed_whole_ones(
     await stack.delete_last(container)
 
 
-async def test_guest_ram_comes_from_the_placements_nodes(stack: Stack) -> None:
+async def test_a_placement_gives_the_nodes_of_guest_ram_and_is_in_the_state_with_its_need(stack: Stack) -> None:
     _asking(stack, replace(_PLACEMENT, memory_nodes=(0, 1)))
 
     container = await stack.create("c1", ["pause"], annotations={**_SANDBOX, **_TWO_CPUS})
 
     assert stack.hypervisors[0].config.memory.host_nodes == (0, 1)
-    await stack.delete_last(container)
-
-
-async def test_need_and_placement_are_in_the_state(stack: Stack) -> None:
-    _asking(stack)
-
-    container = await stack.create("c1", ["pause"], annotations={**_SANDBOX, **_TWO_CPUS})
-
     saved = stack.records[-1].snapshots[-1].cgroups["Placed"]
     assert isinstance(saved, dict)
     assert tuple(saved["placement"]["vcpu_cpus"]) == (1, 2, 3)

@@ -188,13 +188,6 @@ async def test_a_block_device_of_this_host_is_refused_in_words(stack: RemoteStac
         await stack.run("a", ["sleep"], annotations=MEMBER, linux={"devices": DEVICES})
 
 
-async def test_a_pod_in_the_hosts_network_is_refused_before_anything_is_made(stack: RemoteStack) -> None:
-    with pytest.raises(ShimError, match="host's network"):
-        await stack.create("c1", ["/pause"], annotations=POD)
-
-    assert stack.service.calls == []
-
-
 FAULTS = [
     Fault(point=f"hypervisor.{call}:{when}", nth=1, action=action, seconds=0)
     for call in ("create", "start", "stop")
