@@ -51,14 +51,6 @@ def test_a_plain_vm_keeps_code_its_files_and_a_few_nodes() -> None:
 
 
 @pytest.mark.parametrize(
-    "hidden",
-    ["/", "/etc", "/root", "/home", "/run", "/run/containerd", "/run/vc/vm", "/run/vc/vm/pod1", "/var", "/tmp", "/dev"],
-)
-def test_no_directory_of_the_hosts_state_is_kept(hidden: str) -> None:
-    assert hidden not in kept(vm_config())
-
-
-@pytest.mark.parametrize(
     ("changes", "path", "why"),
     [
         ({"initdata": "/run/vc/vm/pod1/initdata"}, "/run/vc/vm/pod1/initdata", "initdata"),

@@ -85,26 +85,3 @@ def test_a_hypervisor_that_says_nothing_is_unknown(file: Path, capsys: pytest.Ca
     assert run(["env", "--config", str(file), "--json"]) == 0
 
     assert json.loads(capsys.readouterr().out)["Hypervisor"]["Version"] == "unknown"
-
-
-@pytest.mark.parametrize(
-    ("text", "error"),
-    [
-        ("[hypervisor", "pyshim: parse "),
-        ("[hypervisor.qemu]\ndefault_vcpus = 'two'\n", "pyshim: read hypervisor.qemu.default_vcpus in "),
-        (None, "pyshim: read "),
-    ],
-)
-def test_a_broken_configuration_is_one_line(
-    file: Path, text: str | None, error: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    if text is None:
-        file.unlink()
-    else:
-        file.write_text(text)
-
-    assert run(["env", "--config", str(file)]) == 1
-
-    shown = capsys.readouterr()
-    assert (shown.out, shown.err.count("\n")) == ("", 1)
-    assert str(file) in shown.err
