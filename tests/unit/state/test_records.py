@@ -56,13 +56,6 @@ def on_disk(store: StateStore) -> list[str]:
     return [entry.key for entry in store.load("sb1").ledger]
 
 
-def test_an_intent_is_on_disk_before_its_effect(records: SandboxRecords, store: StateStore) -> None:
-    records.ledger.acquire(mount("/a"))
-    records.ledger.acquire(mount("/b"))
-
-    assert on_disk(store) == ["/a", "/b"]
-
-
 def test_several_intents_are_on_disk_in_their_order_by_one_write(
     records: SandboxRecords, store: StateStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

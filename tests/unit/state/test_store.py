@@ -45,15 +45,6 @@ def rewrite(store: StateStore, text: str | bytes) -> None:
     Path(f"{store.root}/sb1/persist.json").write_bytes(text if isinstance(text, bytes) else text.encode())
 
 
-def test_what_is_written_again_after_reading_is_the_same(store: StateStore) -> None:
-    store.save(state(container("c1")))
-    first = document(store)
-
-    store.save(store.load("sb1"))
-
-    assert document(store) == first
-
-
 def test_each_container_has_a_file_of_its_own_until_it_is_gone(store: StateStore) -> None:
     store.save(state(container("c1"), container("c2")))
     with open(f"{store.root}/sb1/c2/persist.json", encoding="utf-8") as file:

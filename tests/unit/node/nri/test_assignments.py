@@ -272,15 +272,6 @@ def test_the_same_need_again_changes_nothing_and_another_replaces_it() -> None:
     assert place(first, need("a", 6)) == placed(TWO_SOCKETS, need("a", 6))
 
 
-def test_a_placement_of_an_earlier_run_is_restored() -> None:
-    before = placed(TWO_SOCKETS, need("a", 4), need("b", 4), need("s", 2, exclusive=False))
-    again = placed(TWO_SOCKETS)
-    for sandbox_id in ("b", "s"):
-        again = keep(again, before.needs[sandbox_id], before.placements[sandbox_id])
-
-    assert again == release(before, "a")
-
-
 @pytest.mark.parametrize(
     ("changed", "problem"),
     [
