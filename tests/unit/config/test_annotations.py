@@ -277,12 +277,6 @@ def test_what_has_no_effect_or_no_meaning_is_said(tmp_path: Path) -> None:
     )
 
 
-def test_the_size_a_pod_asks_for_reaches_the_nouns(tmp_path: Path) -> None:
-    config = typed(applied(tmp_path / "c.toml", ALL, {H + "default_vcpus": "1.5", H + "default_memory": "1Gi"}))
-
-    assert (config.hypervisor.default_vcpus, config.hypervisor.default_memory_mib) == (Fraction(3, 2), 1024)
-
-
 @pytest.mark.parametrize(
     ("name", "error", "reason"),
     [("remote", FailedPrecondition, "has no table hypervisor.remote"), ("nonsense", InvalidArgument, "is not one of")],

@@ -228,18 +228,6 @@ async def test_what_cannot_be_found_starts_no_vm(stack: Stack) -> None:
     assert stack.hypervisors == []
 
 
-async def test_a_device_taken_away_during_create_is_named_and_nothing_stays(stack: Stack) -> None:
-    """The guest waits for the device in vain; what the container was given is undone."""
-    prepare(stack, cold_plug_vfio="no-port", hot_plug_vfio="root-port")
-    await stack.run("c1", ["sleep"], annotations=SANDBOX)
-    stack.agent.failures["CreateContainer"] = (4, "wait for PCI function at path '02/01': not there after 3 s")
-
-    with pytest.raises(ShimError, match="wait for PCI function at path '02/01'"):
-        await stack.create("a1", ["sleep"], annotations=member("a"), linux=vfio(5))
-
-    assert stack.hypervisors[0].plugged == {}
-
-
 async def test_a_device_that_two_containers_name_leaves_with_the_last_of_them(stack: Stack) -> None:
     prepare(stack, cold_plug_vfio="no-port", hot_plug_vfio="root-port", pcie_root_port=2)
     await stack.run("c1", ["sleep"], annotations=SANDBOX)

@@ -4,21 +4,11 @@ import json
 
 import pytest
 
-from pyshim.config.load import build_config
-from pyshim.config.sources import Source
 from pyshim.model.config import HYPERVISOR_PREFIX
 from pyshim.model.devices import DeviceRequest, FoundDevice, PodDevices
 from pyshim.model.errors import FailedPrecondition, InvalidArgument, Unimplemented
 from pyshim.model.guest import GuestContainer
-from pyshim.model.host_facts import unbounded
-from pyshim.model.ids import SandboxId
-from pyshim.model.kind import ContainerKind
-from pyshim.model.oci import parse_spec
-from pyshim.pod.plan.remote_vm import remote_vm
 from pyshim.resources.devices.plan.remote import CLAIMS_KEY, own_names, remote_devices, with_names
-from pyshim.resources.sizing.plan.static import static_size
-from pyshim.resources.sizing.plan.workload import workload
-from tests.fakes.inputs import host
 
 KINDS = ("nvidia.com/pgpu=nvidia.com/gpu", "10de:03=nvidia.com/gpu")
 
@@ -139,30 +129,3 @@ def test_inner_names_join_the_annotations_there_are() -> None:
     }
     assert guest.spec["annotations"] == {"a": "b"}
     assert with_names(guest, ()) is guest
-
-
-def test_the_instance_has_what_the_pod_was_sized_for_and_the_gpus_it_was_given() -> None:
-    """A service chooses the instance by these annotations of CreateVM."""
-    plain = {"hypervisor": {"remote": {"default_vcpus": 1, "default_memory": 512, "default_gpu_model": "h100"}}}
-    config = build_config(Source(path="/etc/c.toml", directory="/", document=plain))
-    limits = {"cpu": {"quota": 250_000, "period": 100_000}, "memory": {"limit": 20 << 30}}
-    document = {"ociVersion": "1.1.0", "process": {"args": ["sh"], "cwd": "/"}, "root": {"path": "rootfs"}}
-    spec = parse_spec(
-        json.dumps({**document, "linux": {"namespaces": [{"type": "network"}], "resources": limits}}).encode(), "c"
-    )
-    here = host(cpu_count=2, memory_mib=4096)
-    vm = remote_vm(
-        sandbox_id=SandboxId("s1"),
-        uuid="u",
-        vm_dir="/run/vm",
-        spec=spec,
-        config=config,
-        sizing=static_size(config, unbounded(here), workload(ContainerKind.SINGLE_CONTAINER, {}, spec.raw)),
-        netns_path=None,
-        initdata=None,
-        devices=pod(("a", "nvidia.com/gpu=0"), ("b", "nvidia.com/gpu=1")),
-    )
-    assert vm.remote is not None
-    found = vm.remote.annotations
-    names = ("default_vcpus", "default_memory", "default_gpus", "default_gpu_model")
-    assert [found[f"{HYPERVISOR_PREFIX}{name}"] for name in names] == ["4", str(20 * 1024 + 512), "2", "h100"]

@@ -618,15 +618,9 @@ def test_all_containers_of_the_pod_have_the_same_disk() -> None:
 
 
 def test_an_empty_dir_in_memory_stays_one() -> None:
-    in_memory = SourceFacts(
-        kind=SourceKind.DIRECTORY,
-        fs_type="tmpfs",
-        mode=0o777,
-        empty_dir=EmptyDir(path=SOURCE, sub_path="", in_memory=True),
-    )
     config = configured(runtime={"emptydir_mode": "block-encrypted"})
 
-    plan = planned(config, spec(mounts=[bind("/cache", SOURCE)]), {SOURCE: in_memory})
+    plan = planned(config, spec(mounts=[bind("/cache", SOURCE)]), {SOURCE: memory_dir(SOURCE)})
 
     assert plan.disks == ()
     assert plan.storages[0].driver == "ephemeral"
