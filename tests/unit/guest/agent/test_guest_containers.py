@@ -34,17 +34,10 @@ def test_init_does_not_run_before_start(hosted_agent: HostedAgent, client: Agent
     assert agent_pb2.ReadStreamResponse.FromString(client.wait(pending)).data == b"begun\n"
 
 
-def test_create_fails_with_cruns_words_when_the_program_is_missing(
+def test_create_of_a_missing_program_fails_with_cruns_words_and_leaves_its_id_free(
     hosted_agent: HostedAgent, client: AgentClient, cid: str
 ) -> None:
     with refused(Code.INTERNAL, "executable file `/bin/nope` not found"):
-        client.create(hosted_agent.spec(["/bin/nope"]), cid)
-
-
-def test_a_failed_create_leaves_nothing_so_the_id_can_be_used_again(
-    hosted_agent: HostedAgent, client: AgentClient, cid: str
-) -> None:
-    with pytest.raises(CallError):
         client.create(hosted_agent.spec(["/bin/nope"]), cid)
 
     client.run(hosted_agent.spec(["sh", "-c", "exit 3"]), cid)
@@ -190,20 +183,18 @@ def test_exec_in_an_exited_container_is_refused(hosted_agent: HostedAgent, clien
 def test_many_execs_leave_no_file_descriptor_behind(
     hosted_agent: HostedAgent, client: AgentClient, sleeper: str
 ) -> None:
-    client.execute(sleeper, "first", ["true"])
-    client.exit_code(sleeper, "first")
-    client.read_all(sleeper, "first")
-    client.read_all(sleeper, "first", method="ReadStderr")
-    client.close_stdin(sleeper, "first")
-    before = hosted_agent.settled_fds()
-
-    for number in range(10):
-        name = f"probe{number}"
+    def probe(name: str) -> None:
         client.execute(sleeper, name, ["true"])
         client.exit_code(sleeper, name)
         client.read_all(sleeper, name)
         client.read_all(sleeper, name, method="ReadStderr")
         client.close_stdin(sleeper, name)
+
+    probe("first")
+    before = hosted_agent.settled_fds()
+
+    for number in range(10):
+        probe(f"probe{number}")
 
     until(lambda: hosted_agent.open_fds() <= before, "the agent has more open than before")
 
