@@ -17,9 +17,9 @@ from pyshim.model.errors import ShimError
 
 SUBCOMMANDS = {
     "install": ("pyshim.node.cli.install", "install pyshim on this node, or bring it up to date"),
-    "uninstall": ("pyshim.node.cli.install", "remove what 'pyshim install' wrote"),
-    "status": ("pyshim.node.cli.install", "show what is installed on this node"),
-    "verify": ("pyshim.node.cli.install", "run a test pod through the container runtime"),
+    "uninstall": ("pyshim.node.cli.uninstall", "remove what 'pyshim install' wrote"),
+    "status": ("pyshim.node.cli.status", "show what is installed on this node"),
+    "verify": ("pyshim.node.cli.verify", "run a test pod through the container runtime"),
     "check": ("pyshim.node.cli.check", "say whether this host can run pods in virtual machines"),
     "list": ("pyshim.node.cli.listing", "list the sandboxes of this node: size, use, health"),
     "top": ("pyshim.node.cli.top", "show the sandboxes of this node and what they use, live"),
@@ -49,8 +49,8 @@ SUBCOMMANDS = {
     "webhook": ("pyshim.node.cli.webhook", "check and size pods as Kubernetes creates them (admission webhook)"),
     "help": ("pyshim.node.cli.help", "show the help of a subcommand"),
 }
-"""Each module has a `command`, or one of the subcommand's name, whose callback returns the exit code; a ShimError or
-OSError is shown as one line."""
+"""Module and summary of each subcommand. The module has a `command`, whose callback returns the exit code; a ShimError
+or OSError is shown as one line."""
 
 COMPLETION_VARIABLE = "_PYSHIM_COMPLETE"
 """The variable of a shell's completion, as click names it for a program named pyshim."""
@@ -59,7 +59,7 @@ _WIDEST_HELP = 120
 
 
 class Subcommands(click.Group):
-    """Imports the module of the subcommand that was called; the list of subcommands imports none."""
+    """Imports only the module of the called subcommand."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(SUBCOMMANDS)
@@ -69,8 +69,7 @@ class Subcommands(click.Group):
             return None
         module_name, summary = SUBCOMMANDS[cmd_name]
         module = importlib.import_module(module_name)
-        own = getattr(module, cmd_name, None)
-        command: click.Command = own if isinstance(own, click.Command) else module.command
+        command: click.Command = module.command
         command.short_help = summary
         return command
 

@@ -3,5 +3,6 @@
 Read `plan.py` first: it decides which files there will be (`writes.py`), for the handlers of `handlers.py`, with
 `drop_ins.py` for containerd and CRI-O. `apply.py` writes all of them or none; `blocks.py` changes files that are not
 ours; `release.py` makes the code and the guest; `containerd_config.py` reads containerd's configuration; `runtime.py`
-asks and restarts containerd, `node_check.py` checks the result with the node's programs.
+finds, asks and restarts the container runtime, `running.py` pyshim's own units and processes; `node_check.py` checks
+the result with them.
 """

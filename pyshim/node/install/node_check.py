@@ -6,7 +6,7 @@ from collections.abc import Callable
 from msgspec import Struct
 
 from pyshim.model.errors import ShimError
-from pyshim.node.install import runtime
+from pyshim.node.install import running, runtime
 from pyshim.node.install.drop_ins import Containerd, Layout
 from pyshim.node.install.handlers import Handler
 
@@ -25,7 +25,7 @@ class NodeCheck(Struct, kw_only=True):
 
     def check(self, begin_step: Callable[[str], None]) -> None:
         """The runtime takes the files, and with `--restart` ran a pod. Raises ShimError."""
-        runtime.reload_units()
+        running.reload_units()
         names = frozenset(handler.name for handler in self.handlers)
         if self.containerd is not None and self.containerd.layout is Layout.FILE:
             program = runtime.program_of(self.caller)
@@ -35,7 +35,7 @@ class NodeCheck(Struct, kw_only=True):
         if self.restart:
             self._require_pod(names, begin_step)
         begin_step("restart pyshim's units")
-        runtime.restart_units(also_stopped=self.restart)
+        running.restart_units(also_stopped=self.restart)
 
     def _require_pod(self, names: frozenset[str], begin_step: Callable[[str], None]) -> None:
         """A test pod ran. If the node had these files before, the runtime is restarted only if the pod fails."""
@@ -60,8 +60,8 @@ class NodeCheck(Struct, kw_only=True):
     def rolled_back(self) -> None:
         """The programs read the former files again, which are back in place."""
         try:
-            runtime.reload_units()
-            runtime.restart_units(also_stopped=False)
+            running.reload_units()
+            running.restart_units(also_stopped=False)
         finally:
             if self.was_restarted:
                 runtime.restart(self.caller)

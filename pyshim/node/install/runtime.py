@@ -1,19 +1,12 @@
-"""Finds the node's container runtime, asks for its version and configuration, and restarts it. Finds the processes that
-use a release."""
+"""The node's container runtime: finds it, reads its version and configuration, and restarts it."""
 
 import os
 import re
 import shutil
 import socket as sockets
-import subprocess
 import tomllib
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from itertools import pairwise
 from typing import Any, NamedTuple
 
-from pyshim.host.locks import lock_within, open_directory
-from pyshim.host.processes.identity import arguments, find_by_argument
 from pyshim.model.errors import FailedPrecondition, NotFound, Unavailable
 from pyshim.node.install.apply import Manifest, foreign_text
 from pyshim.node.install.blocks import block_in
@@ -21,8 +14,7 @@ from pyshim.node.install.containerd_config import parsed, replacing_import, runt
 from pyshim.node.install.crio_config import CONFIG as CRIO_CONFIG
 from pyshim.node.install.disk import Disk
 from pyshim.node.install.drop_ins import CONTAINERD_DROP_IN, Containerd, Layout
-
-_COMMAND_S = 60.0
+from pyshim.node.install.running import run_command
 
 
 class ContainerRuntime(NamedTuple):
@@ -121,7 +113,7 @@ def program_of(runtime: ContainerRuntime, root: str = "") -> str:
 
 def version(program: str) -> tuple[int, int]:
     """Raises FailedPrecondition if it prints no version."""
-    said = _run([program, "--version"])
+    said = run_command([program, "--version"])
     found = re.search(r"\bv?(\d+)\.(\d+)\.\d+", said)
     if found is None:
         raise FailedPrecondition(f"ask '{program}' for its version: {said.strip()[:200]!r} is not understood")
@@ -135,7 +127,7 @@ def effective(program: str, config: str) -> dict[str, Any]:
     """
     words = ["--config", config, "config", "dump"] if os.path.exists(config) else ["config", "default"]
     try:
-        return tomllib.loads(_run([program, *words]))
+        return tomllib.loads(run_command([program, *words]))
     except (ValueError, RecursionError) as error:
         raise FailedPrecondition(f"read the configuration of '{program}': {error}") from error
 
@@ -203,99 +195,6 @@ def require_answer(caller: ContainerRuntime) -> None:
             ) from error
 
 
-_UNITS = ("pyshim-cleanup.timer", "pyshim-zygote.service")
-_SERVICES = ("pyshim-monitor.service", "pyshim-nri.service", "pyshim-webhook.service")
-"""Units that an operator may have installed."""
-_SYSTEMD = "/run/systemd/system"
-"""A directory that exists if systemd is the node's init. Source: sd_booted(3)."""
-
-
-def reload_units() -> None:
-    """systemd has read new and removed units; without systemd nothing happens."""
-    if os.path.isdir(_SYSTEMD):
-        _run(["systemctl", "daemon-reload"])
-
-
-def restart_units(*, also_stopped: bool) -> None:
-    """Running units are restarted with the present files; with `also_stopped` our own units that are stopped start,
-    too.
-
-    A unit whose file is gone is stopped. A zygote keeps the release that it was started from, and its forks outlive it.
-    """
-    for unit, (has_file, runs) in _units(_SERVICES).items():
-        if has_file and runs:
-            _run(["systemctl", "restart", unit])
-    for unit, (has_file, runs) in _units(_UNITS).items():
-        if has_file:
-            _run(["systemctl", "restart" if also_stopped else "try-restart", unit])
-        elif runs:
-            _run(["systemctl", "stop", unit])
-
-
-def stop_units() -> None:
-    """None of the units runs."""
-    for unit, (_, runs) in _units(_UNITS).items():
-        if runs:
-            _run(["systemctl", "stop", unit])
-
-
-def _units(names: tuple[str, ...]) -> dict[str, tuple[bool, bool]]:
-    """By unit: it has a file; it runs. systemctl fails for a unit without a file."""
-    if not os.path.isdir(_SYSTEMD):
-        return {}
-    found = {}
-    for unit in names:
-        said = _run(["systemctl", "show", "--property=LoadState,ActiveState", unit]).splitlines()
-        found[unit] = (
-            "LoadState=not-found" not in said,
-            not {"ActiveState=inactive", "ActiveState=failed"} & set(said),
-        )
-    return found
-
-
 def restart(caller: ContainerRuntime) -> None:
     """The runtime was restarted; pods keep running. Raises FailedPrecondition with systemd's words."""
-    _run(["systemctl", "restart", caller.unit])
-
-
-def running_of(directory: str) -> tuple[int, ...]:
-    """Processes whose command line names `directory`: shims and VMs of that release."""
-    return tuple(process.pid for process in find_by_argument(f"{directory}/"))
-
-
-def is_zygote(pid: int) -> bool:
-    """The process is a zygote; its forks have the command line of what they have become."""
-    return arguments(pid)[-1:] == ("zygote",)
-
-
-def operators_command(pid: int) -> str:
-    """The words of the process if it is a verb of `pyshim`, such as the node's monitor; else empty."""
-    words = arguments(pid)
-    return " ".join(words[words.index("-m") + 1 :]) if ("-m", "pyshim") in pairwise(words) else ""
-
-
-def end(pid: int, number: int) -> None:
-    """The process has the signal, unless it has ended."""
-    with suppress(ProcessLookupError):
-        os.kill(pid, number)
-
-
-@contextmanager
-def lock(root: str) -> Iterator[None]:
-    """No other installation changes this node meanwhile. Raises FailedPrecondition when one does."""
-    with open_directory(root) as directory:
-        if not lock_within(directory, 0):
-            raise FailedPrecondition("change the installation: another 'pyshim' does so now")
-        yield
-
-
-def _run(command: list[str]) -> str:
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_COMMAND_S, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise FailedPrecondition(f"run '{' '.join(command)}': {error}") from error
-    if done.returncode != 0:
-        raise FailedPrecondition(
-            f"run '{' '.join(command)}': exit code {done.returncode}: {done.stderr.strip()[-1500:]}"
-        )
-    return done.stdout
+    run_command(["systemctl", "restart", caller.unit])

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from integration.framework.containerd import DEBIAN
 from pyshim.model.errors import FailedPrecondition, InvalidArgument
 from pyshim.node.cli.handler_option import handlers_of
-from pyshim.node.cli.install import undone_at_sigterm
+from pyshim.node.cli.installation import undone_at_sigterm
 from pyshim.node.install.apply import (
     Manifest,
     apply,

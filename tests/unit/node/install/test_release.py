@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from integration.framework.waiting import eventually
-from pyshim.node.cli.install import undone_at_sigterm
+from pyshim.node.cli.installation import undone_at_sigterm
 from pyshim.node.install.release import run_step
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pyshim.model.errors import FailedPrecondition, Unavailable
-from pyshim.node.install import runtime
+from pyshim.node.install import running, runtime
 from pyshim.node.install.runtime import effective
 
 _CONTAINERD = """#!/bin/sh
@@ -110,30 +110,30 @@ def systemd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     program.write_text(_SYSTEMCTL.format(states=tmp_path / "states"))
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
-    monkeypatch.setattr(runtime, "_SYSTEMD", str(tmp_path / "states"))
+    monkeypatch.setattr(running, "_SYSTEMD", str(tmp_path / "states"))
     return tmp_path / "states"
 
 
 @pytest.mark.parametrize(
     ("do", "states", "asked"),
     [
-        (lambda: runtime.restart_units(also_stopped=False), [], []),
+        (lambda: running.restart_units(also_stopped=False), [], []),
         (
-            lambda: runtime.restart_units(also_stopped=False),
+            lambda: running.restart_units(also_stopped=False),
             [f"{_TIMER}.loaded", f"{_ZYGOTE}.active"],
             [f"try-restart {_TIMER}", f"stop {_ZYGOTE}"],
         ),
         (
-            lambda: runtime.restart_units(also_stopped=True),
+            lambda: running.restart_units(also_stopped=True),
             [f"{_TIMER}.loaded", f"{_ZYGOTE}.loaded", f"{_ZYGOTE}.active"],
             [f"restart {_TIMER}", f"restart {_ZYGOTE}"],
         ),
         (
-            lambda: runtime.restart_units(also_stopped=True),
+            lambda: running.restart_units(also_stopped=True),
             [f"{_TIMER}.loaded", f"{_ZYGOTE}.loaded", f"{_NRI}.loaded", f"{_NRI}.active", f"{_MONITOR}.loaded"],
             [f"restart {_NRI}", f"restart {_TIMER}", f"restart {_ZYGOTE}"],
         ),
-        (runtime.stop_units, [f"{_TIMER}.loaded", f"{_ZYGOTE}.active"], [f"stop {_ZYGOTE}"]),
+        (running.stop_units, [f"{_TIMER}.loaded", f"{_ZYGOTE}.active"], [f"stop {_ZYGOTE}"]),
     ],
     ids=[
         "undone, as they never were",
@@ -183,11 +183,11 @@ def test_imports_that_are_no_list_are_no_cause_of_a_missing_handler(tmp_path: Pa
 
 def test_of_two_installations_at_once_the_second_is_refused(tmp_path: Path) -> None:
     with (
-        runtime.lock(str(tmp_path)),
+        running.lock(str(tmp_path)),
         pytest.raises(FailedPrecondition, match="change the installation: another 'pyshim' does so now"),
-        runtime.lock(str(tmp_path)),
+        running.lock(str(tmp_path)),
     ):
         pass
 
-    with runtime.lock(str(tmp_path)):
+    with running.lock(str(tmp_path)):
         pass
