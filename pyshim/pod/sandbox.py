@@ -125,9 +125,8 @@ class Sandbox:
         self.network = SandboxNetwork(services, environment.network_connector)
         self.health = HealthChecks()
         self.services = services
-        self._serve_monitor = environment.serve_monitor
+        self._env = environment
         self._agent: Agent | None = None
-        self._clock_ns = environment.clock_ns
         self._virtiofsd: Virtiofsd | None = None
         self._watchers: list[asyncio.Task[None]] = []
         self._stopping = False
@@ -137,12 +136,17 @@ class Sandbox:
         """The VMM's pid, also after its end, since containerd goes on using it. For a remote VM the shim's, as Kata."""
         self.origin = _booted(plan)
         """Booted, or cloned from which template: text for an operator, see `SandboxSnapshot`."""
-        self.failure = ""
         self.is_stopped = False
         """`stop` has ended."""
         self.has_left = False
         """`leave` has ended: only the state of the sandbox is left on the host."""
-        self._lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._loss: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        """The reason, once the sandbox is lost."""
+
+    @property
+    def failure(self) -> str:
+        """Why the sandbox was lost; empty while it is not."""
+        return self._loss.result() if self._loss.done() else ""
 
     @property
     def virtiofsd_pid(self) -> int:
@@ -222,7 +226,7 @@ class Sandbox:
         entries = [LedgerEntry(kind=ResourceKind.SOCKET, key=path) for path in paths]
         self._undo_after_stop.acquire(self.services.ledger, *entries)
         try:
-            close = await self._serve_monitor(*paths, monitor, debug=self.plan.config.runtime.enable_pprof)
+            close = await self._env.serve_monitor(*paths, monitor, debug=self.plan.config.runtime.enable_pprof)
         except ShimError as exc:
             log.warning("no monitor socket", extra={"sandbox": self.plan.sandbox_id, "error": str(exc)})
         else:
@@ -231,7 +235,7 @@ class Sandbox:
     async def loss_reason(self, otherwise: str) -> str:
         """The reason why the sandbox was lost, if it is found soon; else `otherwise`."""
         if not self.failure and not self._stopping:
-            await asyncio.wait([self._lost], timeout=2 * LOST_REASON_WAIT_S)
+            await asyncio.wait([self._loss], timeout=2 * LOST_REASON_WAIT_S)
         return self.failure or otherwise
 
     async def stop(self, agent_gone: bool = False) -> None:
@@ -335,7 +339,7 @@ class Sandbox:
         """The agent, which has answered; the guest has random numbers of its own and the right time."""
         agent = await step("wait for agent", self._connect_agent(min(CONTINUED_AGENT_S, self.plan.agent_timeout_s)))
         await agent.reseed_random(os.urandom(SEED_BYTES))
-        await agent.set_time(self._clock_ns())
+        await agent.set_time(self._env.clock_ns())
         return agent
 
     async def _fit_to_pod(self, base: VmConfig, agent: Agent) -> None:
@@ -462,10 +466,9 @@ class Sandbox:
 
     def mark_lost(self, watcher: str, reason: str) -> None:
         """The sandbox is lost, for this reason. Idempotent; does nothing once `stop` was called."""
-        if self._stopping or self.failure:
+        if self._stopping or self._loss.done():
             return
-        self.failure = reason
-        self._lost.set_result(None)
+        self._loss.set_result(reason)
         log.error("sandbox lost", extra={"sandbox": self.plan.sandbox_id, "watcher": watcher, "error": reason})
         self._listener.sandbox_lost(reason)
 
