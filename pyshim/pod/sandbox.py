@@ -12,10 +12,8 @@ health checks. Then the sandbox is lost. The reason is the VM's own, if that com
 import asyncio
 import logging
 import os
-from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import nullcontext, suppress
-from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Protocol
 
 from msgspec.structs import replace
 
@@ -31,7 +29,7 @@ from pyshim.model.seams import Agent, MonitorRpc, Records, Virtiofsd
 from pyshim.model.trace import span, step, traced
 from pyshim.model.vm import VmConfig
 from pyshim.pod.environment import Environment
-from pyshim.pod.health import HealthChecks
+from pyshim.pod.health import END_REASON_S, SandboxHealth
 from pyshim.pod.hooks import ContainerHooks
 from pyshim.pod.plan.hooks import named_netns
 from pyshim.resources.cgroups.live import SandboxCgroups
@@ -46,11 +44,9 @@ from pyshim.resources.volumes.attachments import Attachments
 from pyshim.resources.volumes.live import make_share
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
 
 STATE_ROOT = "/run/vc/sbs"
 DESTROY_TIMEOUT_S = 3.0
-LOST_REASON_WAIT_S = 0.5
 BOOTED = "booted"
 CONTINUED_AGENT_S = 60.0
 """Seconds for the agent of a continued guest to answer; then the template is discarded and the VM boots. More than a
@@ -123,7 +119,9 @@ class Sandbox:
             plan=plan, vm_devices=services.vm_devices, tasks=tasks, find=environment.find_devices
         )
         self.network = SandboxNetwork(services, environment.network_connector)
-        self.health = HealthChecks()
+        self.health = SandboxHealth(
+            plan.sandbox_id, hypervisor=self.hypervisor, cgroups=self.cgroups, virtiofsd=lambda: self._virtiofsd
+        )
         self.services = services
         self._env = environment
         self._agent: Agent | None = None
@@ -205,7 +203,7 @@ class Sandbox:
         if agent is None:
             await self._boot()
         await self._open_monitor(monitor)  # the guest boots meanwhile
-        agent = await self._or_lost(self._reach_guest(agent))
+        agent = await self.health.while_alive(self._reach_guest(agent))
         self.network.serve(agent)
         self._agent = agent
 
@@ -235,7 +233,7 @@ class Sandbox:
     async def loss_reason(self, otherwise: str) -> str:
         """The reason why the sandbox was lost, if it is found soon; else `otherwise`."""
         if not self.failure and not self._stopping:
-            await asyncio.wait([self._loss], timeout=2 * LOST_REASON_WAIT_S)
+            await asyncio.wait([self._loss], timeout=2 * END_REASON_S)
         return self.failure or otherwise
 
     async def stop(self, agent_gone: bool = False) -> None:
@@ -289,9 +287,9 @@ class Sandbox:
         try:
             with span("continue from template"):
                 await self._start_vmm(replace(base, is_copyable=True, saved_machine=template))
-                agent = await self._or_lost(self._reach_continued_guest())
+                agent = await self.health.while_alive(self._reach_continued_guest())
                 is_answering = True
-                await self._or_lost(self._fit_to_pod(base, agent))
+                await self.health.while_alive(self._fit_to_pod(base, agent))
         except ShimError as exc:
             if is_answering:  # the saved machine is good: what failed after it is the host's or this pod's
                 log.warning("clone given up", extra={**facts, "error": str(exc)})
@@ -365,8 +363,8 @@ class Sandbox:
         virtiofsd = self.plan.share.virtiofsd
         if self._virtiofsd is not None and virtiofsd is not None and virtiofsd.listen_path in error:
             with suppress(TimeoutError):
-                async with asyncio.timeout(LOST_REASON_WAIT_S):
-                    return f"start vm '{self.plan.sandbox_id}': {await self._virtiofsd_end()}"
+                async with asyncio.timeout(END_REASON_S):
+                    return f"start vm '{self.plan.sandbox_id}': {await self.health.virtiofsd_end()}"
         return await self.cgroups.explain_failed_start(error)
 
     async def _start_vmm(self, vm: VmConfig) -> None:
@@ -412,57 +410,12 @@ class Sandbox:
         await self.network.set_up(agent)
         await agent.create_sandbox(self.plan.guest)
 
-    async def _or_lost(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of `work`. Raises Unavailable with the reason as soon as the VM or virtiofsd ends."""
-        wanted = asyncio.ensure_future(work)
-        lost = asyncio.ensure_future(self._first_loss())
-        try:
-            await asyncio.wait([wanted, lost], return_when=asyncio.FIRST_COMPLETED)
-            if wanted.done() and wanted.exception() is None:
-                return wanted.result()
-            if not lost.done():  # a failed call is often the first sign of the VM's end, whose reason explains more
-                await asyncio.wait([lost], timeout=LOST_REASON_WAIT_S)
-            if lost.done():
-                cause = wanted.exception() if wanted.done() else None
-                raise Unavailable(f"start vm '{self.plan.sandbox_id}': {lost.result()[1]}") from cause
-            return wanted.result()
-        finally:
-            await cancel_all(wanted, lost)
-
-    async def _first_loss(self, agent: Agent | None = None) -> tuple[str, str]:
-        """Which part of the sandbox has ended, and the reason; with `agent`, its connection and health count too.
-
-        The VM's own reason is preferred if it comes soon, since the other parts mostly end because of it.
-        """
-        waits: dict[str, Callable[[], Awaitable[str]]] = {"vm": self._vm_end}
-        if self._virtiofsd is not None:
-            waits["virtiofsd"] = self._virtiofsd_end
-        if agent is not None:
-            waits["agent"] = partial(_connection_end, agent)
-            if not self.hypervisor.capabilities().reports_end:
-                waits["health"] = partial(self.health.loss, agent)
-        ends = {name: asyncio.ensure_future(wait()) for name, wait in waits.items()}
-        try:
-            await asyncio.wait(ends.values(), return_when=asyncio.FIRST_COMPLETED)
-            if not ends["vm"].done():
-                await asyncio.wait([ends["vm"]], timeout=LOST_REASON_WAIT_S)
-            return next((name, end.result()) for name, end in ends.items() if end.done())
-        finally:
-            await cancel_all(*ends.values())
-
-    async def _vm_end(self) -> str:
-        return await self.cgroups.explain(await self.hypervisor.wait())
-
-    async def _virtiofsd_end(self) -> str:
-        assert self._virtiofsd is not None, "virtiofsd starts before the vm"
-        return await self.cgroups.explain_virtiofsd(await self._virtiofsd.wait())
-
     def _watch(self, agent: Agent) -> None:
         for name, work in (("end", self._watch_end(agent)), ("oom", self._watch_oom(agent))):
             self._watchers.append(self._tasks.supervise(f"watch/{name}/{self.plan.sandbox_id}", work))
 
     async def _watch_end(self, agent: Agent) -> None:
-        self.mark_lost(*await self._first_loss(agent))
+        self.mark_lost(*await self.health.first_end(agent))
 
     def mark_lost(self, watcher: str, reason: str) -> None:
         """The sandbox is lost, for this reason. Idempotent; does nothing once `stop` was called."""
@@ -495,10 +448,6 @@ class Sandbox:
                 await agent.destroy_sandbox()
         except (ShimError, TimeoutError) as exc:
             log.debug("destroy sandbox", extra={"sandbox": self.plan.sandbox_id, "error": str(exc)})
-
-
-async def _connection_end(agent: Agent) -> str:
-    return f"the agent's connection ended: {await agent.gone()}"
 
 
 def monitor_path(sandbox_id: str) -> str:
