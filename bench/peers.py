@@ -7,6 +7,7 @@ at once of the others; the order alternates.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -95,6 +96,7 @@ shown in ms.
 """
 _MORE_IS_BETTER = ("stdout",)
 Samples = dict[str, list[float]]
+_numbers = itertools.count(1)
 
 
 def runtime_of(program: Path) -> Runtime:
@@ -181,24 +183,24 @@ def _ratio(ours: Samples, theirs: Samples, series: str) -> float:
 
 def _round(ground: Ground, runtime: Runtime) -> Samples:
     samples: Samples = defaultdict(list)
-    with _pod(ground, runtime, "one", samples) as pod:
+    with _pod(ground, runtime, samples) as pod:
+        sandbox = pod.shim.container
+        container = f"{sandbox}-c"
         with _timed(samples, "container", pod.pid):
-            _begin(pod, "one-c")
+            _begin(pod, container)
         for _ in range(_EXECS):
             with _timed(samples, "exec", pod.pid):
-                pod.exec("one-c")
+                pod.exec(container)
         wait_until_idle(pod.pid, _IDLE_S)
         samples["pss"].append(memory_of(pod.pid).pss_mib)
         samples["wakeups"].append(wakeups(pod.pid, _WAKEUPS_S))
         with _timed(samples, "gone", pod.pid):
-            _end(pod, "one-c")
+            _end(pod, container)
         with _timed(samples, "end", pod.pid):
-            _end(pod, "one")
-    samples["run_wall"] += [_run_s(ground, runtime, f"run{number}") for number in range(_RUNS)]
+            _end(pod, sandbox)
+    samples["run_wall"] += [_run_s(ground, runtime) for _ in range(_RUNS)]
     with ExitStack() as end:
-        pods = [
-            end.enter_context(_shim(ground, runtime, f"many{number}", defaultdict(list))) for number in range(_MANY)
-        ]
+        pods = [end.enter_context(_shim(ground, runtime, defaultdict(list))) for _ in range(_MANY)]
         with ThreadPoolExecutor(_MANY) as pool:  # each shim's client has its own loop
             began_s = time.monotonic()
             list(pool.map(_begin_sandbox, pods))
@@ -274,8 +276,9 @@ def _read(out: FileIO) -> int:
     return len(out.read(MIB) or b"")
 
 
-def _run_s(ground: Ground, runtime: Runtime, name: str) -> float:
+def _run_s(ground: Ground, runtime: Runtime) -> float:
     """Seconds of `ctr run -d` of a pod's sandbox, which is removed before this returns."""
+    name = _new_name()
     spec = ground.directory / f"{name}.json"
     spec.write_text(json.dumps(_spec(ground, runtime, name, name, "sandbox")))
     took_s = ground.ctr("run", "--detach", "--null-io", *ground.options(runtime), "--config", str(spec), name).took_s
@@ -294,9 +297,9 @@ def _end(pod: Pod, name: str) -> None:
 
 
 @contextmanager
-def _pod(ground: Ground, runtime: Runtime, name: str, samples: Samples) -> Iterator[Pod]:
+def _pod(ground: Ground, runtime: Runtime, samples: Samples) -> Iterator[Pod]:
     """A pod without containers."""
-    with _shim(ground, runtime, name, samples) as pod:
+    with _shim(ground, runtime, samples) as pod:
         with _timed(samples, "sandbox", pod.pid):
             _begin_sandbox(pod)
         yield pod
@@ -307,8 +310,9 @@ def _begin_sandbox(pod: Pod) -> None:
 
 
 @contextmanager
-def _shim(ground: Ground, runtime: Runtime, name: str, samples: Samples) -> Iterator[Pod]:
+def _shim(ground: Ground, runtime: Runtime, samples: Samples) -> Iterator[Pod]:
     """A shim that serves a pod which is not created yet."""
+    name = _new_name()
     bundle = ground.directory / name
     spec, chosen = _spec(ground, runtime, name, name, "sandbox"), options(ground.config) if runtime.has_vm else None
     with direct_shim(runtime, ground.binaries, name, bundle, spec) as shim:
@@ -327,6 +331,11 @@ def _shim(ground: Ground, runtime: Runtime, name: str, samples: Samples) -> Iter
     wait_until_gone(shim)
     Path(shim.socket_path).unlink(missing_ok=True)  # Kata's Go shim leaves it
     shutil.rmtree(bundle, ignore_errors=True)
+
+
+def _new_name() -> str:
+    """A new sandbox's. Kata's Rust shim aborts where an earlier one of the same name has left its socket."""
+    return f"peer{next(_numbers)}"
 
 
 def _patiently(call: Callable[[], None]) -> None:
