@@ -28,8 +28,8 @@ from pyshim.model.plans import SandboxPlan
 from pyshim.model.templates import StoredTemplate
 from pyshim.model.units import MIB
 from pyshim.model.vm import VmConfig
-from pyshim.node.cli.dry_run import empty_pod
 from pyshim.node.cli.output import config_option, examples, json_option, print_json, print_table
+from pyshim.node.cli.planned import empty_pod
 from pyshim.node.cli.sandbox_table import age_text
 from pyshim.pod.plan.sandbox import VM_ROOT
 from pyshim.pod.template import make_template
