@@ -22,7 +22,7 @@ from hypervisors.remote.vm import RemoteVm
 from pyshim import log as shim_log
 from pyshim.agent.client import AgentClient, Wire
 from pyshim.agent.connect import Connector
-from pyshim.cleanup.leftovers import undo_remains
+from pyshim.cleanup.namesakes import clear_remains, refuse_running_namesake
 from pyshim.cleanup.release import release
 from pyshim.concurrency.deadlines import CHANGE_S, within_s
 from pyshim.concurrency.tasks import TaskOwner
@@ -33,14 +33,13 @@ from pyshim.debug import dump_on_signal, objects, stacks
 from pyshim.host.os_errors import os_errors
 from pyshim.host.processes.children import Children
 from pyshim.host.processes.confinement import deny_calls, give_up_capabilities
-from pyshim.host.processes.identity import ProcessRef, is_alive, our_pid_namespace
+from pyshim.host.processes.identity import our_pid_namespace
 from pyshim.host.processes.stat import start_ticks_of
 from pyshim.host.writers import code_paths, writable_by_others
 from pyshim.model.capacity import CapacityFacts, CapacityQuestion
 from pyshim.model.config import Config
 from pyshim.model.devices import DeviceQuestion, PodDevices
 from pyshim.model.durations import AgentCalls, Durations
-from pyshim.model.errors import FailedPrecondition, NotFound
 from pyshim.model.events import RemoteVmLost
 from pyshim.model.host_facts import HostFacts
 from pyshim.model.ids import ContainerId, SandboxId
@@ -62,7 +61,6 @@ from pyshim.resources.placement_call import asked
 from pyshim.resources.probe import probe_host
 from pyshim.resources.sizing.host import probe_capacity
 from pyshim.start.address import unlink
-from pyshim.state.errors import StateDamaged
 from pyshim.state.records import SandboxRecords
 from pyshim.state.schema import ShimRecord
 from pyshim.state.store import REGISTER, StateStore
@@ -81,8 +79,6 @@ REPLY_GRACE_S = 5.0
 FLUSH_TIMEOUT_S = 3.0
 LAST_REPLY_S = 1.0
 """Seconds for containerd to close its connection after ShutdownSandbox."""
-REMAINS_TIMEOUT_S = 10.0
-"""Seconds for the undo of a dead shim's sandbox before a new one of its id is made."""
 IDLE_S = 60.0
 """Seconds without a call after which a daemon with neither container nor VM ends. containerd calls as soon as `start`
 has answered. When it has died meanwhile, has given up a Create, or has forgotten the sandbox after a restart, nothing
@@ -410,39 +406,6 @@ def exporter_of(
     except Exception as error:  # such as a module of a replaced installation: the pod starts anyway
         log.warning("spans are not exported", extra={"error": f"{type(error).__name__}: {error}"})
         return None
-
-
-def refuse_running_namesake(store: StateStore, sandbox_id: SandboxId, ours: ShimRecord) -> None:
-    """No other running shim has a sandbox of this id. Raises FailedPrecondition naming it; NotOurState, StateTooNew.
-
-    Ids are unique in a namespace of containerd only, and Kata's directories are named by the id alone: a second sandbox
-    would mount over the first one's share, and its end would remove the first one's directories.
-    """
-    try:
-        theirs = store.load(sandbox_id).shim
-    except (NotFound, StateDamaged):
-        entered = store.entered(sandbox_id)
-        if entered is None:
-            return
-        theirs = entered
-    owner = ProcessRef(theirs.pid, theirs.start_ticks)
-    if owner != ProcessRef(ours.pid, ours.start_ticks) and is_alive(owner):
-        raise FailedPrecondition(
-            f"create sandbox {sandbox_id!r}: the shim of pid {theirs.pid} in namespace {theirs.namespace!r} has one"
-        )
-
-
-def clear_remains(store: StateStore, sandbox_id: SandboxId) -> None:
-    """What a dead shim left of a sandbox of this id is undone, before its only record is overwritten.
-
-    Blocks. Raises FailedPrecondition naming what cannot be undone: no later record would have it.
-    """
-    errors = undo_remains(store, sandbox_id, deadline=time.monotonic() + REMAINS_TIMEOUT_S)
-    if errors:
-        raise FailedPrecondition(
-            f"create sandbox {sandbox_id!r}: an earlier shim left what cannot be undone: {'; '.join(errors)} "
-            f"(hint: 'pyshim cleanup {sandbox_id}' tries again)"
-        )
 
 
 def check_peer(sock: socket.socket) -> None:
