@@ -12,7 +12,7 @@ from pyshim.config.load import build_config
 from pyshim.config.sources import named_file, read_source
 from pyshim.model.config import Config
 from pyshim.model.errors import FailedPrecondition, NotFound, ShimError
-from pyshim.node.cli.check_host import look
+from pyshim.node.cli.check_host import host_report
 from pyshim.node.cli.check_verdicts import HostVerdict, VerdictLevel, verdicts
 from pyshim.node.cli.output import config_option, examples, json_option, print_json, print_table
 from pyshim.node.install.handlers import config_path_of
@@ -46,7 +46,7 @@ def command(config_path: str | None, handler: str | None, class_path: str | None
             raise NotFound(f"check handler '{handler}': no '{config_path}' (hint: 'pyshim status' lists handlers)")
     pod_fixed = _pod_fixed(class_path) if class_path else None
     config, problem = _config(config_path)
-    found = verdicts(look(config, problem), pod_fixed)
+    found = verdicts(host_report(config, problem), pod_fixed)
     counted = Counter(each.level for each in found)
     failed = bool(counted[VerdictLevel.MISSING] or (strict and counted[VerdictLevel.WARNING]))
     if as_json:

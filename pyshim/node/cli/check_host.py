@@ -107,7 +107,7 @@ def run_program(argv: Sequence[str]) -> str:
     return next(iter(done.stdout.splitlines()), "").strip()
 
 
-def look(
+def host_report(
     config: Config | None,
     config_error: str = "",
     *,

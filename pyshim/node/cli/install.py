@@ -14,7 +14,7 @@ from pyshim.config.load import build_config
 from pyshim.config.sources import SHIPPED_PATH, read_source
 from pyshim.host.os_errors import describe_os_error
 from pyshim.model.errors import FailedPrecondition, ShimError
-from pyshim.node.cli.check_host import look
+from pyshim.node.cli.check_host import host_report
 from pyshim.node.cli.check_verdicts import VerdictLevel, verdicts
 from pyshim.node.cli.command import PYSHIM
 from pyshim.node.cli.handler_option import FORM, handlers_of
@@ -221,7 +221,7 @@ def _is_installed(plan: InstallPlan, manifest: Manifest, todo: tuple[Change, ...
 
 def _require_programs() -> None:
     """QEMU and the node's other programs are there. Raises FailedPrecondition naming those that are missing."""
-    found = verdicts(look(build_config(read_source(None, {}, (SHIPPED_PATH,))), ""))
+    found = verdicts(host_report(build_config(read_source(None, {}, (SHIPPED_PATH,))), ""))
     lacking = [each for each in found if each.subject in _PROGRAMS and each.level is VerdictLevel.MISSING]
     if lacking:
         said = "; ".join(f"{each.subject}: {each.text} (hint: {each.hint})" for each in lacking)

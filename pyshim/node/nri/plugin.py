@@ -210,7 +210,7 @@ class NriPlugin:
         self._synced_pods += pods
         self._synced_containers += containers
         if not more:
-            self._look_at_machine()
+            self._reread_machine()
             self._pods.synchronize(self._synced_pods, self._synced_containers)
             log.info("synchronized", extra={"pods": len(self._synced_pods), "containers": len(self._synced_containers)})
             self._synced_pods, self._synced_containers = [], []
@@ -218,7 +218,7 @@ class NriPlugin:
             self._changed.set()
         return translate.synchronized(more)
 
-    def _look_at_machine(self) -> None:
+    def _reread_machine(self) -> None:
         """Reads the machine again: CPUs may have gone on- or offline since the last runtime."""
         try:
             self._pods.set_machine(self._read_machine())

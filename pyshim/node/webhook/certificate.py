@@ -27,19 +27,18 @@ class Certificate:
         """Changes that could not be used, since the start."""
         self.not_after_s = 0.0
         """Unix time at which the certificate in use ends."""
-        self._stamp = self._look()
+        self._stamp = self._stamp_of_files()
         try:
-            self._latest = self._loaded()
+            self.context = self._latest = self._loaded()
         except (OSError, ValueError) as error:
             raise FailedPrecondition(
                 f"load certificate '{certificate_path}' with key '{key_path}': {_cause(error)}"
             ) from error
-        self.context = self._loaded()
         self.context.sni_callback = self._on_handshake
 
     def _on_handshake(self, connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
         # Called at every handshake, with or without a name. A Secret's files change all at once, by a renamed link.
-        stamp = self._look()
+        stamp = self._stamp_of_files()
         if stamp != self._stamp:
             self._stamp = stamp
             try:
@@ -59,7 +58,7 @@ class Certificate:
         self.not_after_s = chain[0].not_valid_after_utc.timestamp()
         return context
 
-    def _look(self) -> _Stamp:
+    def _stamp_of_files(self) -> _Stamp:
         """Inode, time and size of each file that exists: they change with its content."""
         found = []
         for path in self._paths:

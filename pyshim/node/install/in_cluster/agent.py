@@ -46,7 +46,7 @@ class Pauses(msgspec.Struct, frozen=True, kw_only=True):
     first_retry_s: float = 15.0
     longest_retry_s: float = 1800.0
     """A try may restart containerd twice: for the test pod, and in its undo."""
-    look_s: float = 5.0
+    check_s: float = 5.0
     """Between two checks for the file `remove_when`."""
     status_s: float = 300.0
     """Between two checks of the installation and the pods that run with it."""
@@ -212,7 +212,7 @@ class NodeAgent:
                     return  # the next installation removes their release
             except Unavailable as error:
                 # All nodes lose the API server at the same time; another installation would not help.
-                log.warning("look failed", extra={"error": str(error)})
+                log.warning("check failed", extra={"error": str(error)})
 
     async def _has_last_older_pod_ended(self) -> bool:
         """The Node object has the result of `pyshim status`."""
@@ -272,7 +272,7 @@ class NodeAgent:
             left_s = end_s - loop.time()
             if left_s <= 0 or self._is_to_be_removed():
                 return
-            await asyncio.sleep(min(left_s, self._pauses.look_s))
+            await asyncio.sleep(min(left_s, self._pauses.check_s))
 
     def _is_to_be_removed(self) -> bool:
         return os.path.exists(self._config.remove_when)
@@ -285,7 +285,7 @@ class NodeAgent:
                 os.unlink(self._config.ready_file)
 
 
-async def wait_removed(api: Api, *, timeout_s: float, look_s: float = 5.0) -> None:
+async def wait_removed(api: Api, *, timeout_s: float, check_s: float = 5.0) -> None:
     """No node has pyshim any more. Raises DeadlineExceeded naming those that still have it, and what they wait for."""
     loop = asyncio.get_running_loop()
     end_s = loop.time() + timeout_s
@@ -299,7 +299,7 @@ async def wait_removed(api: Api, *, timeout_s: float, look_s: float = 5.0) -> No
             before = left
         if loop.time() > end_s:
             raise DeadlineExceeded(f"remove pyshim: {len(left)} nodes have it still: {'; '.join(left[:10])}")
-        await asyncio.sleep(look_s)
+        await asyncio.sleep(check_s)
 
 
 def _given(**options: str) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from pyshim.model.units import MIB
-from pyshim.node.cli.check_host import HostReport, look
+from pyshim.node.cli.check_host import HostReport, host_report
 from pyshim.node.cli.check_verdicts import HostVerdict, VerdictLevel, verdicts
 from pyshim.node.cli.command import run
 from pyshim.node.install import handlers
@@ -105,7 +105,7 @@ def made_up(tmp_path: Path) -> Callable[..., HostReport]:
                 path.chmod(0o755)
         read = config(**(qemu or {}))
         good = replace(read, runtime=replace(read.runtime, sandbox_cgroup_only=True))
-        report = look(
+        report = host_report(
             good,
             root=str(tmp_path),
             run=programs(**(says or {})),

@@ -40,7 +40,7 @@ ROOT = Path(__file__).resolve().parents[4]
 TAINT = "pyshim.io/not-ready"
 TAINTS = [{"key": "other", "effect": "NoSchedule"}, {"key": TAINT, "effect": "NoSchedule"}]
 CORDON = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
-QUICK = Pauses(first_retry_s=0.05, longest_retry_s=0.1, look_s=0.01, status_s=0.05, removal_retry_s=0.05)
+QUICK = Pauses(first_retry_s=0.05, longest_retry_s=0.1, check_s=0.01, status_s=0.05, removal_retry_s=0.05)
 GENEROUS_S = 60.0
 # Plays every command of the host. A file on-VERB replaces what a verb does.
 _HOST = """\
@@ -352,7 +352,7 @@ async def test_removal_takes_the_labels_first_waits_for_pods_and_does_not_instal
         assert "uninstall" not in node.verbs()
         async with Api(access) as api:
             with pytest.raises(DeadlineExceeded, match=r"1 nodes .*n1 \(removing: waits .* shop/web-0"):
-                await wait_removed(api, timeout_s=0.01, look_s=0.02)
+                await wait_removed(api, timeout_s=0.01, check_s=0.02)
         node.status()
         await until(lambda: not node.labels)
         node.wish.unlink()
