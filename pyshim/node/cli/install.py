@@ -33,16 +33,10 @@ from pyshim.node.cli.installation import (
 from pyshim.node.cli.output import examples
 from pyshim.node.cli.progress import steps
 from pyshim.node.install import running, runtime
-from pyshim.node.install.apply import (
-    Change,
-    Manifest,
-    apply,
-    changes,
-    edits,
-    read_manifest,
-)
+from pyshim.node.install.apply import Change, apply, changes, edits
 from pyshim.node.install.disk import Disk
 from pyshim.node.install.handlers import SANDBOXERS, SETTINGS, Handler
+from pyshim.node.install.manifest import Manifest, read_manifest
 from pyshim.node.install.node_check import NodeCheck
 from pyshim.node.install.plan import InstallPlan, install_plan
 from pyshim.node.install.release import Sources

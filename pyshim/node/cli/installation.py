@@ -10,8 +10,9 @@ import click
 from pyshim.host.os_errors import describe_os_error
 from pyshim.model.errors import FailedPrecondition, ShimError
 from pyshim.node.install import runtime
-from pyshim.node.install.apply import Change, Manifest
+from pyshim.node.install.apply import Change
 from pyshim.node.install.handlers import installed_handlers
+from pyshim.node.install.manifest import Manifest
 from pyshim.node.install.plan import PREFIX
 
 

@@ -10,8 +10,8 @@ from pyshim.node.cli.output import examples, json_option, print_json, print_tabl
 from pyshim.node.cli.sandbox import state_dir_option
 from pyshim.node.cli.sandboxes import sandboxes
 from pyshim.node.install import running, runtime
-from pyshim.node.install.apply import read_manifest, states
 from pyshim.node.install.disk import Disk
+from pyshim.node.install.manifest import read_manifest, states
 
 
 @click.command(epilog=examples("pyshim status"))

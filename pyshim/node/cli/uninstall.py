@@ -18,8 +18,9 @@ from pyshim.node.cli.installation import (
 )
 from pyshim.node.cli.output import examples
 from pyshim.node.install import running, runtime
-from pyshim.node.install.apply import read_manifest, remove
+from pyshim.node.install.apply import remove
 from pyshim.node.install.disk import Disk
+from pyshim.node.install.manifest import read_manifest
 
 
 @click.command(epilog=examples("pyshim uninstall --restart"))

@@ -12,8 +12,8 @@ from pyshim.node.cli.installation import (
 )
 from pyshim.node.cli.output import examples
 from pyshim.node.install import runtime
-from pyshim.node.install.apply import read_manifest
 from pyshim.node.install.disk import Disk
+from pyshim.node.install.manifest import read_manifest
 
 
 @click.command(epilog=examples("pyshim verify", "pyshim verify --handler pykata-remote"))

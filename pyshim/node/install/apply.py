@@ -9,77 +9,33 @@ import difflib
 import logging
 import posixpath
 from collections.abc import Callable, Iterable, Mapping
-from hashlib import sha256
 
 import msgspec
 from msgspec.structs import replace
 
 from pyshim.host.os_errors import describe_os_error
 from pyshim.model.errors import FailedPrecondition, ShimError
-from pyshim.node.install.blocks import block_in, with_block, without_block
+from pyshim.node.install.blocks import with_block, without_block
 from pyshim.node.install.disk import Disk, Found
+from pyshim.node.install.manifest import (
+    Manifest,
+    ManifestEntry,
+    digest_of,
+    encoded,
+    manifest_path,
+    our_part,
+    read_manifest,
+)
 from pyshim.node.install.plan import InstallPlan
 from pyshim.node.install.writes import BlockWrite, FileWrite, Write
 
 log = logging.getLogger(__name__)
-
-MANIFEST_VERSION = 1
-
-
-class ManifestEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One file, link or block of ours."""
-
-    path: str
-    digests: tuple[str, ...]
-    """The digests of its possible contents: one, or two during a change."""
-    is_block: bool = False
-    before: str | None = None
-    """For a block in a file that `install` made: the text before the block. None: the file is not ours."""
-
-    def state(self, found: Found) -> str:
-        """ "ok", "edited" or "missing", for a file whose content is `found`."""
-        part = _our_part(found, is_block=self.is_block)
-        return "missing" if part is None else "ok" if _digest(part) in self.digests else "edited"
-
-
-class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """The files and directories that `install` wrote; by default none."""
-
-    version: int = MANIFEST_VERSION
-    release: str = ""
-    is_complete: bool = True
-    """False while an installation is under way."""
-    entries: tuple[ManifestEntry, ...] = ()
-    directories: tuple[str, ...] = ()
-    """The directories that `install` made, the outer before the inner."""
-
-    def by_path(self) -> dict[str, ManifestEntry]:
-        return {entry.path: entry for entry in self.entries}
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     before: Found
     after: Found
-
-
-def manifest_path(prefix: str) -> str:
-    return f"{prefix}/manifest.json"
-
-
-def read_manifest(disk: Disk, prefix: str) -> Manifest | None:
-    """None if nothing is installed. Raises FailedPrecondition for a malformed file."""
-    path = manifest_path(prefix)
-    found = disk.read(path)
-    if found is None:
-        return None
-    try:
-        manifest = msgspec.json.decode(found[0] if isinstance(found, tuple) else b"", type=Manifest)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
-        raise FailedPrecondition(f"read '{path}': {error}") from error
-    if manifest.version != MANIFEST_VERSION:
-        raise FailedPrecondition(f"read '{path}': version {manifest.version} is not known")
-    return manifest
 
 
 def foreign_text(disk: Disk, path: str) -> str | None:
@@ -136,19 +92,14 @@ def edits(plan: InstallPlan, manifest: Manifest, disk: Disk) -> list[str]:
     for write in plan.writes:
         found = disk.read(write.path)
         entry = owned.get(write.path)
-        part = _our_part(found, is_block=isinstance(write, BlockWrite))
+        part = our_part(found, is_block=isinstance(write, BlockWrite))
         if part is None or (entry is not None and entry.state(found) == "ok"):
             continue
-        after = _our_part(_after(write, {write.path: found}), is_block=isinstance(write, BlockWrite)) or ""
+        after = our_part(_after(write, {write.path: found}), is_block=isinstance(write, BlockWrite)) or ""
         lines += difflib.unified_diff(
             part.splitlines(keepends=True), after.splitlines(keepends=True), write.path, f"{write.path} (ours)"
         )
     return lines
-
-
-def states(manifest: Manifest, disk: Disk) -> list[tuple[str, str]]:
-    """The path of each of our files, and "ok", "edited" or "missing"."""
-    return [(entry.path, entry.state(disk.read(entry.path))) for entry in manifest.entries]
 
 
 def apply(
@@ -179,7 +130,7 @@ def apply(
         begun = _begun(plan, manifest, missing, disk)
         for path in (path for path in missing if _is_within(plan.prefix, path)):
             undo.make_directory(path)
-        undo.write(manifest_path(plan.prefix), _encoded(begun))
+        undo.write(manifest_path(plan.prefix), encoded(begun))
         for path in (path for path in missing if not _is_within(plan.prefix, path)):
             undo.make_directory(path)
         if not has_release:
@@ -188,7 +139,7 @@ def apply(
             undo.write(change.path, change.after)
         checked = True
         check()
-        undo.write(manifest_path(plan.prefix), _encoded(_finished(plan, begun, disk)))
+        undo.write(manifest_path(plan.prefix), encoded(_finished(plan, begun, disk)))
     except BaseException as error:
         undo.all(error)
         if checked:
@@ -283,7 +234,7 @@ def _begun(plan: InstallPlan, manifest: Manifest, missing: list[str], disk: Disk
     for write in plan.writes:
         is_block = isinstance(write, BlockWrite)
         before = old[write.path].digests if write.path in old else ()
-        new = _digest(_our_part(_after(write, {}), is_block=is_block) or "")
+        new = digest_of(our_part(_after(write, {}), is_block=is_block) or "")
         digests = tuple(dict.fromkeys((*before, new)))
         entries[write.path] = ManifestEntry(
             path=write.path, digests=digests, is_block=is_block, before=_text_before(write, old.get(write.path), disk)
@@ -310,7 +261,7 @@ def _finished(plan: InstallPlan, begun: Manifest, disk: Disk) -> Manifest:
     entries, written = [], begun.by_path()
     for write in plan.writes:
         entry = written[write.path]
-        digest = _digest(_our_part(disk.read(write.path), is_block=entry.is_block) or "")
+        digest = digest_of(our_part(disk.read(write.path), is_block=entry.is_block) or "")
         entries.append(replace(entry, digests=(digest,)) if digest in entry.digests else entry)
     return Manifest(release=plan.release.id, entries=tuple(entries), directories=begun.directories)
 
@@ -330,27 +281,6 @@ def _without(entry: ManifestEntry, found: Found) -> Found:
         return None
     text = without_block(found[0].decode())
     return None if text == entry.before else (text.encode(), found[1])
-
-
-def _our_part(found: Found, *, is_block: bool) -> str | None:
-    """The part of the file that is ours: the block, or the whole text with the file's mode."""
-    if found is None or isinstance(found, str):
-        return found
-    text = found[0].decode(errors="replace")
-    if is_block:
-        try:
-            return block_in(text)
-        except ValueError:
-            return text  # its end marker is gone, so it is not as we wrote it
-    return f"{found[1]:o}\n{text}"
-
-
-def _digest(part: str) -> str:
-    return sha256(part.encode()).hexdigest()
-
-
-def _encoded(manifest: Manifest) -> Found:
-    return msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n", 0o644
 
 
 def _missing_directories(disk: Disk, paths: Iterable[str]) -> list[str]:

@@ -8,12 +8,13 @@ import tomllib
 from typing import Any, NamedTuple
 
 from pyshim.model.errors import FailedPrecondition, NotFound, Unavailable
-from pyshim.node.install.apply import Manifest, foreign_text
+from pyshim.node.install.apply import foreign_text
 from pyshim.node.install.blocks import block_in
 from pyshim.node.install.containerd_config import parsed, replacing_import, runtimes_in
 from pyshim.node.install.crio_config import CONFIG as CRIO_CONFIG
 from pyshim.node.install.disk import Disk
 from pyshim.node.install.drop_ins import CONTAINERD_DROP_IN, Containerd, Layout
+from pyshim.node.install.manifest import Manifest
 from pyshim.node.install.running import run_command
 
 

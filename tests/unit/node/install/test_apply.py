@@ -15,19 +15,11 @@ from integration.framework.containerd import DEBIAN
 from pyshim.model.errors import FailedPrecondition, InvalidArgument
 from pyshim.node.cli.handler_option import handlers_of
 from pyshim.node.cli.installation import undone_at_sigterm
-from pyshim.node.install.apply import (
-    Manifest,
-    apply,
-    changes,
-    edits,
-    foreign_text,
-    manifest_path,
-    read_manifest,
-    remove,
-)
+from pyshim.node.install.apply import apply, changes, edits, foreign_text, remove
 from pyshim.node.install.disk import Disk, Found
 from pyshim.node.install.drop_ins import Containerd
 from pyshim.node.install.handlers import HANDLERS, Handler, chosen_handlers, installed_handlers
+from pyshim.node.install.manifest import Manifest, manifest_path, read_manifest
 from pyshim.node.install.plan import PREFIX, InstallPlan, Release, install_plan
 
 CONFIG = "/etc/containerd/config.toml"

@@ -10,11 +10,12 @@ from integration.framework.containerd import DEBIAN
 from protos.cri import v1_pb2 as pb
 from pyshim.model.errors import FailedPrecondition
 from pyshim.node.install import runtime
-from pyshim.node.install.apply import Manifest, apply, read_manifest, remove
+from pyshim.node.install.apply import apply, remove
 from pyshim.node.install.containerd_config import runtimes_in
 from pyshim.node.install.cri import verify
 from pyshim.node.install.disk import Disk
 from pyshim.node.install.handlers import HANDLERS
+from pyshim.node.install.manifest import Manifest, read_manifest
 from pyshim.node.install.plan import PREFIX, Release, install_plan
 from tests.unit.node.install.test_apply import CONFIGS, everything, make_release
 from tests.unit.node.install.test_cri import Runtime, serving
