@@ -23,7 +23,7 @@ from pyshim.model.observation import FRESH_S, Health
 from pyshim.model.seams import MonitorRpc
 from pyshim.model.volumes import VolumeStats
 from pyshim.monitor.exposition import CONTENT_TYPE, text_of
-from pyshim.monitor.guest_text import GUEST_PREFIXES, judged_text
+from pyshim.monitor.guest_text import GUEST_PREFIXES, filtered_text
 from pyshim.monitor.shim_metrics import guest_family, shim_families
 from pyshim.monitor.socket import HttpReply, HttpRequest
 
@@ -95,7 +95,7 @@ class ShimAnswers:
         """Metrics of shim and guest; a comment says if the guest did not answer, or which lines are malformed."""
         try:
             # In a thread: the largest text that a guest may send takes some 50 ms.
-            guest, problem = await asyncio.to_thread(judged_text, await self._pod.agent.metrics(), GUEST_PREFIXES)
+            guest, problem = await asyncio.to_thread(filtered_text, await self._pod.agent.metrics(), GUEST_PREFIXES)
         except ShimError as error:
             guest, problem = "", str(error)
         families = shim_families(

@@ -53,13 +53,13 @@ class TextFamily:
         return [*help_lines, f"# TYPE {self.name} {self.kind}"]
 
 
-class Judged(NamedTuple):
+class Filtered(NamedTuple):
     families: Mapping[str, TextFamily]
     problem: str
     """The lines that were left out, and why; empty when none were."""
 
 
-def judged(text: str, prefixes: tuple[str, ...], *, composed: bool = False, most: int = MAX_SAMPLES) -> Judged:
+def filtered(text: str, prefixes: tuple[str, ...], *, composed: bool = False, most: int = MAX_SAMPLES) -> Filtered:
     """The families whose names begin with one of `prefixes`, with `most` samples in all.
 
     Without `composed` there are neither histograms nor summaries, whose samples would have to fit together.
@@ -86,18 +86,18 @@ def judged(text: str, prefixes: tuple[str, ...], *, composed: bool = False, most
             first_bad = first_bad or line
             continue
         if samples >= most:
-            return Judged(families, f"more than {most} samples: the others are left out")
+            return Filtered(families, f"more than {most} samples: the others are left out")
         samples += 1
         family = owners.get(name)
         if family is None:
             family = owners[name] = families[name] = TextFamily(name)
         family.samples.setdefault((name, _allowed((match[2] or "").rstrip(","))), match[4])
-    return Judged(families, f"{bad} lines are left out, the first is {first_bad[:80]!r}" if bad else "")
+    return Filtered(families, f"{bad} lines are left out, the first is {first_bad[:80]!r}" if bad else "")
 
 
-def judged_text(text: str, prefixes: tuple[str, ...]) -> tuple[str, str]:
-    """The text of the families of `judged`, and its problem."""
-    families, problem = judged(text, prefixes)
+def filtered_text(text: str, prefixes: tuple[str, ...]) -> tuple[str, str]:
+    """The text of the families of `filtered`, and its problem."""
+    families, problem = filtered(text, prefixes)
     lines = [line for family in families.values() if family.samples for line in (*family.head(), *family.lines())]
     return "".join(f"{line}\n" for line in lines), problem
 

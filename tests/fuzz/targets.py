@@ -50,7 +50,7 @@ from pyshim.model.task import RootfsMount, RuntimeOptions
 from pyshim.model.trace import spans_from_json
 from pyshim.monitor import socket as monitor_socket
 from pyshim.monitor.answers import resize_request
-from pyshim.monitor.guest_text import GUEST_PREFIXES, judged, judged_text
+from pyshim.monitor.guest_text import GUEST_PREFIXES, filtered, filtered_text
 from pyshim.node.cli import check_host
 from pyshim.node.cli.debug_console import MarkedOutput
 from pyshim.node.dra.slices import slice_specs
@@ -372,8 +372,8 @@ def _remote_replies(data: bytes) -> None:
 
 
 def _guest_metrics(data: bytes) -> None:
-    text, _ = judged_text(data.decode(errors="replace"), GUEST_PREFIXES)
-    assert judged_text(text, GUEST_PREFIXES) == (text, "")
+    text, _ = filtered_text(data.decode(errors="replace"), GUEST_PREFIXES)
+    assert filtered_text(text, GUEST_PREFIXES) == (text, "")
 
 
 def _direct_volume(data: bytes) -> None:
@@ -468,8 +468,8 @@ def _verity(data: bytes) -> None:
 
 def _node_scrape(data: bytes) -> None:
     """A hostile shim's answer beside an honest guest's: the text is well-formed, and the honest sample is there."""
-    honest = judged('kata_guest_load{item="load1"} 0.5\n', GUEST_PREFIXES).families
-    hostile = judged(data.decode(errors="replace"), PREFIXES, composed=True).families
+    honest = filtered('kata_guest_load{item="load1"} 0.5\n', GUEST_PREFIXES).families
+    hostile = filtered(data.decode(errors="replace"), PREFIXES, composed=True).families
     guest = {name: family for name, family in hostile.items() if name.startswith(GUEST_PREFIXES)}
     text = Merge().text(
         [SandboxMetrics("a", {"sandbox_id": "a"}, guest), SandboxMetrics("b", {"sandbox_id": "b"}, honest)]

@@ -9,7 +9,7 @@ from pyshim.model.caller import PodName
 from pyshim.model.durations import Durations
 from pyshim.model.errors import NotFound, ShimError
 from pyshim.monitor.exposition import Family, Sample, gauge, text_of
-from pyshim.monitor.guest_text import TextFamily, judged
+from pyshim.monitor.guest_text import TextFamily, filtered
 from pyshim.monitor.processes import listener_is_stopped, own_families
 from pyshim.monitor.shim_metrics import durations_family
 from pyshim.node.monitor.merge import Merge, SandboxMetrics
@@ -102,5 +102,5 @@ class Scrapes:
         except ShimError:
             return _Scraped({}, time.monotonic() - begin_s, False, listener_is_stopped(path))
         took_s = time.monotonic() - begin_s
-        answer = await asyncio.to_thread(judged, text, PREFIXES, composed=True, most=MAX_SAMPLES)
+        answer = await asyncio.to_thread(filtered, text, PREFIXES, composed=True, most=MAX_SAMPLES)
         return _Scraped(answer.families, took_s, True)

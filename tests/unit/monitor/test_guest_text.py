@@ -4,7 +4,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from guest.agent.calls import metrics
-from pyshim.monitor.guest_text import GUEST_PREFIXES, MAX_SAMPLES, judged_text
+from pyshim.monitor.guest_text import GUEST_PREFIXES, MAX_SAMPLES, filtered_text
 
 PREFIXES = GUEST_PREFIXES
 
@@ -23,7 +23,7 @@ PREFIXES = GUEST_PREFIXES
     ],
 )
 def test_a_good_line_passes(line: str, passed: str) -> None:
-    text, problem = judged_text(line + "\n", PREFIXES)
+    text, problem = filtered_text(line + "\n", PREFIXES)
 
     assert text.splitlines()[-1] == passed
     assert problem == ""
@@ -47,7 +47,7 @@ def test_a_good_line_passes(line: str, passed: str) -> None:
     ],
 )
 def test_a_bad_line_is_left_out_and_named(line: str) -> None:
-    text, problem = judged_text(f"kata_guest_b 1\n{line}\nkata_guest_c 2\n", PREFIXES)
+    text, problem = filtered_text(f"kata_guest_b 1\n{line}\nkata_guest_c 2\n", PREFIXES)
 
     families = {family.name: family.samples[0].value for family in text_string_to_metric_families(text)}
     assert families == {"kata_guest_b": 1, "kata_guest_c": 2}
@@ -55,14 +55,14 @@ def test_a_bad_line_is_left_out_and_named(line: str) -> None:
 
 
 def test_a_flood_is_cut() -> None:
-    text, problem = judged_text("".join(f'kata_guest_a{{x="{n}"}} 1\n' for n in range(MAX_SAMPLES + 5)), PREFIXES)
+    text, problem = filtered_text("".join(f'kata_guest_a{{x="{n}"}} 1\n' for n in range(MAX_SAMPLES + 5)), PREFIXES)
 
     assert text.count("\nkata_guest_a{") == MAX_SAMPLES
     assert "others are left out" in problem
 
 
 def test_families_stand_together_and_a_series_is_there_once() -> None:
-    text, _ = judged_text(
+    text, _ = filtered_text(
         "# TYPE kata_guest_a gauge\nkata_guest_a 1\nkata_guest_b 2\nkata_guest_a 3\n# TYPE kata_guest_a counter\n",
         PREFIXES,
     )
@@ -76,7 +76,7 @@ def test_families_stand_together_and_a_series_is_there_once() -> None:
 
 
 def test_a_guest_cannot_begin_a_histogram_that_has_no_end() -> None:
-    text, _ = judged_text('# TYPE kata_guest_h histogram\nkata_guest_h_bucket{le="1"} 5\nkata_guest_h 1\n', PREFIXES)
+    text, _ = filtered_text('# TYPE kata_guest_h histogram\nkata_guest_h_bucket{le="1"} 5\nkata_guest_h 1\n', PREFIXES)
 
     assert "histogram" not in text
 
@@ -84,7 +84,7 @@ def test_a_guest_cannot_begin_a_histogram_that_has_no_end() -> None:
 def test_the_metrics_of_our_own_guest_pass_whole() -> None:
     said = metrics.text()
 
-    text, problem = judged_text(said, PREFIXES)
+    text, problem = filtered_text(said, PREFIXES)
 
     assert problem == ""
     assert sorted(text.splitlines()) == sorted(said.splitlines())

@@ -15,7 +15,7 @@ from guest.agent.calls import metrics as guest
 from pyshim.model.caller import PodName
 from pyshim.model.durations import AgentCalls
 from pyshim.monitor.answers import ShimAnswers
-from pyshim.monitor.guest_text import judged
+from pyshim.monitor.guest_text import filtered
 from pyshim.monitor.socket import MonitorSocket
 from pyshim.node.monitor.scrape import Scrapes
 from tests.unit.monitor.monitored import FakePod
@@ -52,9 +52,9 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def found(text: str) -> dict[str, tuple[str, frozenset[str]]]:
     """Kind and labels of each family; the labels that every sandbox's sample has, and `le`, are left out."""
-    families = judged(text, ("kata_", "pyshim_"), composed=True).families
+    families = filtered(text, ("kata_", "pyshim_"), composed=True).families
     common = {"le"}
-    # The labels of the sandbox are reserved: `judged` takes them away.
+    # The labels of the sandbox are reserved: `filtered` takes them away.
     return {
         name: (
             family.kind,

@@ -22,7 +22,7 @@ from pyshim.model.durations import AgentCalls, Durations
 from pyshim.model.errors import FailedPrecondition
 from pyshim.monitor.answers import ShimAnswers
 from pyshim.monitor.exposition import text_of
-from pyshim.monitor.guest_text import GUEST_PREFIXES, judged
+from pyshim.monitor.guest_text import GUEST_PREFIXES, filtered
 from pyshim.monitor.shim_metrics import guest_family
 from pyshim.monitor.socket import HttpReply, HttpRequest, MonitorSocket
 from pyshim.node.monitor import merge, scrape, shim_client
@@ -270,7 +270,7 @@ HONEST = '# TYPE kata_guest_load gauge\nkata_guest_load{item="load1"} 0.5\n'
 
 
 def source(sandbox_id: str, text: str, prefixes: tuple[str, ...] = GUEST_PREFIXES) -> SandboxMetrics:
-    return SandboxMetrics(sandbox_id, {"sandbox_id": sandbox_id}, judged(text, prefixes, composed=True).families)
+    return SandboxMetrics(sandbox_id, {"sandbox_id": sandbox_id}, filtered(text, prefixes, composed=True).families)
 
 
 def series(text: str) -> set[tuple[str, frozenset[tuple[str, str]]]]:
