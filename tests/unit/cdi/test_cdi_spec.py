@@ -118,7 +118,7 @@ def test_a_document_with_everything_survives_the_way_there_and_back() -> None:
         ("vé/c=d", False),
     ],
 )
-def test_qualified_names(text: str, ok: bool) -> None:
+def test_a_qualified_name_is_vendor_class_and_device(text: str, ok: bool) -> None:
     assert is_qualified_name(text) is ok
     if ok:
         assert str(parse_qualified_name(text)) == text

@@ -76,7 +76,9 @@ GATED_VALUES = {"jailer_path": "", "default_gpu_model": "A100", "default_vcpus":
 
 
 @pytest.mark.parametrize(("_", "enabled", "match", "name", "passes"), GATE, ids=[row[0] for row in GATE])
-def test_the_gate(tmp_path: Path, _: str, enabled: str, match: str, name: str, passes: bool) -> None:
+def test_an_annotation_passes_only_where_the_file_enables_it(
+    tmp_path: Path, _: str, enabled: str, match: str, name: str, passes: bool
+) -> None:
     path = tmp_path / "c.toml"
     text = f'[hypervisor.qemu]\nannotation_match = "{match}"\nenable_annotations = {enabled}\n'
     pod = {H + name: GATED_VALUES[name]}

@@ -24,7 +24,7 @@ from pyshim.host.text_tail import MAX_LINE_BYTES, TextTail, printable
         pytest.param("user\u202etxt.exe", "usertxt.exe", id="right-to-left-override"),
     ],
 )
-def test_printable(text: str, expected: str) -> None:
+def test_control_characters_are_left_out(text: str, expected: str) -> None:
     assert printable(text) == expected
 
 

@@ -95,7 +95,7 @@ async def accepted(config: VmConfig, directory: Path) -> None:
 @pytest.mark.parametrize(
     "name", [name for name in CONFIGS if "vsock" not in name and name not in ("q35-two-nics", "q35-vhost-user-nics")]
 )
-def test_argv_is_accepted(name: str, tmp_path: Path) -> None:
+def test_the_installed_qemu_accepts_the_arguments(name: str, tmp_path: Path) -> None:
     config = runnable(CONFIGS[name], tmp_path)
     if name == "q35-hugepages" and free_hugepages() * 2 < config.memory.boot_mib:
         pytest.skip("needs 128 free huge pages of 2 MiB")

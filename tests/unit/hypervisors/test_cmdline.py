@@ -181,7 +181,7 @@ def test_without_room_there_is_no_virtio_mem_device(max_mib: int) -> None:
         pytest.param((), "", id="none"),
     ],
 )
-def test_kernel_command_line(params: tuple[str, ...], line: str) -> None:
+def test_kernel_parameters_with_blanks_are_quoted(params: tuple[str, ...], line: str) -> None:
     assert kernel_command_line(params) == line
 
 

@@ -55,7 +55,7 @@ PANIC = ("[ 1.0] Kernel panic - not syncing: VFS: Unable to mount root fs",)
         ),
     ],
 )
-def test_verdict(facts: dict[str, object], kind: VmExitKind, text: str) -> None:
+def test_the_end_of_a_vm_has_kind_and_reason(facts: dict[str, object], kind: VmExitKind, text: str) -> None:
     ended = vm_exit("pod1", ExitFacts(**facts))  # type: ignore[arg-type]
 
     assert ended.kind is kind

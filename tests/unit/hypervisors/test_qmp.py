@@ -296,7 +296,7 @@ def value(answer: object) -> Answer:
     return lambda peer, request: peer.reply(request, answer)
 
 
-async def test_typed_answers() -> None:
+async def test_qemus_answers_become_values() -> None:
     answers = {
         "query-status": value({"status": "paused", "running": False}),
         "query-cpus-fast": value([{"cpu-index": 1, "thread-id": 22}, {"cpu-index": 0, "thread-id": 11}]),

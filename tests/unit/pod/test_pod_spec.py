@@ -117,7 +117,7 @@ def test_sysctls_of_the_pod_replace_containerds_defaults() -> None:
     }
 
 
-def test_the_pods_files() -> None:
+def test_the_pods_files_have_its_dns_and_hostname() -> None:
     assert pod_files(SandboxId("p1"), POD, b"host") == {
         "/etc/resolv.conf": b"nameserver 10.0.0.10\nnameserver 10.0.0.11\n"
         b"search a.local b.local\noptions ndots:5 edns0\n",

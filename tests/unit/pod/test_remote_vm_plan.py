@@ -108,7 +108,7 @@ def test_a_pod_of_crio_is_known_by_its_name() -> None:
 @pytest.mark.parametrize(
     ("vcpus", "whole"), [(Fraction(3, 2), "2"), (Fraction(2), "2"), (Fraction(1, 10), "1")], ids=str
 )
-def test_vcpus_are_whole(vcpus: Fraction, whole: str) -> None:
+def test_a_fraction_of_a_vcpu_is_told_rounded_up(vcpus: Fraction, whole: str) -> None:
     plan = make(remote({"default_vcpus": vcpus}), host(), spec(linux=NETWORK), ContainerKind.SINGLE_CONTAINER)
 
     assert annotations_of(plan)[f"{PREFIX}default_vcpus"] == whole

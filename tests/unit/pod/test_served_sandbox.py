@@ -65,7 +65,7 @@ async def run_pod(stack: Stack, api: ServedSandbox) -> None:
     await api.start(POD)
 
 
-async def test_a_pods_life(stack: Stack, api: ServedSandbox) -> None:
+async def test_a_pod_is_ready_from_start_to_stop_and_leaves_nothing(stack: Stack, api: ServedSandbox) -> None:
     await api.create(request())
     assert stack.hypervisors == []
     assert api.status(POD, verbose=False).is_ready is False

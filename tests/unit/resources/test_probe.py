@@ -143,7 +143,7 @@ def test_memory_is_whole_mebibytes(roots: Roots) -> None:
         pytest.param([], CgroupMode.NONE, id="none"),
     ],
 )
-def test_cgroup_mode(roots: Roots, files: list[str], mode: CgroupMode) -> None:
+def test_the_mode_of_cgroups_is_known_by_their_files(roots: Roots, files: list[str], mode: CgroupMode) -> None:
     for file in files:
         roots.write(f"sys/fs/cgroup/{file}")
 

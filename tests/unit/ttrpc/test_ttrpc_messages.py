@@ -32,7 +32,7 @@ from pyshim.ttrpc.status import Code
     ],
     ids=["request", "empty success", "success", "error"],
 )
-def test_golden_bytes(encoded: bytes, wire: str) -> None:
+def test_messages_are_these_bytes_on_the_wire(encoded: bytes, wire: str) -> None:
     assert encoded == bytes.fromhex(wire)
 
 

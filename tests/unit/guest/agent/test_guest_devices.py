@@ -187,7 +187,7 @@ def test_a_container_chooses_by_its_environment_where_it_may(reads: bool, expect
 # Settings and pure parts
 
 
-def test_the_settings() -> None:
+def test_settings_of_cdi_are_read_from_the_command_line() -> None:
     settings = parse(["agent.cdi_timeout=7", "agent.visible_cdi_devices=true"])
 
     assert (settings.cdi_timeout_s, settings.visible_cdi_devices) == (7, True)

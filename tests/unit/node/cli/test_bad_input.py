@@ -145,7 +145,7 @@ def nobody() -> Iterator[None]:
 
 @pytest.mark.root
 @pytest.mark.parametrize("verb", [*NAMED, "list"])
-def test_only_root_may(verb: str, files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_who_is_not_root_is_told_to_run_it_as_root(verb: str, files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (files / "sbs").chmod(0o700)
 
     with nobody():

@@ -30,7 +30,7 @@ def record_in(directory: Path, text: str) -> None:
     (directory / "pod1" / "persist.json").write_text(text)
 
 
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_version_and_its_python_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert operator_main(["--version"]) == 0
 
     assert capsys.readouterr().out.startswith(f"pyshim {__version__} (Python 3.")

@@ -144,7 +144,7 @@ def test_a_container_of_a_pod_has_no_vm_of_its_own(
     assert (found["sandbox"] is not None, found["container"] is not None) == (has_sandbox, has_container)
 
 
-def test_nothing_is_touched(tmp_path: Path, config: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_touches_no_file(tmp_path: Path, config: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     path = bundle(tmp_path)
     before = sorted(str(each) for each in tmp_path.rglob("*"))
     there = {each: os.path.exists(each) for each in ("/run/vc/vm/c1", "/run/kata-containers/shared/sandboxes/c1")}

@@ -49,7 +49,7 @@ def test_mounted_hierarchies_of_a_hybrid_host(tmp_path: Path) -> None:
     [(("cpu", "cpuacct"), "/a"), (("memory",), "/b:c"), ((), "/d"), (("pids",), ""), (("blkio",), "")],
     ids=str,
 )
-def test_place_of_a_process(tmp_path: Path, controllers: tuple[str, ...], place: str) -> None:
+def test_a_process_is_where_its_controllers_are(tmp_path: Path, controllers: tuple[str, ...], place: str) -> None:
     (tmp_path / "7").mkdir()
     (tmp_path / "7/cgroup").write_text("5:cpuacct,cpu:/a\n4:memory:/b:c\n3:blkio:/../outside\n0::/d\n")
 

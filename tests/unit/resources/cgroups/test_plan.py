@@ -88,7 +88,7 @@ def test_of_a_remote_vm_there_is_the_shim_alone(mode: CgroupMode, only: bool, pa
     ],
     ids=str,
 )
-def test_forms_of_cgroups_path(given: str, path: str, unit: str) -> None:
+def test_a_cgroups_path_of_either_form_leads_to_its_cgroup(given: str, path: str, unit: str) -> None:
     found, scope = sandbox_cgroup(given, "s1")
 
     assert found == path
@@ -175,7 +175,9 @@ def test_slices_lie_in_each_other() -> None:
     ],
     ids=["v1 only", "v1 overhead", "v2 only", "v2 overhead"],
 )
-def test_who_goes_where(mode: CgroupMode, only: bool, groups: Mapping[str, str], members: Mapping[str, str]) -> None:
+def test_each_part_of_a_sandbox_is_in_its_cgroup(
+    mode: CgroupMode, only: bool, groups: Mapping[str, str], members: Mapping[str, str]
+) -> None:
     plan = _plan(host(cgroup_mode=mode), sandbox_cgroup_only=only)
 
     assert {str(group.role): group.path for group in plan.groups} == groups
@@ -317,7 +319,7 @@ def test_whoever_serves_the_guest_is_in_a_device_list_and_the_shim_in_none(mode:
         (2, "0", {0, 1}, {5: "other"}, {0: 0, 1: 1}, "2 vCPUs"),
     ],
 )
-def test_pinning(
+def test_vcpus_are_pinned_where_each_has_a_cpu_of_its_own(
     vcpus: int, base: str, cpus: set[int], taken: dict[int, str], pairs: dict[int, int], reason: str
 ) -> None:
     found = pinning(vcpus=vcpus, base=Fraction(base), cpus=frozenset(cpus), taken=taken)

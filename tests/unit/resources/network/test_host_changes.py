@@ -284,5 +284,5 @@ def route_message(kind: int, *, table: int = 254, protocol: int = 4, route_type:
         (header(16, bytes(15)) + b"\0" + address_message(20, 0), True),  # padded, and not the first
     ],
 )
-def test_what_is_news(data: bytes, expected: bool) -> None:
+def test_only_changes_that_the_guest_is_told_of_are_news(data: bytes, expected: bool) -> None:
     assert is_news(data) is expected

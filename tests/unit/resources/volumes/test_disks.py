@@ -42,7 +42,7 @@ def test_the_cache_keys_count_only_when_they_are_set() -> None:
     ],
     ids=["scsi", "blk-without", "blk-independent", "scsi-independent"],
 )
-def test_io_threads(keys: dict[str, Any], expected: str) -> None:
+def test_only_virtio_blk_disks_have_independent_io_threads(keys: dict[str, Any], expected: str) -> None:
     assert planned(config(**keys)).iothread == expected
 
 

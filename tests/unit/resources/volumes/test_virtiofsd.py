@@ -99,7 +99,7 @@ DECIDED = "--syslog --shared-dir=/ --fd=9 --socket-path=/x"
         ("--socket-path /x", "", "", "--socket-path=/x"),
     ],
 )
-def test_extra_arguments(given: str, rust: str | None, c: str, c_dropped: str) -> None:
+def test_extra_arguments_are_in_each_flavours_words(given: str, rust: str | None, c: str, c_dropped: str) -> None:
     """Words that contradict a decision of ours are dropped, and those that a flavour lacks. None: as given."""
     arguments = tuple(given.split())
     for_rust = virtiofsd_command(plan(extra_args=arguments), RUST)
@@ -290,7 +290,7 @@ def flavour_of(binary: str, answers: Path, *, later_ns: int = HOUR_NS) -> Virtio
         pytest.param(b"[]", None, id="no-object"),
     ],
 )
-def test_flavour_from_capabilities(output: bytes, flavour: VirtiofsdFlavour | None) -> None:
+def test_capabilities_tell_the_flavour(output: bytes, flavour: VirtiofsdFlavour | None) -> None:
     assert flavour_from_capabilities(output) is flavour
 
 
@@ -303,7 +303,7 @@ def test_flavour_from_capabilities(output: bytes, flavour: VirtiofsdFlavour | No
         pytest.param(b"", None, id="silent"),
     ],
 )
-def test_flavour_from_version(output: bytes, flavour: VirtiofsdFlavour | None) -> None:
+def test_the_version_tells_the_flavour(output: bytes, flavour: VirtiofsdFlavour | None) -> None:
     assert flavour_from_version(output) is flavour
 
 
