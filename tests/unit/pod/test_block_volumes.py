@@ -27,7 +27,7 @@ DISK = {"path": "/dev/loop7", "type": "b", "major": 7, "minor": 7}
 OTHER = {"path": "/dev/loop8", "type": "b", "major": 7, "minor": 8}
 
 
-async def test_a_device_is_plugged_and_told_to_the_guest_and_unplugged_with_its_container(stack: Stack) -> None:
+async def test_a_device_is_plugged_and_in_the_guests_request_and_unplugged_with_its_container(stack: Stack) -> None:
     await stack.run("c1", ["sleep"], annotations=SANDBOX)
     app = await stack.run("app", ["exit", "0"], annotations=MEMBER, linux={"devices": [DISK, OTHER]})
     vm = stack.hypervisors[0]
@@ -65,7 +65,7 @@ async def test_a_machine_that_takes_no_devices_says_so(stack: Stack) -> None:
     assert stack.left() == {}
 
 
-async def test_a_create_given_up_while_it_plugs_takes_the_disk_back(stack: Stack) -> None:
+async def test_a_create_that_is_cancelled_while_it_plugs_unplugs_the_disk(stack: Stack) -> None:
     await stack.run("c1", ["sleep"], annotations=SANDBOX)
 
     await give_up_while_it_plugs(stack, "app", annotations=MEMBER, linux={"devices": [DISK]})
@@ -83,7 +83,7 @@ async def ended_but_its_disk_is_kept(stack: Stack) -> tuple[ContainerId, FakeVm]
     return app, vm
 
 
-async def test_a_guest_that_keeps_a_device_does_not_hold_delete(stack: Stack) -> None:
+async def test_a_guest_that_keeps_a_device_does_not_delay_delete(stack: Stack) -> None:
     app, vm = await ended_but_its_disk_is_kept(stack)
     loop = asyncio.get_running_loop()
     began = loop.time()
@@ -96,7 +96,7 @@ async def test_a_guest_that_keeps_a_device_does_not_hold_delete(stack: Stack) ->
     await until(lambda: not vm.plugged)
 
 
-async def test_a_guest_that_keeps_a_device_holds_up_no_other_device(stack: Stack) -> None:
+async def test_a_guest_that_keeps_a_device_delays_no_other_device(stack: Stack) -> None:
     app, vm = await ended_but_its_disk_is_kept(stack)
     await stack.pod.delete(app, None)
 
@@ -113,7 +113,7 @@ async def test_a_guest_that_keeps_a_device_holds_up_no_other_device(stack: Stack
     assert [device.path for device in vm.plugged.values()] == ["/dev/loop8", "/dev/loop7"]
 
 
-async def test_a_disk_the_guest_may_still_let_go_of_is_not_given_away(stack: Stack) -> None:
+async def test_a_disk_that_the_guest_keeps_is_not_given_to_another_container(stack: Stack) -> None:
     await stack.run("c1", ["sleep"], annotations=SANDBOX)
     with_disk = {"annotations": MEMBER, "linux": {"devices": [DISK]}}
     app = await stack.run("app", ["exit", "0"], **with_disk)
@@ -133,7 +133,7 @@ async def test_a_disk_the_guest_may_still_let_go_of_is_not_given_away(stack: Sta
     assert stack.pod.state(ContainerId("again"), None).status is Status.RUNNING
 
 
-async def test_devices_of_a_lost_vm_are_no_obstacle(stack: Stack) -> None:
+async def test_devices_of_a_lost_vm_do_not_stop_the_clean_up(stack: Stack) -> None:
     container = await stack.run("c1", ["sleep"], linux={"devices": [DISK]})
     stack.hypervisors[0].plugged.clear()  # as a VMM does that has died
     stack.hypervisors[0].die("killed")

@@ -19,7 +19,7 @@ from tests.unit.pod.conftest import PIPES, Stack, until
 
 
 @pytest.mark.parametrize("step", ["create_vm", "start_vm"])
-async def test_a_vmm_that_the_oom_killer_takes_as_it_starts_is_named_so(step: str) -> None:
+async def test_a_vmm_that_the_oom_killer_ends_at_its_start_is_reported_so(step: str) -> None:
     """As where a RuntimeClass has no overhead: the pod's cgroup has no room for a VM."""
 
     stack = Stack(Faults({step: 1}))
@@ -76,7 +76,9 @@ async def test_virtiofsd_that_dies_alone_is_the_reported_reason(stack: Stack) ->
     ("socket", "reason"),
     [("/run/vc/vm/c1/vhost-fs.sock", "start vm 'c1': virtiofsd exited 1"), ("/other", "connect '/other'")],
 )
-async def test_a_vmm_that_misses_virtiofsds_socket_is_not_blamed(stack: Stack, socket: str, reason: str) -> None:
+async def test_an_end_of_virtiofsd_is_the_reason_for_a_vmm_that_misses_its_socket(
+    stack: Stack, socket: str, reason: str
+) -> None:
     """virtiofsd ends at once, for instance where it cannot make its sandbox; the VMM then cannot connect `socket`."""
 
     def hit(step: str) -> None:
@@ -120,7 +122,7 @@ def container(stack: Stack, runner: asyncio.Runner) -> ContainerId:
     return runner.run(stack.run("c1", ["sleep"]))
 
 
-async def test_a_healthy_guest_is_asked_again_and_again_and_left_alone(stack: Stack, container: ContainerId) -> None:
+async def test_a_healthy_guest_is_checked_repeatedly_and_not_ended(stack: Stack, container: ContainerId) -> None:
     before = checks(stack)
     await asyncio.sleep(MANY_S)
 
@@ -131,7 +133,7 @@ async def test_a_healthy_guest_is_asked_again_and_again_and_left_alone(stack: St
 
 
 @pytest.mark.parametrize("stack_kind", [Stack])
-async def test_a_vm_that_tells_its_end_is_not_asked(stack: Stack, container: ContainerId) -> None:
+async def test_a_vm_whose_driver_reports_its_end_is_not_checked(stack: Stack, container: ContainerId) -> None:
     before = checks(stack)
     await asyncio.sleep(MANY_S)
 
@@ -139,7 +141,7 @@ async def test_a_vm_that_tells_its_end_is_not_asked(stack: Stack, container: Con
 
 
 @pytest.mark.parametrize("silent", [False, True], ids=["errors", "silence"])
-async def test_a_guest_that_is_gone_behind_a_living_connection_is_lost(
+async def test_a_guest_that_fails_its_checks_over_a_live_connection_is_lost(
     silent: bool, stack: Stack, container: ContainerId
 ) -> None:
     """A service's proxy may stay when the remote VM has ended."""
@@ -154,7 +156,7 @@ async def test_a_guest_that_is_gone_behind_a_living_connection_is_lost(
     assert f"the agent has failed {MAX_FAILED_CHECKS} health checks in a row: check agent" in failure
 
 
-async def test_checks_that_fail_now_and_then_are_no_loss(stack: Stack, container: ContainerId) -> None:
+async def test_failed_checks_that_are_not_in_a_row_are_no_loss(stack: Stack, container: ContainerId) -> None:
     for _ in range(2 * MAX_FAILED_CHECKS):
         stack.agent.failures["Check"] = (int(Code.UNAVAILABLE), "busy")
         enough = checks(stack) + MAX_FAILED_CHECKS - 1

@@ -52,7 +52,7 @@ async def test_the_four_hooks_of_the_host_run_at_their_points_of_a_containers_li
     }
 
 
-async def test_hooks_run_before_the_network_is_looked_at(stack: Stack) -> None:
+async def test_hooks_run_before_the_network_is_read(stack: Stack) -> None:
     seen = []
     connect = stack.networks.connect
 

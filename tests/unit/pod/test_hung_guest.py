@@ -41,7 +41,7 @@ async def took(work: Any) -> float:
     return loop.time() - started
 
 
-async def test_a_kill_of_the_only_container_ends_it_and_the_vm_within_a_moment(stack: Stack) -> None:
+async def test_a_kill_of_the_only_container_ends_it_and_the_vm_in_time(stack: Stack) -> None:
     await stack.run("c1", ["sleep"])
     hang(stack)
     waiting = asyncio.ensure_future(stack.pod.wait(C1, None))
@@ -54,7 +54,7 @@ async def test_a_kill_of_the_only_container_ends_it_and_the_vm_within_a_moment(s
     assert stack.left() == {}
 
 
-async def test_a_kill_that_the_guest_takes_and_does_not_carry_out_ends_the_vm_as_well(stack: Stack) -> None:
+async def test_a_kill_that_the_guest_accepts_and_does_not_carry_out_ends_the_vm(stack: Stack) -> None:
     """It lies, or the process hangs in the guest's kernel."""
     await stack.run("c1", ["sleep"])
     process = stack.agent.processes["c1", "c1"]
@@ -166,7 +166,7 @@ def drips(stack: Stack) -> None:
 
 
 @pytest.mark.parametrize("lie", [never_tells, drips])
-async def test_a_kill_of_a_pods_container_ends_it_though_the_guest_lies(lie: Any, stack: Stack) -> None:
+async def test_a_kill_of_a_pods_container_ends_it_even_if_the_guest_lies(lie: Any, stack: Stack) -> None:
     lie(stack)
     await pod_of_two(stack)
 
@@ -182,7 +182,7 @@ async def test_a_kill_of_a_pods_container_ends_it_though_the_guest_lies(lie: Any
     assert stack.left() == {}
 
 
-async def test_output_without_end_holds_the_exit_of_a_killed_container_for_a_while_and_ends_no_other(
+async def test_output_without_end_delays_the_exit_of_a_killed_container_for_a_limited_time(
     stack: Stack,
 ) -> None:
     """The guest has reported the exit: the container has ended, whatever is still printed."""

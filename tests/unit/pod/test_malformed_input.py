@@ -99,7 +99,7 @@ REFUSALS = (InvalidArgument, FailedPrecondition, NotFound)
 
 
 @cases(SPEC)
-async def test_a_spec_is_refused_or_taken(path: tuple[Any, ...], values: tuple[Any, ...], stack: Stack) -> None:
+async def test_a_spec_is_refused_or_accepted(path: tuple[Any, ...], values: tuple[Any, ...], stack: Stack) -> None:
     for spec in wrong(SPEC, path, values):
         request = stack.request("c1", ["sleep"])
         stack.host.files[f"{request.bundle}/config.json"] = json.dumps(spec).encode()
@@ -111,7 +111,7 @@ async def test_a_spec_is_refused_or_taken(path: tuple[Any, ...], values: tuple[A
 
 
 @cases(PROCESS)
-async def test_an_added_process_is_refused_or_taken(
+async def test_an_added_process_is_refused_or_accepted(
     path: tuple[Any, ...], values: tuple[Any, ...], stack: Stack
 ) -> None:
     await stack.run("c1", ["sleep"])
@@ -127,7 +127,7 @@ async def test_an_added_process_is_refused_or_taken(
 
 
 @cases(RESOURCES)
-async def test_an_update_is_refused_or_taken(path: tuple[Any, ...], values: tuple[Any, ...], stack: Stack) -> None:
+async def test_an_update_is_refused_or_accepted(path: tuple[Any, ...], values: tuple[Any, ...], stack: Stack) -> None:
     await stack.run("c1", ["sleep"])
     for resources in wrong(RESOURCES, path, values):
         try:

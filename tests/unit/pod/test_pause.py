@@ -32,7 +32,9 @@ async def test_the_guest_gets_nothing_of_the_sandbox_container(stack: Stack) -> 
 
 
 @pytest.mark.parametrize(("signal", "status"), [(9, 137), (15, 0), (2, 0)])
-async def test_it_ends_by_the_signals_that_end_a_pause_program(signal: int, status: int, stack: Stack) -> None:
+async def test_the_signals_that_end_a_pause_program_end_the_sandbox_container(
+    signal: int, status: int, stack: Stack
+) -> None:
     sandbox = await _pod(stack)
     app = await _app(stack, "app")
 
@@ -43,7 +45,7 @@ async def test_it_ends_by_the_signals_that_end_a_pause_program(signal: int, stat
     await until(lambda: not stack.hypervisors[0].is_running)
 
 
-async def test_other_signals_do_not_end_it(stack: Stack) -> None:
+async def test_other_signals_do_not_end_the_sandbox_container(stack: Stack) -> None:
     sandbox = await _pod(stack)
 
     await stack.pod.kill(sandbox, None, 1, False)
@@ -135,7 +137,7 @@ async def test_a_mount_inside_its_root_file_system_is_undone_beneath_that_root(s
     assert (entries[root], entries[f"{root}/inner"]) == ({}, {"beneath": root})
 
 
-async def test_it_stays_in_the_guest_once_there(stack: Stack) -> None:
+async def test_the_sandbox_container_stays_in_the_guest(stack: Stack) -> None:
     await _pod(stack)
     app = await _app(stack, "one", SHARED)
     await stack.end(app)

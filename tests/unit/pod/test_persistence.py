@@ -34,7 +34,7 @@ def status(stack: Stack) -> SandboxStatus:
     return stack.records[-1].snapshots[-1].status
 
 
-async def test_every_effect_on_the_host_finds_its_intent_written(stack: Stack) -> None:
+async def test_every_intent_is_written_before_its_effect_on_the_host(stack: Stack) -> None:
     seen: list[str] = []
 
     def intended(effect: str, path: str) -> None:

@@ -96,7 +96,7 @@ async def test_without_an_answer_the_vm_boots_unplaced(caplog: pytest.LogCapture
     assert "vm is not placed" in caplog.text
 
 
-async def test_a_node_without_a_plugin_is_nothing_to_warn_of(caplog: pytest.LogCaptureFixture, stack: Stack) -> None:
+async def test_a_node_without_a_plugin_gives_no_warning(caplog: pytest.LogCaptureFixture, stack: Stack) -> None:
     asked = _asking(stack, NotFound("ask '/run/pyshim/nri/placement.sock' for a placement: no plugin runs"))
     stack.document = DOCUMENT
 
@@ -109,7 +109,7 @@ async def test_a_node_without_a_plugin_is_nothing_to_warn_of(caplog: pytest.LogC
     assert "vm is not placed" not in caplog.text
 
 
-async def test_nobody_is_asked_where_the_configuration_names_nobody(stack: Stack) -> None:
+async def test_no_plugin_is_called_unless_the_configuration_names_one(stack: Stack) -> None:
     asked = _asking(stack, placement_socket="")
 
     container = await stack.create("c1", ["pause"], annotations={**_SANDBOX, **_TWO_CPUS})

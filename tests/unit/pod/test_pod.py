@@ -86,7 +86,7 @@ async def test_after_the_exit_a_kill_or_term_succeeds_and_other_signals_are_not_
             await stack.pod.kill(container, None, signal, False)
 
 
-async def test_signal_zero_asks_the_shim_and_not_the_guest(stack: Stack) -> None:
+async def test_signal_zero_is_answered_without_the_guest(stack: Stack) -> None:
     container = await stack.create("c1", ["sleep"])
 
     await stack.pod.kill(container, None, 0, False)
@@ -309,7 +309,7 @@ async def test_the_first_oom_is_marked_in_the_bundle(stack: Stack) -> None:
     assert [mark for mark in marks if mark.startswith("write_bytes")] == ["write_bytes /bundles/c1/oom"]
 
 
-async def test_a_bundle_that_takes_no_mark_of_an_oom_harms_nothing(stack: Stack) -> None:
+async def test_an_oom_that_cannot_be_marked_in_the_bundle_is_logged_only(stack: Stack) -> None:
     container = await stack.run("c1", ["sleep"])
     stack.host.faults.plan({"write_bytes": 1})
 
@@ -394,7 +394,7 @@ async def test_a_sandbox_that_names_another_one_does_not_join_it(stack: Stack) -
     assert "app" in stack.agent.containers
 
 
-async def test_crio_sees_the_end_of_a_sandbox_when_nothing_of_it_is_left(stack: Stack) -> None:
+async def test_crio_sees_the_end_of_a_sandbox_after_it_has_left_the_host(stack: Stack) -> None:
     """Its StopPodSandbox waits for that exit alone; then the kubelet kills what is in the pod's cgroup, as the shim."""
     crio = {"io.kubernetes.cri-o.SandboxID": "c1", "io.kubernetes.cri-o.ContainerType": "sandbox"}
     container = await stack.run("c1", ["sleep"], annotations=crio)

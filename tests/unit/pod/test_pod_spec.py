@@ -82,7 +82,7 @@ def test_a_pods_own_annotations_never_pass_for_its_runtimes(forged: Mapping[str,
     assert spec.annotations == {**spec_of().annotations, "io.katacontainers.x": "y"}
 
 
-def test_annotations_of_the_request_stand_beside_the_pods() -> None:
+def test_annotations_of_the_request_are_added_to_the_pods() -> None:
     spec = spec_of(replace(POD, annotations={"a": "pod", "b": "pod"}), b="request")
 
     assert (spec.annotations["a"], spec.annotations["b"]) == ("pod", "request")
@@ -148,7 +148,7 @@ def test_a_container_gets_the_files_it_has_no_mount_for(read_only: bool, access:
     assert parse_spec(json.dumps(spec.raw).encode(), "x").mounts == spec.mounts
 
 
-def test_a_container_of_a_pod_without_files_is_as_it_was() -> None:
+def test_a_container_of_a_pod_without_files_keeps_its_spec() -> None:
     spec = container_spec()
 
     assert with_files(spec, {}).mounts == spec.mounts

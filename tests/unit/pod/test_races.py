@@ -34,7 +34,7 @@ async def test_a_creation_that_is_deleted_before_its_first_step_leaves_nothing(s
     assert stack.left() == {}
 
 
-async def test_a_second_delete_does_not_cut_the_undo_of_the_first_short(stack: Stack) -> None:
+async def test_a_second_delete_does_not_cancel_the_undo_of_the_first(stack: Stack) -> None:
     creating = await boot(stack)
     stack.hypervisors[0].may_stop.clear()
 
@@ -109,7 +109,7 @@ async def test_nothing_is_created_once_the_shim_ends(stack: Stack) -> None:
     assert stack.left() == {}
 
 
-async def test_two_sandboxes_at_once_are_one_and_a_refusal(stack: Stack) -> None:
+async def test_of_two_sandboxes_at_once_the_second_is_refused(stack: Stack) -> None:
     results = await asyncio.gather(stack.create("c1", ["sleep"]), stack.create("c2", ["sleep"]), return_exceptions=True)
 
     assert [type(result) for result in results] == [str, FailedPrecondition]
@@ -156,7 +156,7 @@ async def test_a_creation_under_way_when_its_sandbox_is_deleted_fails_and_leaves
     assert stack.left() == {}
 
 
-async def test_a_creation_given_up_is_taken_back_in_the_guest_too(stack: Stack) -> None:
+async def test_a_cancelled_creation_is_undone_in_the_guest_too(stack: Stack) -> None:
     await run_pod(stack)
     stack.agent.late["CreateContainer"] = asyncio.Event()
     creating = asyncio.ensure_future(stack.create("app", ["sleep"], annotations=MEMBER))
@@ -195,7 +195,7 @@ async def test_a_delete_whose_undo_failed_can_be_repeated(stack: Stack) -> None:
     assert stack.left() == {}
 
 
-async def test_nothing_is_started_or_told_after_the_inits_exit(stack: Stack) -> None:
+async def test_nothing_is_started_or_published_after_the_inits_exit(stack: Stack) -> None:
     container = await stack.run("c1", ["sleep"])
     exec_id = await stack.exec(container, "e1", ["sleep"], PIPES)
     stack.agent.late["ExecProcess"] = asyncio.Event()
@@ -257,7 +257,7 @@ async def test_deleting_an_exec_and_its_container_at_once_is_no_error(stack: Sta
     assert [exit_status.status for _, exit_status in results] == [137, 0, 0]
 
 
-async def test_a_pause_that_the_end_overtakes_is_no_event(stack: Stack) -> None:
+async def test_a_pause_that_fails_by_the_inits_exit_is_no_event(stack: Stack) -> None:
     container = await stack.run("c1", ["sleep"])
     stack.agent.late["PauseContainer"] = asyncio.Event()
     pausing = asyncio.ensure_future(stack.pod.pause(container))
@@ -271,7 +271,7 @@ async def test_a_pause_that_the_end_overtakes_is_no_event(stack: Stack) -> None:
     assert "TaskPaused" not in stack.publisher.names()
 
 
-async def test_a_start_that_the_loss_of_the_guest_overtakes_is_no_event(stack: Stack) -> None:
+async def test_a_start_that_fails_by_the_loss_of_the_guest_is_no_event(stack: Stack) -> None:
     container = await stack.create("c1", ["sleep"])
     stack.agent.hung.add("StartContainer")
     starting = asyncio.ensure_future(stack.pod.start(container, None))
@@ -285,7 +285,7 @@ async def test_a_start_that_the_loss_of_the_guest_overtakes_is_no_event(stack: S
     assert stack.publisher.names() == ["TaskCreated", "TaskExited"]
 
 
-async def test_a_signal_between_the_guests_exit_and_ours_meets_an_ended_process_whatever_the_agents_code(
+async def test_a_signal_between_the_guests_exit_and_ours_is_answered_as_after_the_exit(
     stack: Stack,
 ) -> None:
     container = await stack.run("c1", ["sleep"], PIPES)
@@ -301,7 +301,7 @@ async def test_a_signal_between_the_guests_exit_and_ours_meets_an_ended_process_
         await stack.pod.kill(container, None, 1, False)
 
 
-async def test_a_status_the_guest_told_outlives_the_guest(stack: Stack) -> None:
+async def test_a_status_that_the_guest_reported_stays_after_its_loss(stack: Stack) -> None:
     container = await stack.run("c1", ["sleep"], PIPES)
     await stack.pod.start(container, await stack.exec(container, "e1", ["sleep"]))  # the init's exit follows the exec's
     await stack.agent.processes["c1", "c1"].end(0)
@@ -313,7 +313,7 @@ async def test_a_status_the_guest_told_outlives_the_guest(stack: Stack) -> None:
     assert (await stack.pod.wait(container, None)).status == 0
 
 
-async def test_a_hung_guest_does_not_hold_delete_beyond_the_kubelets_ten_seconds(stack: Stack) -> None:
+async def test_a_hung_guest_does_not_delay_delete_beyond_the_kubelets_ten_seconds(stack: Stack) -> None:
     container = await stack.create("c1", ["sleep"], PIPES)
     stack.agent.hung |= {"SignalProcess", "RemoveContainer", "DestroySandbox"}
     loop = asyncio.get_running_loop()
@@ -327,7 +327,7 @@ async def test_a_hung_guest_does_not_hold_delete_beyond_the_kubelets_ten_seconds
     assert stack.left() == {}
 
 
-async def test_a_stalled_reader_does_not_hold_delete_beyond_the_kubelets_ten_seconds(stack: Stack) -> None:
+async def test_a_stalled_reader_does_not_delay_delete_beyond_the_kubelets_ten_seconds(stack: Stack) -> None:
     container = await stack.create("c1", ["flood", "3000000"], PIPES)
     stack.host.streams["c1"].stdout.gate.clear()
     await stack.pod.start(container, None)
@@ -354,7 +354,7 @@ async def test_the_end_of_the_shim_does_not_wait_for_a_hung_guest_container_by_c
     assert stack.left() == {}
 
 
-async def test_the_shim_ends_whatever_a_container_meets_at_its_end(stack: Stack) -> None:
+async def test_the_shim_ends_even_if_the_end_of_a_container_fails(stack: Stack) -> None:
     await stack.run("c1", ["sleep"], PIPES)
     streams = stack.host.streams["c1"]
     close = streams.close
@@ -368,7 +368,7 @@ async def test_the_shim_ends_whatever_a_container_meets_at_its_end(stack: Stack)
     assert await stack.pod.shutdown(now=True)
 
 
-async def test_a_flood_of_oom_events_reaches_containerd_thinned_out(stack: Stack) -> None:
+async def test_oom_events_reach_containerd_at_a_limited_rate(stack: Stack) -> None:
     await stack.run("c1", ["sleep"])
     for _ in range(1000):
         stack.agent.oom.put_nowait("c1")

@@ -105,7 +105,7 @@ async def pod_with_container(stack: RemoteStack, args: list[str]) -> ContainerId
     return await stack.run("a", args, annotations=MEMBER)
 
 
-async def test_a_pod_lives_and_ends_on_a_vm_elsewhere(stack: RemoteStack) -> None:
+async def test_a_pod_runs_and_ends_on_a_remote_vm(stack: RemoteStack) -> None:
     container = await pod_with_container(stack, ["exit", "7"])
 
     assert (await stack.pod.wait(container, None)).status == 7
@@ -182,7 +182,7 @@ async def test_a_service_that_crashes_under_a_pod_leaves_its_vm_on_record(stack:
 DEVICES = [{"path": "/dev/loop7", "type": "b", "major": 7, "minor": 7}]
 
 
-async def test_a_block_device_of_this_host_is_refused_in_words(stack: RemoteStack) -> None:
+async def test_a_block_device_of_this_host_is_refused_by_name(stack: RemoteStack) -> None:
     await stack.run("c1", ["/pause"], annotations=POD, linux=NETWORK)
     with pytest.raises(Unimplemented, match="this vm takes no devices while it runs"):
         await stack.run("a", ["sleep"], annotations=MEMBER, linux={"devices": DEVICES})
@@ -199,7 +199,7 @@ FAULTS = [
 @pytest.mark.parametrize(
     "faults", [(fault,) for fault in FAULTS], ids=lambda faults: f"{faults[0].point}={faults[0].action}"
 )
-async def test_whichever_step_fails_nothing_is_left_here_or_there(
+async def test_after_any_failed_step_nothing_is_left_here_or_at_the_service(
     stack: RemoteStack, faults: tuple[Fault, ...]
 ) -> None:
     try:
@@ -219,7 +219,7 @@ SERVICE_FAILS: dict[str, Callable[[Call], None]] = {
 
 
 @pytest.mark.parametrize("method", SERVICE_FAILS)
-async def test_what_the_service_says_is_what_the_user_reads(method: str, stack: RemoteStack) -> None:
+async def test_an_error_of_the_service_reaches_the_user(method: str, stack: RemoteStack) -> None:
     stack.service.behave[method] = SERVICE_FAILS[method]
     with pytest.raises(ShimError, match=r"(create|start) remote vm 'c1': '.*hypervisor.sock' says: .*no"):
         await stack.create("c1", ["/pause"], annotations=POD, linux=NETWORK)

@@ -47,7 +47,7 @@ def annotations_of(plan: SandboxPlan) -> dict[str, str]:
     return dict(plan.vm.remote.annotations)
 
 
-def test_everything_the_service_is_told_is_in_the_annotations() -> None:
+def test_the_annotations_describe_the_vm_to_the_service() -> None:
     initdata = parse(b'version = "0.1.0"\nalgorithm = "sha256"\n', "test")
     config = remote(
         {
@@ -76,7 +76,7 @@ def test_everything_the_service_is_told_is_in_the_annotations() -> None:
     assert plan.initdata is None, "the service shows it to the guest"
 
 
-def test_every_key_of_katas_is_there_when_nothing_is_asked_for() -> None:
+def test_every_key_of_katas_is_present_without_a_value() -> None:
     plan = make(remote(), host(), spec(linux=NETWORK), ContainerKind.SINGLE_CONTAINER)
 
     assert annotations_of(plan) == {
@@ -114,7 +114,7 @@ def test_a_fraction_of_a_vcpu_is_told_rounded_up(vcpus: Fraction, whole: str) ->
     assert annotations_of(plan)[f"{PREFIX}default_vcpus"] == whole
 
 
-def test_this_host_does_not_bound_a_vm_elsewhere_but_the_configuration_does() -> None:
+def test_a_remote_vm_is_limited_by_the_configuration_and_not_by_this_host() -> None:
     large = {"default_vcpus": 64, "default_memory": 1 << 20}
     small_host = host(cpu_count=2, memory_mib=1024)
 
@@ -145,7 +145,7 @@ def test_the_service_gets_the_namespace_whatever_disable_new_netns_says(no_new: 
     assert plan.vm.netns_path == plan.netns_path == "/run/netns/pod"
 
 
-def test_a_fresh_namespace_is_none_and_the_hosts_is_refused() -> None:
+def test_a_new_network_namespace_is_none_and_the_hosts_is_refused() -> None:
     fresh = make(remote(), host(), spec(linux={"namespaces": [{"type": "network"}]}))
 
     assert fresh.vm.netns_path is None
@@ -171,6 +171,6 @@ def test_a_short_timeout_for_the_start_does_not_shorten_the_end() -> None:
     assert min(plan.vm.start_timeout_s, plan.vm.stop_timeout_s) > 20 + LEAST_STOP_TIMEOUT_S, "all of it fits in there"
 
 
-def test_a_socket_that_is_no_absolute_path_is_named() -> None:
+def test_a_socket_whose_path_is_not_absolute_is_named() -> None:
     with pytest.raises(InvalidArgument, match=r"remote_hypervisor_socket in '/etc/remote.toml': 'x.sock' is not"):
         make(remote({"remote_hypervisor_socket": "x.sock"}), host(), spec(linux=NETWORK))

@@ -29,7 +29,7 @@ def test_the_accelerator_is_detected_unless_demanded(wanted: str, usable: bool, 
     assert accelerator(config(accelerator=wanted), host(kvm_usable=usable)) is chosen
 
 
-def test_kvm_demanded_in_vain_says_what_was_probed() -> None:
+def test_kvm_that_is_configured_and_not_usable_is_refused_with_the_reason() -> None:
     with pytest.raises(FailedPrecondition, match="neither vmx nor svm"):
         accelerator(config(accelerator="kvm"), host())
 
@@ -101,7 +101,7 @@ def test_only_a_named_network_namespace_is_joined(namespaces: list[dict[str, str
         *(([f"size={no_size}"], 64 << 20) for no_size in ("", "m", "-1", "1T", "50%", "1m2m", "\u0665", "1" * 13)),
     ],
 )
-def test_the_shared_memory_of_the_spec_decides_the_guests(options: list[str], size: int) -> None:
+def test_the_size_of_dev_shm_is_that_of_the_spec(options: list[str], size: int) -> None:
     mounts = [{"destination": "/dev/shm", "type": "tmpfs", "source": "shm", "options": options}]
 
     storages = planned(config(), host(), spec(mounts=mounts)).guest.storages
@@ -149,7 +149,7 @@ def test_a_sandbox_on_the_hosts_network_has_the_nodes_host_name_unless_it_has_on
 
 
 @pytest.mark.parametrize("given", [{"net.core.somaxconn": 1}, ["net.core.somaxconn"], "net.core.somaxconn=1", 1, True])
-def test_sysctls_that_are_no_texts_are_refused(given: object) -> None:
+def test_sysctls_that_are_not_strings_are_refused(given: object) -> None:
     with pytest.raises(InvalidArgument, match="sysctl"):
         planned(config(), host(), spec(linux={"sysctl": given}))
 
@@ -189,7 +189,7 @@ def test_qemu_has_the_time_that_the_file_gives_it() -> None:
     assert planned(config(start_timeout=7), host(), spec()).vm.start_timeout_s == 7
 
 
-def test_the_guest_is_told_of_its_hooks_and_of_the_pods_name_servers() -> None:
+def test_the_guest_gets_its_hooks_and_the_pods_name_servers() -> None:
     lines = dns_lines(b"nameserver 10.0.0.10\n\nsearch a.svc b\noptions ndots:5")
 
     guest = planned(config(guest_hook_path="/usr/share/hooks"), host(), spec(), dns=lines).guest
@@ -300,7 +300,7 @@ def test_a_root_in_persistent_memory_has_its_own_device_names() -> None:
         (text() + ",x=1", "'x=1' is not one of"),
     ],
 )
-def test_what_the_kernel_would_fail_on_silently_is_refused_by_name(params: str, named: str) -> None:
+def test_wrong_verity_parameters_are_refused_by_name(params: str, named: str) -> None:
     with pytest.raises(InvalidArgument, match="read kernel_verity_params: ") as caught:
         planned(config(kernel_verity_params=params), host(), spec())
 
@@ -336,7 +336,7 @@ def test_a_mistake_in_an_extensions_verity_is_named() -> None:
     ("cdh_s", "launch_s", "params"),
     [(50.0, 6.0, set()), (0.5, 15.0, {"agent.cdh_api_timeout=1", "agent.launch_process_timeout=15"})],
 )
-def test_the_agent_is_told_timeouts_that_are_not_its_own(cdh_s: float, launch_s: float, params: set[str]) -> None:
+def test_the_agent_gets_timeouts_that_are_not_its_defaults(cdh_s: float, launch_s: float, params: set[str]) -> None:
     asked = config()
     agent = replace(asked.agent, cdh_api_timeout_s=cdh_s, launch_process_timeout_s=launch_s)
 

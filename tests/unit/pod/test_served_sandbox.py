@@ -101,7 +101,7 @@ async def test_the_vm_is_that_of_a_pod_with_a_pause_container(stack: Stack, api:
     assert [path for path in stack.host.cgroup_tree.there if path.startswith("/kubepods/podu1/")]
 
 
-async def test_a_container_has_the_pods_files_unless_it_brings_its_own(stack: Stack, api: ServedSandbox) -> None:
+async def test_a_container_has_the_pods_files_unless_it_has_its_own(stack: Stack, api: ServedSandbox) -> None:
     await run_pod(stack, api)
     own = {"destination": "/etc/hosts", "type": "bind", "source": "/kubelet/hosts", "options": ["rbind"]}
 
@@ -159,14 +159,14 @@ async def test_a_sandbox_is_created_once(stack: Stack, api: ServedSandbox) -> No
         await api.create(request(sandbox_id=SandboxId("p2")))
 
 
-async def test_a_shim_with_a_pod_of_the_task_api_takes_no_sandbox(stack: Stack, api: ServedSandbox) -> None:
+async def test_a_shim_with_a_pod_of_the_task_api_refuses_a_sandbox(stack: Stack, api: ServedSandbox) -> None:
     await stack.create("c1", ["pause"])
 
     with pytest.raises(FailedPrecondition, match=r"^create sandbox 'p1': this shim already runs 'c1'"):
         await api.create(request())
 
 
-async def test_a_served_sandbox_takes_no_pod_of_the_task_api(stack: Stack, api: ServedSandbox) -> None:
+async def test_a_served_sandbox_refuses_a_pod_of_the_task_api(stack: Stack, api: ServedSandbox) -> None:
     await api.create(request())
 
     sandbox = {"io.kubernetes.cri.container-type": "sandbox", "io.kubernetes.cri.sandbox-id": "c1"}
@@ -388,9 +388,7 @@ async def test_the_state_goes_with_the_sandbox_not_with_its_last_container(stack
     assert stack.pod.connect(ContainerId("app")) == 0
 
 
-async def test_a_process_of_the_shims_own_holds_the_namespace_of_a_pod_that_shares_its_processes(
-    stack: Stack, api: ServedSandbox
-) -> None:
+async def test_a_process_of_the_shim_keeps_the_shared_pid_namespace(stack: Stack, api: ServedSandbox) -> None:
     """kata-agent shares the pid namespace of the pod's first container, which may end before the others."""
     stack.host.files[BUILT_PROGRAM] = b"relay"
     await run_pod(stack, api)
@@ -406,7 +404,7 @@ async def test_a_process_of_the_shims_own_holds_the_namespace_of_a_pod_that_shar
     assert all(stack.agent.containers[name].sandbox_pidns for name in others)
 
 
-async def test_a_pod_whose_containers_are_apart_has_no_such_process(stack: Stack, api: ServedSandbox) -> None:
+async def test_a_pod_without_a_shared_pid_namespace_has_no_such_process(stack: Stack, api: ServedSandbox) -> None:
     await run_pod(stack, api)
 
     await stack.run("one", ["sleep"], annotations=IN_POD, linux={"namespaces": [{"type": "pid"}]})

@@ -15,7 +15,7 @@ from tests.unit.pod.conftest import PIPES, Stack, until
 TERMINAL = Stdio(stdin="/in", stdout="/out", stderr="", terminal=True)
 
 
-async def test_the_end_of_stdin_is_not_told_to_a_terminal(stack: Stack) -> None:
+async def test_the_end_of_stdin_is_not_sent_for_a_terminal(stack: Stack) -> None:
     """kata-agent answers CloseStdin by closing the terminal, which hangs up on the process."""
     container = await stack.run("c1", ["sleep"], TERMINAL)
     stack.host.streams["c1"].stdin.chunks.put_nowait(b"ls\n")
@@ -80,7 +80,7 @@ async def test_the_guest_gets_a_terminal_when_the_client_asks_for_one_whatever_t
         assert sent.SelinuxLabel == ""
 
 
-async def test_an_exit_told_before_the_reply_to_the_start_has_the_output_before_it(stack: Stack) -> None:
+async def test_an_exit_before_the_reply_to_the_start_comes_after_the_output(stack: Stack) -> None:
     container = await stack.create("c1", ["echo", "up"], PIPES)
     stack.agent.late["StartContainer"] = asyncio.Event()
     starting = asyncio.ensure_future(stack.pod.start(container, None))
@@ -105,7 +105,7 @@ async def test_a_client_that_takes_no_more_output_does_not_stop_the_process(stac
     assert not stack.agent.ended["c1", "c1"].output
 
 
-async def test_an_agent_that_takes_more_than_it_was_given_loses_the_stream_only(stack: Stack) -> None:
+async def test_an_agent_that_reports_more_input_than_it_got_loses_the_stream_only(stack: Stack) -> None:
     container = await stack.run("c1", ["sleep"], PIPES)
     stack.agent.takes = 2**31
     stack.host.streams["c1"].stdin.chunks.put_nowait(b"x" * 3_000_000)
@@ -116,7 +116,7 @@ async def test_an_agent_that_takes_more_than_it_was_given_loses_the_stream_only(
     assert (await stack.end(container)).status == 137
 
 
-async def test_the_exit_is_asked_for_once_the_output_has_ended(stack: Stack) -> None:
+async def test_wait_process_is_sent_once_the_output_has_ended(stack: Stack) -> None:
     """kata-agent forgets a process, and its unread output, when it reports the exit."""
     container = await stack.run("c1", ["sleep"])
     exec_id = await stack.exec(container, "e1", ["flood", "16000000"], PIPES)
@@ -160,7 +160,7 @@ async def test_a_signal_before_the_start_costs_no_output_after_it(stack: Stack) 
 
 @pytest.mark.parametrize("remembers", [True, False], ids=["remembers", "forgets"])
 @pytest.mark.parametrize("args", [["hold", "hi"], ["yes", "7"]], ids=["silent", "printing"])
-async def test_a_child_that_outlives_an_exec_does_not_hold_its_exit(
+async def test_a_child_that_outlives_an_exec_does_not_delay_its_exit(
     args: list[str], remembers: bool, caplog: pytest.LogCaptureFixture, stack: Stack
 ) -> None:
     stack.agent.remembers = remembers
@@ -201,7 +201,7 @@ async def test_output_that_an_agent_keeps_is_read_after_the_exit_and_ended_by_de
     assert output.closed
 
 
-async def test_output_of_an_init_ends_with_it_though_a_child_holds_it(stack: Stack) -> None:
+async def test_output_of_an_init_ends_with_it_even_if_a_child_has_it_open(stack: Stack) -> None:
     """containerd asks for the deletion of a container only after its output has ended."""
     stack.agent.remembers = True
     container = await stack.run("c1", ["hold", "last"], PIPES)
@@ -213,14 +213,14 @@ async def test_output_of_an_init_ends_with_it_though_a_child_holds_it(stack: Sta
     assert bytes(output.data) == b"last"
 
 
-async def test_an_agent_that_does_not_say_what_it_is_counts_as_one_that_forgets(stack: Stack) -> None:
+async def test_an_agent_without_details_counts_as_one_that_drops_output(stack: Stack) -> None:
     stack.agent.failures["GetGuestDetails"] = (Code.INTERNAL, "no")
     container = await stack.run("c1", ["exit", "3"])
 
     assert (await stack.pod.wait(container, None)).status == 3
 
 
-async def test_a_reader_that_stands_still_holds_the_exit_of_a_killed_process_for_a_while_only(stack: Stack) -> None:
+async def test_a_reader_that_stands_still_delays_the_exit_of_a_killed_process_for_a_limited_time(stack: Stack) -> None:
     container = await stack.run("c1", ["sleep"])
     exec_id = await stack.exec(container, "e1", ["sleep"], PIPES)
     await stack.pod.start(container, exec_id)

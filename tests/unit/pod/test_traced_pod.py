@@ -15,7 +15,7 @@ async def live(stack: Stack) -> None:
     await stack.delete_last("c1")
 
 
-async def test_the_whole_life_of_a_traced_pod_is_told(stack: Stack) -> None:
+async def test_the_whole_life_of_a_traced_pod_has_spans(stack: Stack) -> None:
     stack.document = TRACED
 
     await live(stack)
@@ -40,7 +40,7 @@ async def test_the_whole_life_of_a_traced_pod_is_told(stack: Stack) -> None:
     assert stack.agent.contexts["StartContainer"]
 
 
-async def test_a_pod_that_is_not_traced_tells_nothing_and_keeps_what_it_kept(stack: Stack) -> None:
+async def test_a_pod_that_is_not_traced_sends_no_spans_and_saves_the_same(stack: Stack) -> None:
     await live(stack)
 
     assert stack.spans.heard == {}

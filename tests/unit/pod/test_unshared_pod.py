@@ -39,7 +39,7 @@ def volume(stack: Stack, source: str, text: str) -> dict[str, Any]:
     return {"type": "bind", "source": source, "destination": "/file", "options": ["rbind", "ro"]}
 
 
-async def test_the_policy_is_set_before_anything_else_is_asked_of_the_agent(stack: Stack) -> None:
+async def test_the_policy_is_set_before_any_other_call_of_the_agent(stack: Stack) -> None:
     unshared(stack, policy=POLICY)
 
     await stack.create("c1", ["exit", "0"], annotations=NAMED)

@@ -16,7 +16,7 @@ async def end(stack: Stack) -> None:
     await stack.delete_last(container_id)
 
 
-async def test_a_vm_continues_and_becomes_the_pods_own_before_the_sandbox_is_made(stack: Stack) -> None:
+async def test_a_vm_continues_and_gets_the_pods_devices_before_the_sandbox_is_made(stack: Stack) -> None:
     stack.document, stack.host.template = WARM, TEMPLATE
 
     await stack.run("c1", ["sleep"])
@@ -54,7 +54,7 @@ async def test_a_vm_grows_to_the_size_of_its_pod_before_the_sandbox_is_made(stac
     await end(stack)
 
 
-async def test_a_vm_that_does_not_grow_is_left_for_one_that_boots_with_its_size(stack: Stack) -> None:
+async def test_a_vm_that_does_not_grow_is_replaced_by_one_that_boots_with_its_size(stack: Stack) -> None:
     stack.document, stack.host.template = WARM, TEMPLATE
     stack.host.faults.plan({"resize_memory": 1})
 
@@ -83,7 +83,7 @@ async def test_without_a_template_for_its_machine_a_vm_boots(stack: Stack) -> No
     await end(stack)
 
 
-async def test_a_template_that_nobody_can_make_is_a_warning(stack: Stack, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_template_that_cannot_be_made_is_a_warning(stack: Stack, caplog: pytest.LogCaptureFixture) -> None:
     stack.document = WARM
     stack.host.faults.plan({"make_template": 1})
 
@@ -104,7 +104,7 @@ async def test_no_template_is_made_for_a_pod_whose_annotations_change_the_machin
 
 
 @pytest.mark.parametrize("step", ["create_vm", "start_vm", "connect"])
-async def test_a_failure_before_the_guest_is_awake_discards_the_template_and_boots(step: str, stack: Stack) -> None:
+async def test_a_failure_before_the_guest_answers_discards_the_template_and_boots(step: str, stack: Stack) -> None:
     stack.document, stack.host.template = WARM, TEMPLATE
     stack.host.faults.plan({step: 1})
 
@@ -119,7 +119,7 @@ async def test_a_failure_before_the_guest_is_awake_discards_the_template_and_boo
     await end(stack)
 
 
-async def test_a_failure_after_the_guest_is_awake_boots_and_keeps_the_template(stack: Stack) -> None:
+async def test_a_failure_after_the_guest_has_answered_boots_and_keeps_the_template(stack: Stack) -> None:
     stack.document, stack.host.template = WARM, TEMPLATE
     stack.host.faults.plan({"plug": 1})
 
@@ -135,7 +135,7 @@ async def test_a_failure_after_the_guest_is_awake_boots_and_keeps_the_template(s
 
 
 @pytest.mark.parametrize("method", ["Check", "ReseedRandomDev", "SetGuestDateTime"])
-async def test_a_guest_that_does_not_wake_is_left_for_one_that_boots(method: str, stack: Stack) -> None:
+async def test_a_guest_that_does_not_answer_is_replaced_by_one_that_boots(method: str, stack: Stack) -> None:
     stack.document, stack.host.template = WARM, TEMPLATE
     stack.agent.failures[method] = (13, "no")
     stack.host.on_discard = stack.agent.failures.clear

@@ -154,7 +154,7 @@ async def with_an_ended_container(stack: Stack) -> ContainerId:
     return app
 
 
-async def test_a_guest_that_keeps_a_device_holds_up_no_other_device(stack: Stack) -> None:
+async def test_a_guest_that_keeps_a_device_delays_no_other_device(stack: Stack) -> None:
     app = await with_an_ended_container(stack)
     vm = stack.hypervisors[0]
     vm.may_unplug.clear()
