@@ -1,5 +1,6 @@
-"""TOML to one typed `Config`; nothing else reads configuration files.
+"""The configuration: TOML files and annotations become one typed `Config`. No other room reads these files.
 
-`keys.py` is the table of every key with type, default and range; `sources.py` finds the files and merges drop-ins;
-`load.py` puts both together. Kata's files work unchanged: its keys that have no effect here are named in a warning.
+`keys.py` describes a key, and `keys_*.py` list all keys with type, default and meaning. `sources.py` finds the files
+and merges drop-ins, `effective.py` computes the value of each key, `load.py` does all of it for a sandbox: read it
+first. Kata's files work unchanged; keys without effect are named in a warning.
 """

@@ -1,7 +1,7 @@
-"""A pod's annotations change its sandbox's configuration where its file allows it.
+"""Applies a pod's annotations to its sandbox's configuration, by Kata's rules.
 
-Kata's rules: annotations under `io.katacontainers.config.hypervisor.` need the file's permission (enable_annotations),
-those for runtime and agent do not; values are checked like the file's own. What is refused is an error, never silence.
+Annotations under `io.katacontainers.config.hypervisor.` need the file's permission (enable_annotations); those for
+runtime and agent do not. Values are checked like those of a file. An annotation that is not permitted is an error.
 """
 
 import difflib
@@ -34,7 +34,7 @@ _WITHOUT_EFFECT = {
     "io.katacontainers.config_path": "removed from Kata: a pod does not choose the node's configuration",
 }
 _NOT_CONFIGURATION = tuple(f"{ANNOTATION_PREFIX}{group}." for group in ("pkg", "volume", "image"))
-"""Prefixes of annotations that set no key: marks of the runtimes themselves and of snapshotters."""
+"""Prefixes of annotations that set no key: runtimes and snapshotters use them."""
 PATH_LISTS: Mapping[str, str] = {
     "path": "valid_hypervisor_paths",
     "jailer_path": "valid_jailer_paths",
@@ -46,21 +46,21 @@ PATH_LISTS: Mapping[str, str] = {
     "initrd": "valid_initrd_paths",
     "firmware": "valid_firmware_paths",
 }
-"""The key that lists what an annotation for a path may name."""
-_NEVER_A_PODS: Mapping[str, str] = {
+"""For each path that an annotation can set, the key with the patterns of its permitted values."""
+_NEVER_ALLOWED: Mapping[str, str] = {
     "sandbox_bind_mounts": "a pod does not choose what of its node is shown to the guest"
 }
-"""Annotations of Kata that no list can enable: Kata ignores this one with a warning."""
-_OPEN_WHEN_EMPTY = frozenset({"kernel", "image", "initrd", "firmware"})
-"""Kata has no list for these: an empty one means what it means there, any file."""
+"""Keys whose annotation is always refused, with the reason. Kata ignores this annotation with a warning."""
+_ANY_IF_UNLISTED = frozenset({"kernel", "image", "initrd", "firmware"})
+"""Keys whose empty list permits any file, as in Kata, which has no lists for them."""
 
 
 def with_annotations(
     effective: Effective, annotations: Mapping[str, str], *, exists: Callable[[str], bool] = os.path.exists
 ) -> Effective:
-    """`effective` as the pod wants it. Raises InvalidArgument naming annotation, rule and file.
+    """`effective` with the annotations' values. `exists` looks for files on the pod's node.
 
-    `exists` answers for the files of the node that the pod is to run on.
+    Raises InvalidArgument naming annotation, rule and file.
     """
     changed: dict[tuple[Table, str], Setting] = {}
     findings: list[Finding] = []
@@ -76,10 +76,10 @@ def with_annotations(
             if key.verdict is Verdict.NO_EFFECT:
                 findings.append(_finding(name, Verdict.NO_EFFECT, key.why, setting.value != key.default))
         else:
-            findings += _not_a_key(name)
+            findings += _check_other(name)
     if not changed and not findings:
-        return effective  # `examine` has derived and compared its settings
-    _exclude_each_other(effective, changed)
+        return effective
+    _reset_other_plug_way(effective, changed)
     result = replace(effective.with_settings(changed), findings=(*effective.findings, *findings))
     result = result.with_settings(derived(result.settings))
     for problem in contradictions(result.settings, result.hypervisor):
@@ -89,7 +89,7 @@ def with_annotations(
 
 
 def path_is_listed(path: str, patterns: Iterable[str]) -> bool:
-    """True when a pattern covers `path`, name by name: `*` never crosses a slash, as in a shell."""
+    """A pattern matches `path`. As in a shell, `*` does not match a slash."""
     names = path.split("/")
     for pattern in patterns:
         parts = pattern.replace("[^", "[!").split("/")
@@ -116,8 +116,8 @@ def _rule(effective: Effective, setting: Setting) -> str:
 
 
 def _overridden(effective: Effective, key: Key, name: str, text: str, exists: Callable[[str], bool]) -> Setting:
-    if key.name in _NEVER_A_PODS:
-        raise InvalidArgument(f"refuse annotation '{name}': {_NEVER_A_PODS[key.name]}")
+    if key.name in _NEVER_ALLOWED:
+        raise InvalidArgument(f"refuse annotation '{name}': {_NEVER_ALLOWED[key.name]}")
     if "\0" in text:
         raise InvalidArgument(f"read annotation '{name}': contains a NUL character")
     try:
@@ -139,8 +139,8 @@ def _check_path(effective: Effective, old: Setting, name: str, path: str, exists
     list_name = PATH_LISTS.get(old.key.name)
     if list_name is not None and path != old.value:
         rule = effective.of(Table.HYPERVISOR, list_name)
-        is_open = not rule.value and old.key.name in _OPEN_WHEN_EMPTY
-        if not is_open and not path_is_listed(path, rule.value):
+        permits_any = not rule.value and old.key.name in _ANY_IF_UNLISTED
+        if not permits_any and not path_is_listed(path, rule.value):
             raise InvalidArgument(f"refuse annotation '{name}': '{path}' is not in {_rule(effective, rule)}")
     if path and (not path.startswith("/") or os.path.normpath(path) != path):
         raise InvalidArgument(f"refuse annotation '{name}': '{path}' is not an absolute path in its shortest form")
@@ -149,7 +149,7 @@ def _check_path(effective: Effective, old: Setting, name: str, path: str, exists
 
 
 def _merged_params(file: str, annotation: str) -> str:
-    """The file's parameters without those of the annotation's names, then the annotation's."""
+    """The annotation's parameters, after those of the file whose names it does not have."""
     own = split_params(annotation)
     replaced = {param.partition("=")[0] for param in own}
     kept = (param for param in split_params(file) if param.partition("=")[0] not in replaced)
@@ -163,7 +163,8 @@ def _check_one_spelling(first: Setting | None, second: Setting) -> None:
         )
 
 
-def _not_a_key(name: str) -> list[Finding]:
+def _check_other(name: str) -> list[Finding]:
+    """The findings about an annotation that overrides no key. Raises InvalidArgument if it must not be ignored."""
     if name in HASH_TYPES or (name.startswith(HYPERVISOR_PREFIX) and name[len(HYPERVISOR_PREFIX) :] in HASHED_ASSETS):
         return []  # `verify_assets` reads them
     if name in _WITHOUT_EFFECT:
@@ -173,7 +174,7 @@ def _not_a_key(name: str) -> list[Finding]:
             f"read annotation '{name}': layers that a block snapshotter describes by annotations are not supported"
         )
     if name in (SWAPPINESS_ANNOTATION, SWAP_IN_BYTES_ANNOTATION):
-        return []  # a container's own
+        return []  # they belong to containers
     if name.startswith(PREFIX) or (name.startswith(ANNOTATION_PREFIX) and not name.startswith(_NOT_CONFIGURATION)):
         near = difflib.get_close_matches(name, annotated(), n=1, cutoff=0.93)
         hint = f" (did you mean {near[0]}?)" if near else ""
@@ -188,11 +189,11 @@ def _finding(name: str, verdict: Verdict, text: str, differs: bool) -> Finding:
     return Finding(level, f"annotation {name}", text, verdict, differs=differs)
 
 
-def _exclude_each_other(effective: Effective, changed: dict[tuple[Table, str], Setting]) -> None:
-    """An annotation for one way to plug a device replaces the file's other way."""
+def _reset_other_plug_way(effective: Effective, changed: dict[tuple[Table, str], Setting]) -> None:
+    """Adds `no-port` for the other key if an annotation sets only one of cold_plug_vfio and hot_plug_vfio."""
     names = ("cold_plug_vfio", "hot_plug_vfio")
     for name, other in (names, names[::-1]):
-        mine = changed.get((Table.HYPERVISOR, name))
-        if mine is not None and mine.value != "no-port" and (Table.HYPERVISOR, other) not in changed:
+        setting = changed.get((Table.HYPERVISOR, name))
+        if setting is not None and setting.value != "no-port" and (Table.HYPERVISOR, other) not in changed:
             old = effective.of(Table.HYPERVISOR, other)
-            changed[Table.HYPERVISOR, other] = old._replace(value="no-port", annotation=mine.annotation)
+            changed[Table.HYPERVISOR, other] = old._replace(value="no-port", annotation=setting.annotation)

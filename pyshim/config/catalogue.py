@@ -1,4 +1,4 @@
-"""All keys, and the ways to find one."""
+"""All keys, and functions to find one."""
 
 import difflib
 from collections.abc import Mapping
@@ -8,10 +8,10 @@ from pyshim.config import keys_devices, keys_machine, keys_runtime
 from pyshim.config.keys import Alias, Key, Table
 
 GROUPS: tuple[tuple[str, tuple[Key, ...]], ...] = (
-    ("What is booted", keys_machine.BOOT),
+    ("Boot", keys_machine.BOOT),
     ("Size", keys_machine.SIZE),
     ("Safety", keys_machine.SAFETY),
-    ("What pods may choose", keys_machine.PERMISSIONS),
+    ("Annotations that pods may set", keys_machine.PERMISSIONS),
     ("Shared directories", keys_devices.SHARE),
     ("Disks", keys_devices.BLOCK),
     ("Devices", keys_devices.DEVICES),
@@ -27,18 +27,18 @@ KEYS: tuple[Key, ...] = tuple(key for _, group in GROUPS for key in group)
 
 @cache
 def spellings() -> Mapping[tuple[Table, str], tuple[Key, Key | Alias]]:
-    """Every place a key may be written at, its own and its aliases'."""
-    return {(alias.table, alias.name): (key, alias) for key in KEYS for alias in key.spellings}
+    """By table and name: the key that is spelled so, and this spelling of it."""
+    return {(each.table, each.name): (key, each) for key in KEYS for each in key.spellings}
 
 
 @cache
 def annotated() -> Mapping[str, Key]:
-    """The key each annotation overrides, by the annotation's full name."""
+    """The key that an annotation overrides, by the annotation's full name."""
     return {name: key for key in KEYS for name in key.annotations}
 
 
 def nearest(table: Table, name: str) -> str:
-    """The known key most like `name`: one of its table, else one of another table; empty when none is like it."""
+    """The most similar key of `table`, else the key of this name in another table; empty if there is neither."""
     own = [known for where, known in spellings() if where is table]
     near = difflib.get_close_matches(name, own, n=1, cutoff=0.75)
     if near:

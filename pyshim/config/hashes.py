@@ -1,6 +1,6 @@
-"""Kata's asset hashes: a pod names the SHA-512 of its kernel, image or hypervisor, and no other file is used.
+"""Kata's asset hashes: a pod gives the SHA-512 of its kernel, image or hypervisor, and starts with no other file.
 
-A guest's image is hundreds of megabytes and every pod is a new process, so digests are stored (`host/file_answers.py`).
+Digests are stored on disk (`host/file_answers.py`): images have hundreds of megabytes, and each pod is a new process.
 """
 
 import hashlib
@@ -25,16 +25,16 @@ HASHED_ASSETS: Mapping[str, str] = {
     "path_hash": "path",
     "jailer_hash": "jailer_path",
 }
-"""Annotation under io.katacontainers.config.hypervisor. to the key of the file it is about, in both spellings."""
+"""The key of the file, by the annotation's name without HYPERVISOR_PREFIX. `path` has two annotations."""
 CACHE_DIR = "/run/pyshim/asset-hashes"
 HASH_TYPES = ("io.katacontainers.asset_hash_type", f"{HYPERVISOR_PREFIX}asset_hash_type")
-"""The type of the digests, under the names of Kata's Go and Rust runtimes."""
+"""The annotations of Kata's Go and Rust runtimes for the type of the hashes."""
 _DIGEST = re.compile("[0-9a-fA-F]{128}")
 _CHUNK_BYTES = 1 << 20
 
 
 def verify_assets(effective: Effective, annotations: Mapping[str, str], cache_dir: str = CACHE_DIR) -> None:
-    """Every file a hash annotation names is the one with that hash; raises InvalidArgument naming both otherwise."""
+    """Every file with a hash annotation has that hash. Raises InvalidArgument naming file and annotation if not."""
     wanted = {
         name: annotations[HYPERVISOR_PREFIX + name] for name in HASHED_ASSETS if HYPERVISOR_PREFIX + name in annotations
     }
@@ -57,7 +57,7 @@ def verify_assets(effective: Effective, annotations: Mapping[str, str], cache_di
 
 
 def sha512_of(path: str, answers: FileAnswers) -> str:
-    """The file's SHA-512 in hexadecimal digits, from `answers` when the file is the one that was read before."""
+    """The file's SHA-512 in hexadecimal digits; from `answers` if the same file was read before."""
     with os_errors(f"verify '{path}'"), open(path, "rb") as file:
         before = os.fstat(file.fileno())
         if _DIGEST.fullmatch(known := answers.stored(before)):
@@ -67,6 +67,6 @@ def sha512_of(path: str, answers: FileAnswers) -> str:
             digest.update(chunk)
         after = os.fstat(file.fileno())
     if file_identity(before) != file_identity(after):
-        raise FailedPrecondition(f"verify '{path}': it changes while it is read")
+        raise FailedPrecondition(f"verify '{path}': it changed while it was read")
     answers.store(after, digest.hexdigest())
     return digest.hexdigest()

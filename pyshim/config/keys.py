@@ -1,6 +1,6 @@
-"""A key: its table, the values it may hold, its default, and its effect here.
+"""The description of a configuration key: its table, its values, its default and its effect.
 
-The keys themselves are data, a file per subject (`keys_*.py`); `catalogue.py` puts them together.
+The keys are listed by subject in `keys_*.py`; `catalogue.py` joins the lists.
 """
 
 from enum import StrEnum
@@ -14,7 +14,7 @@ ANNOTATION_PREFIX = "io.katacontainers."
 
 
 class Table(StrEnum):
-    """The tables of a file; HYPERVISOR stands for the one of the chosen hypervisor, `hypervisor.qemu`."""
+    """The tables of a file. HYPERVISOR is the table of the chosen hypervisor, such as `hypervisor.qemu`."""
 
     HYPERVISOR = "hypervisor"
     AGENT = "agent.kata"
@@ -24,23 +24,27 @@ class Table(StrEnum):
 
 
 class Verdict(StrEnum):
+    """What a key does here."""
+
     HONOURED = "honoured"
     NO_EFFECT = "no effect"
     REFUSED = "refused"
-    """The default is accepted; any other value would promise what is not there, so no sandbox starts with it."""
+    """Only the default is accepted. No sandbox starts with another value, which asks for safety or devices that pyshim
+    does not offer."""
     REMOVED = "removed"
     UNKNOWN = "unknown"
 
 
 class Dialect(StrEnum):
+    """The program whose files have a key. KATA: both runtimes of Kata."""
+
     KATA = "Kata"
-    GO = "Kata's Go runtime"
     RUST = "Kata's Rust runtime"
     OWN = "pyshim"
 
 
 class Alias(msgspec.Struct, frozen=True, kw_only=True):
-    """Another place of the same key; `kind` when it is written there in another unit."""
+    """Another spelling of a key: in another table, under another name, or in another unit (`kind`)."""
 
     name: str
     table: Table
@@ -55,13 +59,13 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
     meaning: str
     verdict: Verdict
     why: str
-    """Why it has no effect, or is refused; empty when it is honoured."""
+    """Why it has no effect or is refused; empty for an honoured key."""
     field: str
-    """Of the noun of its table in model/config.py; empty for a key that no other room reads."""
+    """The field's name in the table's struct of `model/config.py`; empty for a key that only this room reads."""
     dialect: Dialect
     aliases: tuple[Alias, ...]
     annotations: tuple[str, ...]
-    """Full names of the pod annotations that override it."""
+    """The full names of the annotations that override it."""
 
     @property
     def dotted(self) -> str:
@@ -69,7 +73,7 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def spellings(self) -> "tuple[Key | Alias, ...]":
-        """Where it may be written, its own place first."""
+        """The key itself, then its aliases."""
         return (self, *self.aliases)
 
     def verdict_of(self, value: Any) -> Verdict:
@@ -85,7 +89,7 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
         return NOT_SUPPORTED if value in self.kind.refused else self.why
 
     def kind_under(self, annotation: str) -> Kind:
-        """How the value is written in that annotation, which may have the name of an alias."""
+        """The kind of the annotation's value: that of the alias whose name the annotation has, else the key's."""
         name = annotation.rpartition(".")[2]
         return next((alias.kind for alias in self.aliases if alias.name == name), self.kind)
 
@@ -96,32 +100,38 @@ _ANNOTATION_GROUP = {Table.HYPERVISOR: "hypervisor", Table.AGENT: "agent", Table
 
 
 def document_table(table: Table, hypervisor: str = "qemu") -> str:
-    """The table's name in a file whose sandboxes run on `hypervisor`."""
+    """The name of `table` in a file; `hypervisor` is the chosen hypervisor."""
     return f"hypervisor.{hypervisor}" if table is Table.HYPERVISOR else str(table)
 
 
 class Rows(msgspec.Struct, frozen=True, kw_only=True):
-    """Makes the keys of one table; `dialect` is the one whose file has them unless a row says otherwise."""
+    """Makes the keys of one table. Its methods take name, kind, default and meaning, and as `more`:
+
+    - `own`: the key is pyshim's, not Kata's;
+    - `ann`: the annotation of the key's name overrides it; `also`: further annotations, without ANNOTATION_PREFIX;
+    - `aliases`: its other spellings, each a name in the same table or a name, table and kind;
+    - `field`: see `Key.field`; by default the name with the kind's suffix for a key of `used`, else empty.
+    """
 
     table: Table
     dialect: Dialect = Dialect.KATA
 
     def used(self, name: str, kind: Kind, default: Any, meaning: str, *, field: str | None = None, **more: Any) -> Key:
-        """A key the code acts on."""
+        """An honoured key."""
         field = name + kind.suffix if field is None else field
         return self._key(name, kind, default, meaning, Verdict.HONOURED, "", field=field, **more)
 
     def later(self, name: str, kind: Kind, default: Any, meaning: str, why: str = "", **more: Any) -> Key:
-        """A key whose absence only costs speed or convenience, read but not acted on."""
+        """A key without effect yet, which only costs speed or convenience."""
         why = f"{NOT_YET}: {why}" if why else NOT_YET
         return self._key(name, kind, default, meaning, Verdict.NO_EFFECT, why, **more)
 
     def refused(self, name: str, kind: Kind, default: Any, meaning: str, **more: Any) -> Key:
-        """A key that asks for safety or devices which a VM without them would silently lack."""
+        """A refused key: it asks for safety or devices that pyshim does not offer yet."""
         return self._key(name, kind, default, meaning, Verdict.REFUSED, NOT_YET, **more)
 
     def never(self, name: str, kind: Kind, default: Any, meaning: str, why: str, **more: Any) -> Key:
-        """A key that cannot decide anything with this shim and hypervisor."""
+        """A key that will never have an effect with this shim and its hypervisors."""
         return self._key(name, kind, default, meaning, Verdict.NO_EFFECT, why, **more)
 
     def _key(
@@ -135,7 +145,6 @@ class Rows(msgspec.Struct, frozen=True, kw_only=True):
         *,
         field: str = "",
         own: bool = False,
-        dialect: Dialect | None = None,
         ann: bool = False,
         also: tuple[str, ...] = (),
         aliases: tuple[tuple[str, Table, Kind] | str, ...] = (),
@@ -151,7 +160,7 @@ class Rows(msgspec.Struct, frozen=True, kw_only=True):
             verdict=verdict,
             why=why,
             field=field,
-            dialect=Dialect.OWN if own else dialect or self.dialect,
+            dialect=Dialect.OWN if own else self.dialect,
             aliases=tuple(self._alias(alias, kind) for alias in aliases),
             annotations=tuple(ANNOTATION_PREFIX + full for full in names),
         )

@@ -249,12 +249,11 @@ SAFETY: tuple[Key, ...] = (
         0,
         "vsock port of the host's quote service. 0: its unix socket where there is one, else port 4050.",
     ),
-    _H.used(
+    _RS.used(
         "initdata",
         TEXT,
         "",
         "The document measured into a confidential guest, which gets it as a disk: TOML, or base64 of its gzip.",
-        dialect=Dialect.RUST,
         also=("config.hypervisor.cc_init_data",),
     ),
     _H.used(

@@ -1,6 +1,6 @@
-"""The line of each key and table in a TOML text, which `tomllib` does not report.
+"""Finds the line of each key and table in a TOML text, which `tomllib` does not report.
 
-A header, or a key with its value, is a TOML text by itself: the text is read again, one of them at a time.
+A table header, or a key with its value, is a valid TOML text. So the text is parsed again, statement by statement.
 """
 
 import tomllib
@@ -9,15 +9,15 @@ from typing import Any
 
 Path = tuple[str, ...]
 _ENDS = ("]", '"""', "'''")
-"""A line without any of these does not end a value that goes over several lines."""
-_MAX_TRIES = 100
-"""Lines with one of these that did not end the value: each time all of the value was read."""
+"""A line without any of these cannot be the last of a value of several lines."""
+_MAX_FAILURES = 100
+"""The most failed attempts to parse a statement. Each attempt parses all lines of the statement so far."""
 
 
 def key_lines(text: str) -> dict[Path, int]:
-    """The line, from 1, of every key and table of a text that `tomllib` has accepted.
+    """The line number, from 1, of every key and table of a valid TOML text.
 
-    All items of an array of tables share the array's path. After `_MAX_TRIES` no further line is known.
+    All items of an array of tables have the array's path. After `_MAX_FAILURES` the remaining keys are left out.
     """
     lines: dict[Path, int] = {}
     table: Path = ()
@@ -30,8 +30,8 @@ def key_lines(text: str) -> dict[Path, int]:
 
 
 def _statements(text: str) -> Iterator[tuple[int, bool, Mapping[str, Any]]]:
-    """The line of each header and each key with its value, whether it is a header, and the document that it makes."""
-    statement, first, tries = "", 0, 0
+    """For each statement: its first line, whether it is a table header, and the document that it describes."""
+    statement, first, failures = "", 0, 0
     for number, line in enumerate(text.split("\n"), start=1):
         first = first or number
         statement += f"{line}\n"
@@ -40,8 +40,8 @@ def _statements(text: str) -> Iterator[tuple[int, bool, Mapping[str, Any]]]:
         try:
             document = tomllib.loads(statement)
         except tomllib.TOMLDecodeError:
-            tries += 1
-            if tries > _MAX_TRIES:
+            failures += 1
+            if failures > _MAX_FAILURES:
                 return
             continue
         if document:

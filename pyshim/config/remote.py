@@ -1,7 +1,7 @@
-"""The keys of a file whose VMs are remote: which of them still mean something, and what the others are then.
+"""The keys for remote VMs: which of them have an effect, and which have other defaults or kinds.
 
-A service outside this node makes the VM. From the hypervisor's table the service gets a size, a type and an image by
-name, and GPUs. All that describes a VMM, a guest's kernel or a directory of this host decides nothing.
+A service outside this node makes the VM. From the hypervisor's table it gets the VM's size, the names of a machine type
+and an image, and the GPUs. Keys about a VMM, a guest kernel or directories of this host have no effect.
 """
 
 from collections.abc import Mapping
@@ -24,11 +24,11 @@ FIXED_VALUES: Mapping[tuple[Table, str], tuple[Any, str]] = {
     (Table.RUNTIME, "static_sandbox_resource_mgmt"): (True, "a remote VM keeps its size"),
     (Table.RUNTIME, "emptydir_mode"): ("shared-fs", "a remote VM has no disks of this host"),
 }
-"""The only value that a key may have with remote VMs, which is also its default, and the reason."""
+"""By key: its only permitted value with remote VMs, which is also its default, and the reason."""
 _DEFAULTS: Mapping[tuple[Table, str], Any] = {(Table.RUNTIME, "experimental_force_guest_pull"): True}
-"""An image unpacked on this host is of no use there; a snapshotter of Kata's may still say how each is pulled."""
+"""The guest pulls its images: it cannot use one that is unpacked on this host."""
 _NAMES = frozenset({"machine_type", "image"})
-"""Of the service's catalogue: no machine of QEMU's, no file of this host."""
+"""Keys whose values are names of the service's, not a QEMU machine and a file of this host."""
 _USED = frozenset(
     {
         *("default_vcpus", "default_maxvcpus", "default_memory", "default_maxmemory", "overhead_vcpus"),
@@ -36,12 +36,13 @@ _USED = frozenset(
         *("cold_plug_vfio", "hot_plug_vfio"),
     }
 )
+"""The other keys of the hypervisor's table that have an effect."""
 _CONFIDENTIAL = frozenset({"confidential_guest", "sev_snp_guest"})
 
 
 @cache
 def keys_for(hypervisor: str) -> tuple[Key, ...]:
-    """All keys, as they are for sandboxes on `hypervisor`."""
+    """All keys, with the verdicts, kinds and defaults that they have for sandboxes on `hypervisor`."""
     if hypervisor == NAME:
         return tuple(_for_remote(key) for key in KEYS)
     return tuple(
@@ -59,7 +60,7 @@ def _for_remote(key: Key) -> Key:
     if at in _DEFAULTS:
         return replace(key, default=_DEFAULTS[at])
     if at == (Table.HYPERVISOR, "default_memory"):
-        # The service's webhook writes any size into the annotation, and Kata checks none of a remote VM.
+        # The service's webhook writes small sizes into the annotation, and Kata has no minimum for remote VMs.
         return replace(key, kind=memory(1))
     if key.table is not Table.HYPERVISOR or at in _ONLY_REMOTE or key.name in _USED:
         return key

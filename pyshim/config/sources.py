@@ -1,8 +1,9 @@
-"""Which file is read, and what its drop-ins make of it.
+"""Finds and parses the configuration file of a sandbox, and merges its drop-ins.
 
-Order: the runtime option ConfigPath (or config_body), KATA_CONF_FILE when it names one of the default paths, then the
-first default path that exists. Drop-ins are `config.d/*.toml` beside the resolved file, in name order; tables merge,
-arrays replace. Source: the file search of both Kata runtimes, with our own path first and our own shipped file last.
+The first of these is read: the runtime option ConfigPath (or config_body), KATA_CONF_FILE if it names a default path,
+the first default path that exists. Then `config.d/*.toml` beside the file, links resolved, in the order of their names:
+tables merge, other values replace. Source: the search of both Kata runtimes, with pyshim's own path first and the
+shipped file last.
 """
 
 import os
@@ -33,28 +34,31 @@ MAX_CONFIG_BYTES = 1024 * 1024
 
 
 class Place(NamedTuple):
-    """Where a key stands; `layer` is 0 for the main file and counts the drop-ins after it."""
+    """The line of a key in a file."""
 
     file: str
     line: int
     layer: int
+    """0: the main file; 1 and above: the drop-ins, in order."""
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}"
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True):
-    """A parsed document, drop-ins merged; `path` names it in messages, relative paths start from `directory`."""
+    """A parsed document with its drop-ins merged."""
 
     path: str
+    """Its name in messages."""
     directory: str
+    """Relative paths in the document start from it."""
     document: Mapping[str, Any]
     places: Mapping[Path, Place] = msgspec.field(default_factory=dict)
-    """Of keys and tables, by their path in the document. A document that was never a text has none."""
+    """The place of each key and table, by its path in the document; empty for a document that was not parsed."""
 
 
 def named_file(path: str | None) -> RuntimeOptions | None:
-    """The options by which a caller names this file; None, and the search of `read_source`, without one."""
+    """Runtime options that name the file `path`; None without a path: `read_source` then searches for the file."""
     return RuntimeOptions(config_path=os.path.abspath(path), config_body=b"") if path else None
 
 
@@ -65,7 +69,7 @@ def read_source(
     *,
     on_top: tuple[str, ...] = (),
 ) -> Source:
-    """The configuration this sandbox uses; files `on_top` are read after all drop-ins.
+    """The document of the file that is found, of its drop-ins, and of the files `on_top`, in this order.
 
     Raises InvalidArgument or FailedPrecondition naming the file.
     """
@@ -78,14 +82,14 @@ def read_source(
 
 
 def read_files(files: tuple[str, ...]) -> Source:
-    """The configuration of the first file, as the others change it, in their order. Raises as `read_source`."""
+    """The document of the first file, into which the others are merged in their order. Raises as `read_source`."""
     return _merged(files[0], os.path.dirname(files[0]), [(file, _read(file)) for file in files])
 
 
 def source_files(
     options: RuntimeOptions | None, environment: Mapping[str, str], default_paths: tuple[str, ...] | None = None
 ) -> tuple[str, ...]:
-    """The main file, links resolved, and its drop-ins; none for a configuration that is a text of the options.
+    """The paths of the main file, links resolved, and of its drop-ins; empty if the options hold the text itself.
 
     Raises InvalidArgument or FailedPrecondition naming the file.
     """
@@ -152,7 +156,7 @@ def _read(path: str) -> bytes:
 
 
 def _parse(data: bytes, where: str) -> tuple[dict[str, Any], dict[Path, int]]:
-    """Floats become exact fractions of their decimal text, so that sizing never sees a rounded number."""
+    """The document and the lines of its keys. Floats are fractions, so that sizing computes with exact numbers."""
     try:
         text = data.decode("utf-8")
         check_toml_keys(text)

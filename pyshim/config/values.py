@@ -1,7 +1,7 @@
-"""The values that a key may hold: type, range, unit, the conversion that checks them, and TOML text of them.
+"""The kinds of values of keys: type, range, unit, and the conversion that checks them; also values as TOML text.
 
-The same `Kind` converts a value of a file and the text of an annotation. `convert` raises ValueError saying what is
-wrong with the value; the caller adds key, file and line.
+A `Kind` converts both a file's value and an annotation's text. Its methods raise ValueError saying what is wrong with
+the value; the caller adds key, file and line.
 """
 
 import base64
@@ -37,13 +37,13 @@ _UNIT_BYTES = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12} | {
     )
     for name in names
 }
-# The words of Go's strconv.ParseBool, for which the annotations of existing pods are written.
+# The texts of Go's strconv.ParseBool, which Kata's annotations use.
 _TRUE = frozenset({"1", "t", "T", "TRUE", "true", "True"})
 _FALSE = frozenset({"0", "f", "F", "FALSE", "false", "False"})
 
 
 class UnusableNumber(msgspec.Struct, frozen=True):
-    """A TOML float that is refused: NaN, an infinity, 1e400. It is stored so that the refusal can name its key."""
+    """A TOML float that is refused: NaN, an infinity, 1e400. It is stored so that the error can name its key."""
 
     text: str
 
@@ -52,12 +52,12 @@ class Kind(msgspec.Struct, frozen=True):
     type_name: str
     from_toml: Callable[[Any], Any]
     from_text: Callable[[str], Any]
-    """The TOML-like value an annotation's text stands for; `from_toml` then checks it."""
+    """Converts an annotation's text to a value of TOML's types, which `from_toml` then checks."""
     allowed: str = ""
-    """Range or choices, for people; empty when the type says it all."""
+    """The range or the choices, for people; empty if the type says enough."""
     unit: str = ""
     suffix: str = ""
-    """The unit at the end of a field's name, which the key's name does not have."""
+    """The unit to add to the key's name in the name of its field."""
     refused: tuple[str, ...] = ()
     """Values of Kata's runtimes that pyshim does not support: no sandbox starts with one."""
 
@@ -71,7 +71,7 @@ class Kind(msgspec.Struct, frozen=True):
 
 
 def exact_number(text: str) -> Fraction | UnusableNumber:
-    """A TOML float as the fraction its decimal text is, never a binary float."""
+    """The exact value of a TOML float's decimal text."""
     plain = text.replace("_", "")
     return Fraction(plain) if _DECIMAL.fullmatch(plain) else UnusableNumber(text)
 
@@ -110,7 +110,7 @@ def _words(value: Any) -> tuple[str, ...]:
 
 
 def _words_text(text: str) -> list[Any]:
-    """A JSON list, as the Go runtime reads it, or a comma list, as the Rust one does."""
+    """A JSON list, as in Kata's Go runtime, or words with commas between, as in its Rust runtime."""
     if not text.lstrip().startswith("["):
         return [word.strip() for word in text.split(",") if word.strip()]
     try:
@@ -127,7 +127,7 @@ def _modules_text(text: str) -> list[Any]:
 def _patterns(value: Any) -> tuple[str, ...]:
     for pattern in _words(value):
         if pattern.isidentifier():
-            continue  # Most patterns are names. To compile them all would take as long as to read the file.
+            continue  # Most patterns are plain names; to compile them takes as long as to read the whole file.
         try:
             re.compile(pattern)
         except (re.error, RecursionError, OverflowError) as exc:
@@ -143,7 +143,7 @@ def _number(text: str) -> Fraction | int:
 
 
 def _shown(value: int | Fraction) -> str:
-    """A number for a message: an annotation or a file can hold one of thousands of digits."""
+    """The number for a message, short even if it has thousands of digits."""
     if not -_TOO_LONG < value < _TOO_LONG:
         return "a number of more than 20 digits"
     return str(value) if isinstance(value, int) else f"{float(value):g}"
@@ -177,7 +177,7 @@ def _whole(minimum: int, maximum: int) -> Callable[[Any], int]:
 
 
 def _size_text(text: str) -> int:
-    """MiB: a plain number is MiB already, one with a unit ("2 GiB") is converted, a part of a MiB counts as one."""
+    """The MiB of a plain number, or of a number with a unit ("2 GiB"), rounded up."""
     match = _SIZE.fullmatch(text.strip())
     if match is None or (match[2] and match[2].lower() not in _UNIT_BYTES):
         raise ValueError(f'expected MiB, or a number with a unit such as "2 GiB", not {text[:100]!r}')
@@ -207,7 +207,7 @@ def whole(minimum: int, maximum: int, unit: str = "", suffix: str = "") -> Kind:
 
 
 def memory(minimum: int) -> Kind:
-    """MiB; an annotation may name a unit."""
+    """MiB; in an annotation also a number with a unit."""
     allowed = f"{minimum} to {MAX_MIB}"
     return Kind("whole number", _whole(minimum, MAX_MIB), _size_text, allowed=allowed, unit="MiB", suffix="_mib")
 
@@ -241,7 +241,7 @@ def tables(*required: str) -> Kind:
 
 
 def _extensions(value: Any) -> tuple[dict[str, str], ...]:
-    """Images that extend the guest's; a name is part of a disk's serial number, of which virtio-blk keeps 20 bytes."""
+    """The images that extend the guest's. Names are short: a disk's serial number contains one and has 20 bytes."""
     images: tuple[dict[str, str], ...] = tables("name", "path").from_toml(value)
     names = [image["name"] for image in images]
     for image in images:
@@ -291,7 +291,7 @@ SECONDS = Kind("number", _seconds, _number, allowed="0.001 to 86400", unit="s", 
 MILLISECONDS = Kind(
     "whole number", lambda value: _whole(1, 86_400_000)(value) / 1000, _number, allowed="1 to 86400000", unit="ms"
 )
-"""Converted to seconds, like SECONDS."""
+"""Converts to seconds."""
 LINK_RATE = Kind("whole number", _link_rate, _number, allowed=f"0, or {MIN_LINK_RATE} to {MAX_LINK_RATE}", unit="bit/s")
 SECTOR_SIZE = Kind("whole number", _sector_size, _number, allowed="0, or a power of two from 512 to 65536", unit="byte")
 EXTENSIONS = Kind("list of tables", _extensions, _no_text, allowed="each with name, path and optional verity_params")
@@ -299,11 +299,11 @@ TABLE = Kind("table", _table, _no_text)
 
 
 def toml_value(value: Any) -> str:
-    """One line of TOML that reads as `value`; a fraction is written as its decimal, whole seconds as whole."""
+    """`value` as TOML on one line. A fraction is written as a decimal, a whole number of seconds without a point."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
-        # JSON's escapes are TOML's, but for DEL, which JSON leaves as it is and TOML forbids.
+        # JSON's escapes are valid in TOML. TOML also forbids a bare DEL, which JSON does not escape.
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, Fraction | float):
         return str(int(value)) if value == int(value) else _decimal(Fraction(value))
@@ -315,7 +315,7 @@ def toml_value(value: Any) -> str:
 
 
 def _decimal(value: Fraction) -> str:
-    """Exact: values come from decimal texts, so some power of ten makes them whole."""
+    """The exact decimal: values come from decimal texts, so that a power of ten makes them whole."""
     digits = next(count for count in range(100) if (value * 10**count).denominator == 1)
     text = str(abs(int(value * 10**digits))).rjust(digits + 1, "0")
     return f"{'-' if value < 0 else ''}{text[:-digits]}.{text[-digits:]}"
