@@ -25,7 +25,7 @@ from pyshim.pod.sandbox import Sandbox
 
 log = logging.getLogger(__name__)
 
-AFTER_REPLY_S = 0.005
+SAVE_DELAY_S = 0.005
 """Seconds from a change to its write: Start mostly follows Create sooner, so that one write serves both."""
 
 
@@ -50,9 +50,9 @@ class SavedState:
             log.warning("save state", extra={"sandbox": snapshot.sandbox_id, "error": str(exc)})
 
     def save_soon(self) -> None:
-        """The state on disk is current within AFTER_REPLY_S. Does nothing before the first `save`."""
+        """The state on disk is current within SAVE_DELAY_S. Does nothing before the first `save`."""
         if self._soon is None and self._is_saved:
-            self._soon = asyncio.get_running_loop().call_later(AFTER_REPLY_S, self.save)
+            self._soon = asyncio.get_running_loop().call_later(SAVE_DELAY_S, self.save)
 
     def remove(self) -> None:
         """As `Records.remove`. A save that waits is dropped, and a later `save_soon` does nothing."""

@@ -14,7 +14,7 @@ from pyshim.model.snapshot import SandboxStatus
 from pyshim.model.task import RootfsMount, Status
 from pyshim.model.vm import BlockDevice, GuestLocation
 from pyshim.pod.plan.kata_state import kata_device
-from pyshim.pod.snapshot import AFTER_REPLY_S, SavedState
+from pyshim.pod.snapshot import SAVE_DELAY_S, SavedState
 from pyshim.resources.volumes.plan.disks import disk, served_disk
 from pyshim.state import store as state_store
 from pyshim.state.records import SandboxRecords
@@ -74,11 +74,11 @@ async def test_the_state_on_disk_follows_the_sandbox(stack: Stack) -> None:
     container = await stack.create("c1", ["sleep"], PIPES)
     snapshots = stack.records[-1].snapshots
     assert snapshots[0].status is SandboxStatus.CREATING
-    await asyncio.sleep(2 * AFTER_REPLY_S)
+    await asyncio.sleep(2 * SAVE_DELAY_S)
     assert (status(stack), snapshots[-1].vmm_pid) == (SandboxStatus.READY, stack.hypervisors[0].pid)
 
     await stack.pod.start(container, None)
-    await asyncio.sleep(2 * AFTER_REPLY_S)
+    await asyncio.sleep(2 * SAVE_DELAY_S)
     assert status(stack) is SandboxStatus.RUNNING
 
     await stack.pod.pause(container)
@@ -100,7 +100,7 @@ async def test_a_create_and_its_start_share_one_write(stack: Stack) -> None:
     snapshots = stack.records[-1].snapshots
     assert [snapshot.status for snapshot in snapshots] == [SandboxStatus.CREATING]
     await stack.pod.start(container, None)
-    await asyncio.sleep(2 * AFTER_REPLY_S)
+    await asyncio.sleep(2 * SAVE_DELAY_S)
 
     assert [snapshot.status for snapshot in snapshots] == [SandboxStatus.CREATING, SandboxStatus.RUNNING]
 
@@ -111,21 +111,21 @@ async def test_a_pod_that_ends_before_its_start_was_written_is_not_written_again
     records = stack.records[-1]
     assert records.removed
     before = len(records.snapshots)
-    await asyncio.sleep(2 * AFTER_REPLY_S)
+    await asyncio.sleep(2 * SAVE_DELAY_S)
 
     assert len(records.snapshots) == before
 
 
 async def test_an_exec_costs_no_write(stack: Stack) -> None:
     container = await stack.run("c1", ["sleep"])
-    await asyncio.sleep(2 * AFTER_REPLY_S)
+    await asyncio.sleep(2 * SAVE_DELAY_S)
     before = len(stack.records[-1].snapshots)
 
     exec_id = await stack.exec(container, "e1", ["exit", "0"])
     await stack.pod.start(container, exec_id)
     await stack.pod.wait(container, exec_id)
     await stack.pod.delete(container, exec_id)
-    await asyncio.sleep(2 * AFTER_REPLY_S)
+    await asyncio.sleep(2 * SAVE_DELAY_S)
 
     assert len(stack.records[-1].snapshots) == before
 
@@ -140,7 +140,7 @@ async def test_a_delayed_write_does_not_follow_the_removal(stack: Stack) -> None
 
     saved.remove()
     saved.save_soon()
-    await asyncio.sleep(2 * AFTER_REPLY_S)
+    await asyncio.sleep(2 * SAVE_DELAY_S)
 
     assert len(records.snapshots) == 1
 
@@ -157,7 +157,7 @@ async def test_why_a_sandbox_was_lost_is_on_disk(stack: Stack) -> None:
 
 async def test_the_state_names_the_vmm_and_virtiofsd_as_kata_does(stack: Stack) -> None:
     await stack.create("c1", ["sleep"])
-    await asyncio.sleep(2 * AFTER_REPLY_S)
+    await asyncio.sleep(2 * SAVE_DELAY_S)
 
     hypervisor = stack.records[-1].snapshots[-1].hypervisor
 
@@ -200,7 +200,7 @@ async def test_katas_own_restore_of_the_sandbox_succeeds(stack: Stack) -> None:
     stack.document = {"hypervisor": {"qemu": {**DOCUMENT["hypervisor"]["qemu"], "initrd": "/initrd"}}}
     await stack.run("c1", ["sleep"], annotations=SANDBOX)
     await stack.run("app", ["sleep"], annotations=MEMBER)
-    await asyncio.sleep(2 * AFTER_REPLY_S)
+    await asyncio.sleep(2 * SAVE_DELAY_S)
 
     saved = stack.records[-1].snapshots[-1]
 
