@@ -1,8 +1,8 @@
 """The pod's side of the monitor socket (`seams.MonitorRpc`)."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 
-from pyshim.model.caller import PodName, pod_of
+from pyshim.model.caller import PodName
 from pyshim.model.observation import Observation, SizeFigures
 from pyshim.model.seams import Agent, Records
 from pyshim.model.trace import Trace
@@ -18,14 +18,13 @@ class PodMonitor:
         self,
         sandbox: Sandbox,
         *,
-        annotations: Mapping[str, str],
+        name: PodName,
         containers: Collection[Container],
         records: Records,
         trace: Trace,
     ) -> None:
-        """`annotations` are those of the container that owns the sandbox."""
         self._sandbox = sandbox
-        self._name = pod_of(annotations)
+        self._name = name
         self._containers = containers
         self._records = records
         self._trace = trace

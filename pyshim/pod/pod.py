@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from pyshim.concurrency.tasks import TaskOwner, joined, to_the_end
-from pyshim.model.caller import Caller, PodName, pod_of
+from pyshim.model.caller import Caller, pod_of
 from pyshim.model.errors import AgentGone, AlreadyExists, FailedPrecondition, NotFound, ShimError, Unavailable
 from pyshim.model.events import TaskCreated, TaskDeleted, TaskOom
 from pyshim.model.ids import ContainerId, ExecId, HostPath, SandboxId
@@ -62,8 +62,6 @@ class Pod:
         self._pid_namespace: PodPidNamespace | None = None
         self._owner: ContainerId | None = None
         """The container whose end is the sandbox's end: the sandbox container, or the single one."""
-        self._pod_name = PodName()
-        """From the sandbox's spec."""
         self._on_end: Callable[[int], None] | None = None
         """Set for a sandbox of the Sandbox API; called with its exit status when it ends."""
         self._opening: asyncio.Task[Sandbox] | None = None
@@ -210,7 +208,7 @@ class Pod:
     async def _open(self, request: SandboxRequest, hooks: ContainerHooks) -> Sandbox:
         """The VM runs, without a container. After an error, call `_end_sandbox`."""
         spec = request.spec
-        self._pod_name = pod_of(spec.annotations)
+        name = pod_of(spec.annotations)
         cgroups = self._env.host.cgroups((await self._env.host_facts()).cgroup_mode)
         # The kernel delays the first of several moves between cgroups. The delay begins now, during the planning.
         self._tasks.supervise(f"cgroups/{request.sandbox_id}", cgroups.hasten_moves())
@@ -231,18 +229,11 @@ class Pod:
             is_pod=self.is_served or plan.kind is ContainerKind.POD_SANDBOX,
         )
         self._saved = SavedState(
-            records,
-            lambda: sandbox_snapshot(sandbox, self._containers.values(), self._owner, self._pod_name, self._trace),
+            records, lambda: sandbox_snapshot(sandbox, self._containers.values(), self._owner, name, self._trace)
         )
         self._saved.save()
         await sandbox.start(
-            PodMonitor(
-                sandbox,
-                annotations=spec.annotations,
-                containers=self._containers.values(),
-                records=records,
-                trace=self._trace,
-            ),
+            PodMonitor(sandbox, name=name, containers=self._containers.values(), records=records, trace=self._trace),
             hooks,
         )
         return sandbox
