@@ -69,7 +69,7 @@ _POST = b"POST /direct-volume/resize HTTP/1.1\r\nContent-Length: "
     ],
     ids=lambda value: str(value)[:40],
 )
-async def test_what_cannot_be_answered_has_a_status(request_bytes: bytes, status: int, path: str, pod: FakePod) -> None:
+async def test_a_failed_request_has_a_status(request_bytes: bytes, status: int, path: str, pod: FakePod) -> None:
     assert (await said(path, request_bytes))[0] == status
     assert pod.resized == []
 

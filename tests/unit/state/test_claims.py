@@ -56,7 +56,7 @@ def test_a_cgroup_is_its_sandboxs_from_the_intent_on(tmp_path: Path, path: str) 
         assert taken == {}
 
 
-def test_what_one_sandbox_alone_may_have_is_its_own_alive_or_not(tmp_path: Path) -> None:
+def test_an_exclusive_entry_excludes_other_sandboxes_even_without_its_shim(tmp_path: Path) -> None:
     card = LedgerEntry(kind=ResourceKind.VFIO, key="0000:41:08.0")
     for sandbox_id, kind, key in (
         ("dead", ResourceKind.VFIO, card.key),

@@ -114,7 +114,7 @@ STATES = st.builds(
 
 
 @given(STATES)
-def test_what_was_saved_is_restored_as_it_was(tmp_path_factory: pytest.TempPathFactory, state: SandboxState) -> None:
+def test_a_saved_state_is_restored_unchanged(tmp_path_factory: pytest.TempPathFactory, state: SandboxState) -> None:
     store = StateStore(root=str(tmp_path_factory.mktemp("sbs")))
     own = replace(state, snapshot=state.snapshot and replace(state.snapshot, containers=()))
 

@@ -168,7 +168,7 @@ def test_the_shims_end_between_undo_and_strike_out_leaves_the_entry_on_disk(
     assert on_disk(store) == ["/a", "/b"]
 
 
-def test_what_another_sandbox_may_take_next_is_struck_out_at_once(records: SandboxRecords, store: StateStore) -> None:
+def test_an_exclusive_entry_is_struck_out_at_once(records: SandboxRecords, store: StateStore) -> None:
     function = LedgerEntry(kind=ResourceKind.VFIO, key="0000:00:01.0")
     records.save(snapshot())
     records.ledger.acquire(function)
@@ -178,7 +178,7 @@ def test_what_another_sandbox_may_take_next_is_struck_out_at_once(records: Sandb
     assert on_disk(store) == []
 
 
-async def test_strike_outs_are_on_disk_when_the_state_is_kept_at_the_end(
+async def test_strike_outs_are_on_disk_when_the_state_stays_at_the_end(
     records: SandboxRecords, store: StateStore
 ) -> None:
     records.ledger.acquire(mount("/a"), mount("/b"))
@@ -210,7 +210,7 @@ def test_releasing_twice_undoes_once(records: SandboxRecords, undo: Undo) -> Non
     assert len(undo.undone) == 1
 
 
-def test_what_could_not_be_undone_stays(records: SandboxRecords, store: StateStore, undo: Undo) -> None:
+def test_an_entry_whose_undo_failed_stays(records: SandboxRecords, store: StateStore, undo: Undo) -> None:
     records.ledger.acquire(mount("/a"))
     undo.failing = {"/a"}
 
@@ -220,9 +220,7 @@ def test_what_could_not_be_undone_stays(records: SandboxRecords, store: StateSto
     assert on_disk(store) == ["/a"]
 
 
-def test_what_was_learned_later_replaces_the_intent_in_its_place(
-    records: SandboxRecords, store: StateStore, undo: Undo
-) -> None:
+def test_later_details_replace_the_intent_in_place(records: SandboxRecords, store: StateStore, undo: Undo) -> None:
     intent = LedgerEntry(kind=ResourceKind.PROCESS, key="/run/vc/vm/x")
     known = LedgerEntry(kind=ResourceKind.PROCESS, key="/run/vc/vm/x", detail={"pid": 5, "start_ticks": 6})
     records.ledger.acquire(intent)

@@ -90,7 +90,7 @@ def test_half_of_a_character_is_written_and_read(store: StateStore, text: str) -
     assert json.loads(Path(f"{store.root}/sb1/c1/persist.json").read_bytes())["Mounts"] == [{"Source": text}]
 
 
-def test_what_katas_keys_hold_is_written_again_when_it_changes(store: StateStore) -> None:
+def test_values_of_katas_keys_are_written_again_when_they_change(store: StateStore) -> None:
     had = state(container("c1"))
     store.save(had)
     assert had.snapshot is not None
@@ -156,7 +156,7 @@ def test_no_state_is_not_found(store: StateStore) -> None:
 
 
 @pytest.mark.parametrize("sandbox_id", ["", ".", "..", "a/b", "../sb1", "a\0b"])
-def test_an_id_that_leads_elsewhere_is_refused(store: StateStore, sandbox_id: str) -> None:
+def test_an_id_that_is_a_path_is_refused(store: StateStore, sandbox_id: str) -> None:
     with pytest.raises(FailedPrecondition, match="not a sandbox id"):
         store.remove(sandbox_id)
 

@@ -206,7 +206,7 @@ async def test_full_queue_drops_new_events_with_a_warning_but_never_an_exit(capl
     assert [record.event for record in dropped] == ["TaskStarted", "TaskStarted", "TaskDeleted"]  # type: ignore[attr-defined]
 
 
-async def test_event_that_containerd_refuses_does_not_hold_up_the_others(caplog: pytest.LogCaptureFixture) -> None:
+async def test_event_that_containerd_refuses_does_not_delay_the_others(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.ERROR):
         async with bench() as (publisher, containerd):
             containerd.refuse = {"/tasks/oom": Code.INVALID_ARGUMENT}
@@ -220,7 +220,7 @@ async def test_event_that_containerd_refuses_does_not_hold_up_the_others(caplog:
 
 
 @pytest.mark.parametrize("pid", [-1, "many", 0.5], ids=repr)
-async def test_event_that_cannot_be_encoded_does_not_hold_up_the_others(pid: Any) -> None:
+async def test_event_that_cannot_be_encoded_does_not_delay_the_others(pid: Any) -> None:
     """The sender's end would be the shim's, and so the pod's."""
 
     async with bench() as (publisher, containerd):

@@ -166,7 +166,7 @@ async def test_a_receiver_that_is_not_there_is_one_warning(caplog: pytest.LogCap
     assert DEAD in error
 
 
-async def test_a_receiver_that_does_not_answer_holds_nothing_up_but_the_flush() -> None:
+async def test_a_receiver_that_does_not_answer_delays_only_the_flush() -> None:
     forever = asyncio.Event()
 
     async def silent() -> web.Response:

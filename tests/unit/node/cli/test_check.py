@@ -177,7 +177,7 @@ def test_a_node_on_which_nothing_is_amiss_is_ok_in_every_line(made_up: Callable[
         ({}, {"shared_fs": "none"}, {}, "snapshotter", "missing", "has to be on a disk"),
     ],
 )
-def test_what_a_host_lacks_is_named_with_what_to_do(
+def test_a_missing_part_of_a_host_is_named_with_a_hint(
     made_up: Callable[..., HostReport],
     files: dict[str, str | None],
     qemu: dict[str, Any],
@@ -267,7 +267,7 @@ def test_a_node_of_crio_is_judged_by_crios_files(made_up: Callable[..., HostRepo
         ({"etc/crio/crio.conf.d/a/b": ""}, {}, "handler", "read '/etc/crio/crio.conf': EISDIR"),
     ],
 )
-def test_what_a_node_of_crio_lacks_is_named(
+def test_a_missing_part_of_a_node_with_crio_is_named(
     made_up: Callable[..., HostReport], files: dict[str, str | None], says: dict[str, Any], subject: str, text: str
 ) -> None:
     found = of(verdicts(made_up({**CRIO, **files}, says=says)), subject)

@@ -194,7 +194,7 @@ def test_a_vmm_another_user_pretends_to_run_shows_nothing(node: Node) -> None:
     ],
     ids=["kata's", "kata's, cut off", "newer"],
 )
-def test_what_is_not_provably_ours_is_left_alone(
+def test_a_resource_that_is_not_provably_ours_is_left_alone(
     node: Node, body: str, reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     directory = node.directory("vm", "theirs")

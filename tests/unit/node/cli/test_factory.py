@@ -44,7 +44,7 @@ def stored(config: Path, key: str) -> None:
         write_record(directory, key, with_memory(vm_config(), boot_mib=1), facts)
 
 
-def test_where_templates_are_not_enabled_nothing_is_made(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_template_is_made_unless_enabled(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config.write_text(config.read_text().replace("enable_template = true", "enable_template = false"))
 
     for verb in ("init", "status"):
@@ -78,7 +78,7 @@ def test_status_names_what_cannot_be_used(config: Path, capsys: pytest.CaptureFi
     assert len(json.loads(asked("status", config, capsys, "--json"))["damaged"]) == 1
 
 
-def test_a_template_that_is_there_is_kept(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_existing_template_stays(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     key = json.loads(asked("status", config, capsys, "--json"))["key"]
     stored(config, key)
 

@@ -124,7 +124,7 @@ def test_a_file_may_be_stdin(shim: Shim, monkeypatch: pytest.MonkeyPatch) -> Non
         ((501, b"x" * 5000), "x" * 1000),
     ],
 )
-def test_what_the_shim_refuses_is_one_line(
+def test_a_refusal_of_the_shim_is_one_line(
     shim: Shim, tmp_path: Path, answer: tuple[int, bytes], error: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shim.answer = answer

@@ -246,7 +246,7 @@ def test_a_stopped_process_is_named_and_nothing_is_asked(
     assert found["agent_age_s"] is None
 
 
-def test_shims_that_hang_hold_the_list_up_once(
+def test_shims_that_hang_delay_the_list_once(
     tmp_path: Path,
     sleeper: "subprocess.Popen[bytes]",
     capsys: pytest.CaptureFixture[str],

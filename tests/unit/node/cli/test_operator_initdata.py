@@ -44,7 +44,7 @@ def test_the_guests_disk_can_be_had(document: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", [b"\xff", b"version", b"x" * (3 << 20)], ids=["no-text", "no-toml", "too-long"])
 @pytest.mark.parametrize("action", ["encode", "digest"])
-def test_what_cannot_be_read_is_one_line_on_stderr(
+def test_unreadable_initdata_is_one_line_on_stderr(
     document: Path, action: str, content: bytes, capsys: pytest.CaptureFixture[str]
 ) -> None:
     document.write_bytes(content)

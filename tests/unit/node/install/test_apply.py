@@ -407,7 +407,7 @@ def test_a_manifest_that_makes_no_sense_is_refused(node: Path, text: str) -> Non
         install(disk, plan(disk))
 
 
-def test_what_would_be_changed_is_a_value(node: Path) -> None:
+def test_the_planned_changes_are_a_value(node: Path) -> None:
     disk, before = Disk(str(node)), everything(node)
 
     todo = changes(plan(disk), Manifest(), disk)

@@ -264,7 +264,7 @@ def test_verify_runs_a_pod_where_the_runtime_has_read_what_was_written(node: Ins
     assert (restarted.handler, restarted.pods) == ("pykata", [])
 
 
-def test_what_the_operator_adds_around_the_block_stays(node: Installed) -> None:
+def test_text_of_the_operator_around_the_block_stays(node: Installed) -> None:
     disk, kind = node
     if kind.written.endswith(("pyshim.toml", "pyshim.conf")):
         return  # a file of ours

@@ -102,7 +102,7 @@ def test_each_containerd_gets_what_it_reads(
         ((2, 3), None, ("pykata",), AlreadyExists, "add runtime 'pykata' to containerd"),
     ],
 )
-def test_what_cannot_be_configured_is_refused(
+def test_an_unsuitable_configuration_is_refused(
     version: tuple[int, int], text: str | None, runtimes: tuple[str, ...], error: type[ShimError], words: str
 ) -> None:
     with pytest.raises(error) as caught:
@@ -232,7 +232,7 @@ def test_a_block_comes_out_as_it_went_in(text: str, first: bool) -> None:
     assert without_block(text) == text
 
 
-def test_what_others_write_around_it_stays() -> None:
+def test_text_of_others_around_the_block_stays() -> None:
     marked = "x = 0\n" + with_block("a = 1", "b = 1\n", first=False) + "c = 1\n"
 
     assert without_block(marked) == "x = 0\na = 1\nc = 1\n"

@@ -38,7 +38,7 @@ def test_a_file_is_read_with_its_imports_by_containerd_itself(containerd: str, t
     assert effective(containerd, str(tmp_path / "config.toml")) == {"from": "the file"}
 
 
-def test_what_containerd_refuses_is_named(containerd: str, tmp_path: Path) -> None:
+def test_a_refusal_of_containerd_is_named(containerd: str, tmp_path: Path) -> None:
     Path(containerd).write_text("#!/bin/sh\necho 'invalid plugin' >&2; exit 1\n")
     (tmp_path / "config.toml").touch()
 
@@ -181,7 +181,7 @@ def test_imports_that_are_no_list_are_no_cause_of_a_missing_handler(tmp_path: Pa
         runtime.require_handlers({}, frozenset(), frozenset({"pykata"}), str(config))
 
 
-def test_of_two_installations_at_once_the_second_is_refused(tmp_path: Path) -> None:
+def test_a_second_installation_at_the_same_time_is_refused(tmp_path: Path) -> None:
     with (
         running.lock(str(tmp_path)),
         pytest.raises(FailedPrecondition, match="change the installation: another 'pyshim' does so now"),

@@ -71,7 +71,7 @@ def test_quantities_are_exact(text: str, value: str) -> None:
         *("0x10", "1_000", "nan", "inf", "1,5", "٣", "1" * 65, "1\n"),
     ],
 )
-def test_what_is_no_quantity_is_named(text: str) -> None:
+def test_a_malformed_quantity_is_named(text: str) -> None:
     with pytest.raises(InvalidArgument, match=r"read limits\.cpu: (not a quantity|unknown suffix|negative)"):
         quantity(text, "limits.cpu")
 

@@ -146,7 +146,7 @@ def test_a_node_without_memory_is_the_last_and_brings_the_nearest_memory() -> No
     assert last.why.endswith("; memory of node 0")
 
 
-def test_memory_of_a_node_without_cpus_is_nobodys() -> None:
+def test_memory_of_a_node_without_cpus_is_not_used() -> None:
     there = with_device_memory(ONE_NODE, 1 << 20)
 
     placement = placed(there, need("fat", 2, memory_mib=100_000)).placements["fat"]
@@ -171,7 +171,7 @@ def test_isolated_cpus_are_for_exclusive_vms_first_and_never_shared() -> None:
     assert shared_cpus(assignments) == cpus(assignments, "s") == (0, 1, 4, 5)
 
 
-def test_what_takes_all_isolated_cpus_and_more_leaves_one_that_can_be_shared() -> None:
+def test_a_vm_with_all_isolated_cpus_and_more_leaves_one_that_can_be_shared() -> None:
     assignments = placed(ISOLATED, need("x", 7))
 
     assert shared_cpus(assignments) == (0,)
@@ -211,7 +211,7 @@ def test_the_last_cpu_stays_shared() -> None:
         placed(ONE_NODE, need("a", 8))
 
 
-def test_what_has_no_room_alone_can_share() -> None:
+def test_a_vm_without_room_for_exclusive_cpus_can_share() -> None:
     assignments = place_or_share(placed(ONE_NODE, need("a", 4)), need("b", 5))
 
     placement = assignments.placements["b"]
@@ -289,7 +289,7 @@ def test_a_placement_on_taken_or_missing_cpus_is_refused(changed: dict[str, Any]
 
 
 @pytest.mark.parametrize("wrong", [{"vcpus": 0}, {"memory_mib": -1}], ids=str)
-def test_what_is_no_vm_is_refused(wrong: dict[str, int]) -> None:
+def test_an_empty_need_is_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(InvalidArgument, match="place sandbox 'a'"):
         placed(ONE_NODE, need("a", wrong.pop("vcpus", 1), **wrong))
 

@@ -55,7 +55,7 @@ def test_nodes_have_the_distances_firmware_would_give() -> None:
     ],
     ids=str,
 )
-def test_what_is_wrong_with_a_description_is_named(document: object, problem: str) -> None:
+def test_an_error_in_a_description_is_named(document: object, problem: str) -> None:
     with pytest.raises(MachineError, match=problem):
         described(document)
 

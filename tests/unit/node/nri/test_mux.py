@@ -59,7 +59,7 @@ def test_broken_bytes_are_named(data: bytes, text: str) -> None:
         _read_to_end(data)
 
 
-def test_the_largest_frame_is_taken_and_nothing_of_it_is_held() -> None:
+def test_the_largest_frame_is_read_without_a_buffer() -> None:
     reader = MuxFrameReader()
 
     assert reader.feed(struct.pack(">II", 1, MAX_PAYLOAD_BYTES)) == []
@@ -108,7 +108,7 @@ async def test_two_ends_exchange_bytes_on_two_streams_at_once() -> None:
         sock.close()
 
 
-async def test_what_is_sent_are_frames_that_gos_reader_takes() -> None:
+async def test_sent_frames_fit_into_the_buffer_of_gos_reader() -> None:
     trunk, peer = socket.socketpair()
     peer.setblocking(False)
     mux = Mux(trunk)

@@ -134,7 +134,7 @@ def test_a_plugin_that_is_not_there_is_named_at_once(tmp_path: Path) -> None:
         asyncio.run(asked(path, _need()))
 
 
-def test_a_plugin_that_does_not_answer_holds_a_boot_up_for_two_seconds(tmp_path: Path) -> None:
+def test_a_plugin_that_does_not_answer_delays_a_boot_by_two_seconds(tmp_path: Path) -> None:
     path = str(tmp_path / "nri.sock")
 
     with (

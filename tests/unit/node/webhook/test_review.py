@@ -194,7 +194,7 @@ def test_annotations_no_longer_needed_are_taken_back() -> None:
     assert annotations_of(mutated(limited)) == {"team": "a"}
 
 
-def test_what_the_pods_owner_wrote_stays() -> None:
+def test_annotations_of_the_pods_owner_stay() -> None:
     found = pod(REQUESTS, annotations={f"{HYPERVISOR}requested_memory": "6000"})
 
     once = mutated(found)
@@ -203,7 +203,7 @@ def test_what_the_pods_owner_wrote_stays() -> None:
     assert sizes(mutated(once)) == sizes(once)
 
 
-def test_what_the_owner_changed_after_the_first_call_is_the_owners() -> None:
+def test_an_annotation_that_the_owner_changed_after_the_first_call_stays() -> None:
     once = mutated(pod(REQUESTS))
     annotations_of(once)[f"{HYPERVISOR}requested_memory"] = "6000"
 
@@ -286,7 +286,7 @@ def test_limits_above_the_largest_node_are_a_warning() -> None:
     assert any("more than the node" in text for text in warnings(found, chosen))
 
 
-def test_what_the_webhook_wrote_is_nothing_to_warn_about() -> None:
+def test_the_webhooks_own_annotations_give_no_warning() -> None:
     assert warnings(mutated(pod(REQUESTS))) == []
     assert [text.split(": ")[1] for text in warnings(pod(REQUESTS))] == ["VM below requests"] * 2
 
@@ -338,7 +338,7 @@ def test_a_disagreement_that_the_operator_denies_is_no_warning() -> None:
         pytest.param([], "request.object: not an object", id="odd-object"),
     ],
 )
-def test_what_can_never_start_is_denied_by_the_validating_call_only(found: Any, text: str) -> None:
+def test_a_pod_that_cannot_start_is_denied_by_the_validating_call_only(found: Any, text: str) -> None:
     assert text in denial(found)
     assert answered(found, Action.MUTATE).document["response"]["allowed"] is True
     assert "patch" not in answered(found, Action.MUTATE).document["response"]
@@ -417,7 +417,7 @@ def test_a_template_is_warned_about_as_its_pods_would_be(kind: str) -> None:
     assert template_warnings(kind, template(kind, LIMITED)) == []
 
 
-def test_what_denies_each_pod_is_a_warning_at_their_template() -> None:
+def test_the_reason_to_deny_each_pod_is_a_warning_at_their_template() -> None:
     small = pod_class(node={"cpu_count": 2, "memory_mib": 4096})
     strict = replace(pod_class(), denied=frozenset({Disagreement.REQUESTS_BELOW_LIMITS}))
 
@@ -496,7 +496,7 @@ def test_everything_else_passes_untouched(action: Action, found: object, request
         pytest.param(review({}, uid=True), "uid: none is given", id="odd-uid"),
     ],
 )
-def test_what_is_no_review_is_an_error_of_the_caller(body: object, text: str) -> None:
+def test_a_body_without_a_review_is_an_error_of_the_caller(body: object, text: str) -> None:
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
 
     with pytest.raises(InvalidArgument, match=r"^read AdmissionReview: ") as caught:

@@ -31,7 +31,7 @@ SHIM = os.getpid()
 SANDBOX, OVERHEAD = "/pod1/c1", "/kata_overhead/s1"
 
 
-async def test_of_two_sandboxes_of_one_cgroups_path_that_start_at_the_same_instant_one_is_refused(
+async def test_one_of_two_simultaneous_sandboxes_with_the_same_cgroups_path_is_refused(
     tmp_path: Path,
 ) -> None:
     """Neither is seen in the cgroup yet: its vCPUs get there last. The one's undo would kill the other's."""
@@ -177,7 +177,7 @@ async def test_a_limit_that_was_demanded_and_cannot_be_set_stops_the_start_and_l
     assert (rig.host.there, rig.ledger.held) == ({}, {})
 
 
-async def test_what_was_not_demanded_is_only_noted() -> None:
+async def test_a_setting_that_is_not_required_is_only_noted() -> None:
     rig = Rig(sandbox_cgroup_limits=True)
     rig.host.refused["blkio.bfq.weight"] = "ENOENT"
 
@@ -201,7 +201,7 @@ async def test_new_threads_are_placed_and_limits_follow_the_size_after_hotplug()
     assert rig.changes == 1
 
 
-async def test_a_pods_own_container_has_no_say_in_the_cpu_set() -> None:
+async def test_a_pods_own_container_does_not_change_the_cpu_set() -> None:
     rig = Rig()
     await rig.start()
 
@@ -236,7 +236,7 @@ async def test_vcpus_are_pinned_and_let_go_again() -> None:
     assert rig.cgroups.saved()["Pinned"] == {}
 
 
-async def test_who_gives_up_while_other_shims_decide_keeps_no_lock() -> None:
+async def test_a_cancelled_wait_for_the_lock_releases_it() -> None:
     """The lock is the node's: no other pod could be made."""
     rig = Rig(enable_vcpus_pinning=True)
     await rig.start()
@@ -276,7 +276,7 @@ async def test_a_cpu_another_sandbox_pins_is_left_alone() -> None:
     assert rig.cgroups.saved()["Pinning"] == "not pinned: CPU 2 is pinned by sandbox 'other'"
 
 
-async def test_all_that_serves_the_guest_is_bound_by_the_device_rules() -> None:
+async def test_programs_that_serve_the_guest_are_in_the_cgroup_of_the_device_rules() -> None:
     rig = Rig()
     rig.helper_pids = (60,)
     rig.host.descendants = {40: (41, 42)}
@@ -592,7 +592,7 @@ async def test_a_limit_on_a_device_that_is_gone_fails_the_container_and_a_weight
         ({"cpu": {"realtimeRuntime": 1000, "realtimePeriod": 1_000_000}}, "realtimeRuntime: a VM's vCPUs"),
     ],
 )
-async def test_what_makes_no_sense_or_cannot_be_is_refused_by_name(resources: dict[str, Any], said: str) -> None:
+async def test_an_invalid_or_impossible_limit_is_refused_by_name(resources: dict[str, Any], said: str) -> None:
     rig = await started(V1)
     if not said:
         await rig.fit(resources)

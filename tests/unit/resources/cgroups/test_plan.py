@@ -54,7 +54,7 @@ def _plan(host: HostFacts, path: str = "/kubepods/pod1/c1", **runtime: Any) -> C
     [(True, ["/kubepods/pod1/c1"]), (False, ["/kubepods/pod1/c1", "/kata_overhead/s1"])],
     ids=["sandbox_cgroup_only", "apart"],
 )
-def test_of_a_remote_vm_there_is_the_shim_alone(mode: CgroupMode, only: bool, paths: list[str]) -> None:
+def test_a_remote_vm_has_only_the_shim_in_cgroups(mode: CgroupMode, only: bool, paths: list[str]) -> None:
     tables = {"hypervisor": {"remote": {}}, "agent": {}, "runtime": {"sandbox_cgroup_only": only}}
     config = build_config(Source(path="/etc/test.toml", directory="/etc", document=tables))
 
@@ -298,7 +298,7 @@ def test_device_rules_deny_everything_first() -> None:
 
 @pytest.mark.parametrize("mode", [CgroupMode.V1, CgroupMode.V2])
 @pytest.mark.parametrize("only", [True, False])
-def test_whoever_serves_the_guest_is_in_a_device_list_and_the_shim_in_none(mode: CgroupMode, only: bool) -> None:
+def test_programs_that_serve_the_guest_have_a_device_list_and_the_shim_has_none(mode: CgroupMode, only: bool) -> None:
     plan = _plan(host(cgroup_mode=mode), sandbox_cgroup_only=only)
 
     assert Role.DEVICES in plan.listed

@@ -104,7 +104,7 @@ def test_a_class_that_is_not_there_is_named(tmp_path: Path, files: tuple[str, ..
         resctrl.join("gold", (1,), str(tmp_path))
 
 
-def test_a_refusal_of_the_kernels_is_told(tmp_path: Path) -> None:
+def test_a_refusal_of_the_kernel_is_reported(tmp_path: Path) -> None:
     (tmp_path / "gold").mkdir()
     (tmp_path / "gold" / "tasks").symlink_to("/dev/full")
 
@@ -121,7 +121,7 @@ async def test_a_host_without_resctrl_says_so() -> None:
         await cgroups.join_class("pyshim-test", (1,))
 
 
-def test_what_serves_the_guest_has_the_class_of_its_containers() -> None:
+def test_programs_that_serve_the_guest_have_the_class_of_its_containers() -> None:
     asyncio.run(_classes_of_containers())
 
 
