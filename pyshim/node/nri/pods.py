@@ -113,7 +113,7 @@ class Pods:
 
     # ---- from shims
 
-    def ask(self, need: Need) -> Placement:
+    def place_for_shim(self, need: Need) -> Placement:
         """The placement of a VM about to boot. Raises PlacementError, and InvalidArgument for an empty need.
 
         Without room for exclusive CPUs the VM runs on shared ones.

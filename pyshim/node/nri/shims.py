@@ -65,7 +65,7 @@ class Shims:
             need = msgspec.json.decode(payload, type=Need)
         except msgspec.DecodeError as error:
             raise InvalidArgument(f"read need of a sandbox: {error}") from error
-        placement = self._pods.ask(need)
+        placement = self._pods.place_for_shim(need)
         pid = call.peer.pid if call.peer is not None else 0
         ticks = start_ticks(pid) if pid else None
         if ticks is not None:

@@ -160,11 +160,11 @@ def test_the_same_need_again_changes_nothing_and_another_is_placed_by_the_policy
 def test_a_restarted_plugin_keeps_what_a_policy_placed_and_asks_it_for_the_next_vm() -> None:
     guard, _ = guarded(Foreign(lambda _, asked: own((8, 9) if asked.sandbox_id == "a" else (10, 11))))
     before = Pods(EMPTY, frozenset({"pykata"}), place=guard.place)
-    placement = before.ask(need("a", 2))
+    placement = before.place_for_shim(need("a", 2))
 
     after = Pods(EMPTY, frozenset({"pykata"}), place=guard.place)
     after.restore(need("a", 2), placement)
-    after.ask(need("b", 2))
+    after.place_for_shim(need("b", 2))
 
     assert {each: had.vcpu_cpus for each, had in after.assignments.placements.items()} == {"a": (8, 9), "b": (10, 11)}
 

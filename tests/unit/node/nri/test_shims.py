@@ -176,7 +176,7 @@ def _saved(store: StateStore, sandbox_id: str, *, pid: int, cgroups: dict[str, o
 
 async def test_placements_of_living_shims_are_found_again_and_broken_ones_are_not(tmp_path: Path) -> None:
     first = _pods()
-    placement = first.ask(_need())
+    placement = first.place_for_shim(_need())
     placed = msgspec.to_builtins(Placed(need=_need(), placement=placement))
     store = StateStore(root=str(tmp_path / "sbs"), register=str(tmp_path / "register"))
     _saved(store, "vm", pid=os.getpid(), cgroups={"Placed": placed})
