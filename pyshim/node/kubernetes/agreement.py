@@ -39,7 +39,7 @@ class Disagreement(StrEnum):
 
 
 LETTERS = dict(zip(Disagreement, "abcdefghi", strict=True))
-"""As in docs/SIZING.md."""
+"""The letters of docs/SIZING.md."""
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,7 +98,7 @@ class _Figures(msgspec.Struct, frozen=True, kw_only=True):
     """CPU or memory of a pod and of its VM, in the unit that messages use."""
 
     resource: str
-    """Kubernetes' name."""
+    """Kubernetes' name of it."""
     name: str
     unit: str
     limit: Fraction
@@ -117,7 +117,7 @@ class _Figures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _figures(pod: PodSizing, record: SizingRecord, host_side_mib: int) -> tuple[_Figures, _Figures]:
-    """Those of CPU and of memory."""
+    """The figures of CPU and of memory."""
     limits, requests = pod.effective_limits(), pod.effective_requests()
 
     def of(amounts: Mapping[str, Fraction], name: str, unit: int = 1) -> Fraction:
@@ -164,7 +164,7 @@ def _findings(pod: PodSizing, record: SizingRecord, host: HostFacts, host_side_m
     for each in figures:
         yield from _scheduling(each)
     for each, available in zip(figures, (host.cpu_count, host.memory_mib), strict=True):
-        yield from _size(each, available)
+        yield from _vm_size(each, available)
     yield from _memory_limits(pod, record, figures[1])
     for each in figures:
         yield from _unlimited(each, pod.unlimited(each.resource))
@@ -190,7 +190,7 @@ def _scheduling(figures: _Figures) -> Iterator[Finding]:
         yield Finding(kind=Disagreement.REQUESTS_BELOW_LIMITS, text=text)
 
 
-def _size(figures: _Figures, available: int) -> Iterator[Finding]:
+def _vm_size(figures: _Figures, available: int) -> Iterator[Finding]:
     """The VM's size against the node, which has `available` (0: unknown), and against the pod's requests."""
     dimension = figures.dimension
     if available and dimension.rounded > available:

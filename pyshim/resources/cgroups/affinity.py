@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 class CpuAffinity:
-    """`placement` is None without one, and after `drop_placement`; `pinning` is the last decision."""
+    """`placed` has the placement, None without one and after `drop_placement`; `pinning` is the last decision."""
 
     def __init__(
         self,

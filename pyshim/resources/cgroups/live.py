@@ -94,7 +94,7 @@ class SandboxCgroups:
         plan = self._plan
         if not plan.groups:
             return
-        # Before the ledger has them: the end of a cgroup in the ledger kills the processes in it.
+        # Before they are in the ledger, since the undo of a cgroup kills the processes in it.
         for path, pid in (await self._host.occupants(plan.groups)).items():
             raise FailedPrecondition(
                 f"make cgroup '{path}': process {pid} is in it: another sandbox has the same cgroupsPath"
@@ -191,7 +191,7 @@ class SandboxCgroups:
         programs: tuple[int, ...] = (vmm_pid, virtiofsd_pid, *self._hypervisor.helper_pids)
         if (vmm_role := self._plan.members[Member.VMM]) in self._plan.listed:
             await self._write_device_list([vmm_role])
-            programs = (virtiofsd_pid,)  # the others were born in this cgroup
+            programs = (virtiofsd_pid,)  # the others started in this cgroup
         moved = self._host.join_family(self._plan.group(Role.DEVICES), filter(None, programs))
         if self._plan.mode is CgroupMode.V2:
             await moved  # first, since it moves all threads
@@ -212,8 +212,8 @@ class SandboxCgroups:
     async def fit(self, containers: Iterable[Resources], record: SizingRecord) -> None:
         """CPU sets, limits, block I/O and thread places follow the containers and the VM's size.
 
-        Raises InvalidArgument for a CPU set this host, or the pod's cgroup, does not have, and for a real-time slice,
-        FailedPrecondition for a limit on a device that the host does not have.
+        Raises InvalidArgument for CPUs that the host or the pod's cgroup lacks and for a real-time slice,
+        FailedPrecondition for a limit on a device that the host lacks.
         """
         if not self._plan.groups:
             return

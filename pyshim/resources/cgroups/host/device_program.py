@@ -1,4 +1,4 @@
-"""The device list of a cgroup v2: a small program that the kernel asks at each open and mknod of a device.
+"""The device list of a cgroup v2: a small BPF program that the kernel runs at each open and mknod of a device.
 
 Rules have the form of v1's `devices.allow`, `c 1:3 rwm`. Sources: the kernel's uapi/linux/bpf.h, there
 `bpf_cgroup_dev_ctx`, and Documentation/bpf/standardization/instruction-set.rst. runc and crun make such programs.
@@ -30,7 +30,7 @@ _READ_REQUEST = (
     (_LOAD_WORD, _MINOR, _CONTEXT, 8, 0),
 )
 Instruction = tuple[int, int, int, int, int]
-"""Operation, its register, the register it reads, offset, number."""
+"""Operation, destination register, source register, offset, number."""
 
 _PROG_LOAD, _PROG_ATTACH = 5, 8
 _CGROUP_DEVICE_PROGRAM, _AT_CGROUP_DEVICE = 15, 6
@@ -87,7 +87,7 @@ class DeviceList:
         self._lock = threading.Lock()
 
     def allow(self, *rules: str) -> None:
-        """These devices are allowed in addition. The first call denies all others. Raises OSError."""
+        """Allows these devices in addition to those of former calls; all others are denied. Raises OSError."""
         with self._lock:
             wanted = {**self._rules, **dict.fromkeys(rules)}
             if self._program_fd < 0 or wanted != self._rules:

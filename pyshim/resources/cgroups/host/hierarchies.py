@@ -25,7 +25,7 @@ class Hierarchy(msgspec.Struct, frozen=True):
 
 
 def mounted(proc_root: str = "/proc") -> tuple[Hierarchy, ...]:
-    """Every cgroup hierarchy this process sees, once, without named ones that have no controllers (systemd's)."""
+    """Every cgroup hierarchy that this process sees, once, except named ones without controllers (systemd's)."""
     known = _known_controllers(proc_root)
     found: dict[tuple[str, ...], Hierarchy] = {}
     for each in mounts(f"{proc_root}/self/mountinfo"):
@@ -120,7 +120,7 @@ def move(directory: str, file: str, number: int) -> None:
 
 
 def own_children(directory: str) -> Iterator[int]:
-    """This process and its children, of those in the cgroup."""
+    """The pids of this process and its children that are in the cgroup."""
     for pid in members(directory):
         if pid == os.getpid() or parent(pid) == os.getpid():
             yield pid

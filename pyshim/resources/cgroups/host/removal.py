@@ -26,7 +26,7 @@ def remove_cgroup(path: str, deadline: float) -> None:
         _empty(path)
         if time.monotonic() >= deadline:
             raise DeadlineExceeded(f"remove cgroup {path!r}: still busy")
-        # A dead process leaves its cgroup a moment later, and cgroup v1 has no event for that.
+        # A dead process leaves its cgroup shortly after, and cgroup v1 has no event for that.
         time.sleep(pause_s)
         pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
 
@@ -70,7 +70,7 @@ def _send_kill(process: processes.ProcessRef, directory: str) -> None:
 
 
 def _move_out(pid: int, directory: str, removed_root: str) -> None:
-    """The process is in a cgroup above `removed_root`: the nearest that takes it (v2 refuses inner ones)."""
+    """The process is in the nearest cgroup above `removed_root` that takes it; on v2 an inner one does not."""
     above = os.path.dirname(removed_root.rstrip("/"))
     while True:
         try:

@@ -69,7 +69,7 @@ def threads_of(pid: int) -> Mapping[int, str]:
 
 
 def cgroup_of_thread(pid: int, tid: int) -> str:
-    """The cgroup that counts a thread's CPU time; empty for a thread that is gone."""
+    """The cgroup that counts a thread's CPU time; empty if the thread has ended."""
     place = f"{pid}/task/{tid}"
     for each in kernel.mounted():
         if "cpu" in each.controllers or "cpuacct" in each.controllers:

@@ -15,13 +15,13 @@ _THREADED = ("cpu", "cpuacct", "cpuset")
 class CgroupsV1:
     def __init__(self, hierarchies: tuple[kernel.Hierarchy, ...]) -> None:
         self._hierarchies = tuple(each for each in hierarchies if each.controllers)
-        # Read now: systemd moves this process before it joins anything by itself.
+        # Read at once: later systemd moves this process into the scope.
         places = kernel.places_of(os.getpid())
         self._origin = {each.mount_point: places.get(frozenset(each.controllers), "") for each in self._hierarchies}
         """The cgroup this process came from, by hierarchy."""
 
     def roots(self, group: Group) -> tuple[str, ...]:
-        """The mount points of the hierarchies that hold the group."""
+        """The mount points of the group's hierarchies."""
         return tuple(each.mount_point for each in self._of(group))
 
     def _of(self, group: Group, only: tuple[str, ...] = ()) -> Iterator[kernel.Hierarchy]:
@@ -32,7 +32,7 @@ class CgroupsV1:
                 yield each
 
     def make(self, group: Group) -> tuple[str, ...]:
-        """The group is there, fit to take processes. Raises FailedPrecondition naming the directory; no notes."""
+        """The group exists and can take processes. Returns no notes. Raises FailedPrecondition naming the directory."""
         for each in self._of(group):
             path = each.mount_point
             for name in group.path.strip("/").split("/"):
@@ -43,7 +43,7 @@ class CgroupsV1:
         return ()
 
     def stay(self) -> None:
-        """This process was moved to the cgroup in which it is, if we see it: in one hierarchy, as all have one lock."""
+        """Moves this process to the cgroup in which it is, if visible; in one hierarchy, since all share the lock."""
         for mount_point, origin in self._origin.items():
             if origin:
                 with contextlib.suppress(OSError):
@@ -59,7 +59,7 @@ class CgroupsV1:
             kernel.move(each.mount_point + group.path, "tasks", tid)
 
     def leave(self, group: Group) -> None:
-        """This process and its children are where this process came from, or in the nearest cgroup above that is."""
+        """This process and its children are in its former cgroup, or in the nearest existing one above it."""
         for each in self._of(group):
             origin = self._origin.get(each.mount_point, "")
             back = f"{each.mount_point}{origin}" if origin else ""
@@ -77,7 +77,7 @@ class CgroupsV1:
             return f"controller {setting.controller} is not mounted"
         directory = each.mount_point + group.path
         value = setting.value
-        if not value:  # v1 has no word for "as above"
+        if not value:  # v1 has no value that means the set of the cgroup above
             value = kernel.read(f"{os.path.dirname(directory)}/{setting.file}").strip()
         try:
             kernel.write(f"{directory}/{setting.file}", value)
@@ -106,7 +106,7 @@ class CgroupsV1:
 
 
 def _inherit_cpuset(path: str, above: str) -> None:
-    """A new v1 cpuset is empty and takes no process; one that is set is left alone. Source: cpuset(7)."""
+    """Fills an empty v1 cpuset, which takes no process. Source: cpuset(7)."""
     for name in ("cpuset.cpus", "cpuset.mems"):
         if kernel.read(f"{path}/{name}").strip():
             continue

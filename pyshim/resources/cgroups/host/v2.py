@@ -17,16 +17,16 @@ _THREADED = ("cpu", "cpuset")
 class CgroupsV2:
     def __init__(self, hierarchies: tuple[kernel.Hierarchy, ...]) -> None:
         self._root = next((each.mount_point for each in hierarchies if not each.controllers), "/sys/fs/cgroup")
-        # Read now: systemd moves this process before it joins anything by itself.
+        # Read at once: later systemd moves this process into the scope.
         self._origin = kernel.place_of(os.getpid(), ())
         self._devices: dict[str, DeviceList] = {}
-        """By the directory of the cgroup."""
+        """By directory."""
 
     def roots(self, group: Group) -> tuple[str, ...]:
         return (self._root,)
 
     def make(self, group: Group) -> tuple[str, ...]:
-        """The group is there. Raises FailedPrecondition; notes say which controllers it could not be given, and why."""
+        """The group exists. Returns a note for each controller that it lacks. Raises FailedPrecondition."""
         if group.threaded:
             return self._make_threaded(group)
         notes: dict[str, str] = {}
@@ -55,7 +55,7 @@ class CgroupsV2:
         )
 
     def stay(self) -> None:
-        """This process was moved to the cgroup in which it is, if we see that."""
+        """Moves this process to the cgroup in which it is, if visible."""
         if self._origin:
             with contextlib.suppress(OSError):
                 kernel.write(f"{self._root}{self._origin}/cgroup.procs", "0")
@@ -73,7 +73,7 @@ class CgroupsV2:
         return kernel.read(f"{self._root}{group.path}/cgroup.type").strip() == "threaded"
 
     def leave(self, group: Group) -> None:
-        """This process and its children are where this process came from, or in the nearest cgroup that takes them."""
+        """This process and its children are in its former cgroup, or in the nearest one above that takes them."""
         if devices := self._devices.pop(self._root + group.path, None):
             devices.close()
         if group.threaded:
@@ -87,12 +87,12 @@ class CgroupsV2:
                 except ProcessLookupError:
                     break
                 except OSError:
-                    continue  # it has controllers for cgroups below it, or is gone: the next one above
+                    continue  # it has controllers for cgroups below it, or does not exist: try the next one above
 
     def apply_all(self, group: Group, settings: Iterable[GroupSetting]) -> dict[GroupSetting, str]:
         """Writes the settings; returns those that the kernel refused, each with the reason.
 
-        The device rules, in v1's words, become one program.
+        The device rules, in v1's form, become one program.
         """
         settings = tuple(settings)
         rules = tuple(each for each in settings if each.controller == "devices")
@@ -103,7 +103,7 @@ class CgroupsV2:
     def apply(self, group: Group, setting: GroupSetting) -> str:
         directory = self._root + group.path
         try:
-            # A set in use cannot be emptied again: "as above" is what is above now.
+            # The kernel refuses an empty set while it is in use, so the set of the cgroup above is written.
             value = setting.value or self.allowed(group, setting.file.rpartition(".")[2])
             kernel.write(f"{directory}/{setting.file}", value)
         except FileNotFoundError:
@@ -149,7 +149,7 @@ def _is_occupied(directory: str) -> bool:
 
 
 def _enable(directory: str, wanted: tuple[str, ...], *, occupied: bool) -> Iterator[tuple[str, str]]:
-    """The wanted controllers are enabled for the cgroups below; yields those that are not, each with the reason."""
+    """Enables the wanted controllers for the cgroups below; yields those that fail, each with the reason."""
     there = kernel.read(f"{directory}/cgroup.controllers").split()
     enabled = kernel.read(f"{directory}/cgroup.subtree_control").split()
     for controller in wanted:

@@ -1,1 +1,1 @@
-"""Pure: which groups, which limits, which CPU for which vCPU. Read `cgroups.py` first."""
+"""Plans groups, limits and the CPUs of vCPUs. Pure. Read `cgroups.py` first."""
