@@ -52,7 +52,7 @@ from pyshim.monitor import socket as monitor_socket
 from pyshim.monitor.answers import resize_request
 from pyshim.monitor.guest_text import GUEST_PREFIXES, filtered, filtered_text
 from pyshim.node.cli import check_host
-from pyshim.node.cli.debug_console import MarkedOutput
+from pyshim.node.cli.marked_command import MarkedOutput
 from pyshim.node.dra.slices import slice_specs
 from pyshim.node.install.drop_ins import Containerd, containerd_writes
 from pyshim.node.install.handlers import HANDLERS

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from pyshim.model.errors import InvalidArgument
-from pyshim.node.cli.debug_console import MarkedOutput, typed
+from pyshim.node.cli.marked_command import MarkedOutput, marked_line
 from tests.unit.state import states
 
 PROJECT = Path(__file__).parents[4]
@@ -308,7 +308,7 @@ def test_a_mark_within_a_line_does_not_count_and_one_after_much_text_does(before
 
 
 def test_the_echo_of_the_typed_line_has_no_mark() -> None:
-    line, begin, end = typed(("echo", "a b"))
+    line, begin, end = marked_line(("echo", "a b"))
 
     assert b"echo 'a b'" in line
     assert begin not in line
@@ -317,4 +317,4 @@ def test_the_echo_of_the_typed_line_has_no_mark() -> None:
 
 def test_control_characters_are_not_typed() -> None:
     with pytest.raises(InvalidArgument):
-        typed(("echo", "\x03"))
+        marked_line(("echo", "\x03"))
