@@ -140,7 +140,7 @@ def release(assignments: Assignments, sandbox_id: str) -> Assignments:
         replace(
             assignments,
             needs={known: need for known, need in assignments.needs.items() if known != sandbox_id},
-            placements={known: had for known, had in assignments.placements.items() if known != sandbox_id},
+            placements={known: placement for known, placement in assignments.placements.items() if known != sandbox_id},
         )
     )
 

@@ -58,7 +58,7 @@ class NriContainer(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     memory_bytes: int
     """Its limit; 0 for none."""
-    had: CpuSet
+    reported: CpuSet
     """Its CPUs and nodes, as the runtime reports them."""
     is_ours: bool
     """This plugin chose its CPUs: it was made while the plugin ran, without exclusive CPUs."""
@@ -73,7 +73,7 @@ class NriContainer(msgspec.Struct, frozen=True, kw_only=True):
 
         Any other set is shared.
         """
-        return bool(self.had.cpus) and not self.is_ours and len(self.had.cpus) == self.whole_cpus
+        return bool(self.reported.cpus) and not self.is_ours and len(self.reported.cpus) == self.whole_cpus
 
 
 EXCLUSIVE, SHARED = "exclusive", "shared"
@@ -154,7 +154,7 @@ class Pods:
         """These are all of the runtime's pods and containers, except VMs that are still booting."""
         self._pods = {pod.id: pod for pod in pods}
         self._containers = {each.id: each for each in containers}
-        self._sent = {each.id: each.had for each in self._containers.values()}
+        self._sent = {each.id: each.reported for each in self._containers.values()}
         self._settled = set(self._containers)
         for sandbox_id in set(self.assignments.placements) - self._requested - set(self._pods):
             self._release(sandbox_id)
@@ -179,13 +179,13 @@ class Pods:
         """The CPUs with which to create the container; None for those of the request."""
         self.pod_started(pod)
         self._containers[container.id] = container
-        self._sent[container.id] = container.had
+        self._sent[container.id] = container.reported
         self._settled.discard(container.id)
         if not self._is_vm(pod.id):
             others = {**self.assignments.others, container.id: self._other(container)}
             self.assignments = with_others(self.assignments, others.values())
         wanted = self._wanted(container)
-        if wanted is None or wanted == container.had:
+        if wanted is None or wanted == container.reported:
             return None
         self._sent[container.id] = wanted
         return wanted
@@ -266,7 +266,7 @@ class Pods:
             log.info("released", extra={"sandbox": sandbox_id})
 
     def _other(self, container: NriContainer) -> Other:
-        own_cpus = container.had.cpus if container.has_own_cpus else ()
+        own_cpus = container.reported.cpus if container.has_own_cpus else ()
         pod = self._pods.get(container.pod_id)
         name = f"{pod.name if pod else container.pod_id}/{container.name}"
         return Other(container_id=container.id, name=name, memory_bytes=container.memory_bytes, own_cpus=own_cpus)

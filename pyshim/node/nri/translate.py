@@ -144,7 +144,7 @@ def _container(message: pb.Container, cgroup_parent: str) -> NriContainer:
         pod_id=message.pod_sandbox_id,
         name=message.name,
         memory_bytes=max(0, resources.memory.limit.value),
-        had=_cpu_set(resources.cpu),
+        reported=_cpu_set(resources.cpu),
         is_ours=OURS in message.annotations,
         whole_cpus=_whole_cpus(resources.cpu, cgroup_parent),
         rdt_class=message.linux.rdt.clos_id.value or resources.rdt_class.value,
