@@ -76,6 +76,16 @@ class NriContainer(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.reported.cpus) and not self.is_ours and len(self.reported.cpus) == self.whole_cpus
 
 
+class _Tracked(msgspec.Struct, kw_only=True):
+    """A container, and what the runtime was sent about it."""
+
+    container: NriContainer
+    sent: CpuSet
+    """Its CPUs and nodes as last sent; at first those that the runtime reported."""
+    can_update: bool
+    """The runtime has created it, and takes updates of it."""
+
+
 EXCLUSIVE, SHARED = "exclusive", "shared"
 """The two kinds of VMs in `rdt_classes`."""
 _NO_CLASSES: Mapping[str, str] = MappingProxyType({})
@@ -99,10 +109,7 @@ class Pods:
         self._requested: set[str] = set()
         """Sandboxes whose running shim has requested a placement."""
         self._pods: dict[str, NriPod] = {}
-        self._containers: dict[str, NriContainer] = {}
-        self._sent: dict[str, CpuSet] = {}
-        self._settled: set[str] = set()
-        """Containers that the runtime has created and can update."""
+        self._containers: dict[str, _Tracked] = {}
 
     def rdt_class(self, pod: NriPod, container: NriContainer) -> str:
         """The class to give to a container of our VM; empty for none, and if it has one already."""
@@ -153,15 +160,14 @@ class Pods:
     def synchronize(self, pods: Iterable[NriPod], containers: Iterable[NriContainer]) -> None:
         """These are all of the runtime's pods and containers, except VMs that are still booting."""
         self._pods = {pod.id: pod for pod in pods}
-        self._containers = {each.id: each for each in containers}
-        self._sent = {each.id: each.reported for each in self._containers.values()}
-        self._settled = set(self._containers)
+        found = tuple(containers)
+        self._containers = {each.id: _Tracked(container=each, sent=each.reported, can_update=True) for each in found}
         for sandbox_id in set(self.assignments.placements) - self._requested - set(self._pods):
             self._release(sandbox_id)
-        others = [self._other(each) for each in self._containers.values() if not self._is_vm(each.pod_id)]
+        others = [self._other(each) for each in found if not self._is_vm(each.pod_id)]
         self.assignments = with_others(self.assignments, others)
         # The runtime lists stopped pods as well; only running ones have containers.
-        for pod_id in dict.fromkeys(each.pod_id for each in self._containers.values()):
+        for pod_id in dict.fromkeys(each.pod_id for each in found):
             if pod_id in self._pods:
                 self._place_pod(self._pods[pod_id])
 
@@ -178,16 +184,15 @@ class Pods:
     def create_container(self, pod: NriPod, container: NriContainer) -> CpuSet | None:
         """The CPUs with which to create the container; None for those of the request."""
         self.pod_started(pod)
-        self._containers[container.id] = container
-        self._sent[container.id] = container.reported
-        self._settled.discard(container.id)
+        tracked = _Tracked(container=container, sent=container.reported, can_update=False)
+        self._containers[container.id] = tracked
         if not self._is_vm(pod.id):
             others = {**self.assignments.others, container.id: self._other(container)}
             self.assignments = with_others(self.assignments, others.values())
-        wanted = self._wanted(container)
+        wanted = self._wanted(tracked)
         if wanted is None or wanted == container.reported:
             return None
-        self._sent[container.id] = wanted
+        tracked.sent = wanted
         return wanted
 
     def shares_cpus(self, container_id: str) -> bool:
@@ -197,22 +202,20 @@ class Pods:
 
     def container_created(self, container_id: str) -> None:
         """The runtime can update the container from now on."""
-        if container_id in self._containers:
-            self._settled.add(container_id)
+        if tracked := self._containers.get(container_id):
+            tracked.can_update = True
 
     def update_container(self, container_id: str, requested: CpuSet) -> CpuSet | None:
         """The CPUs the container should have instead of those that another client `requested`; None for these."""
-        container = self._containers.get(container_id)
-        if container is None or not requested.cpus:
+        tracked = self._containers.get(container_id)
+        if tracked is None or not requested.cpus:
             return None
-        wanted = self._wanted(container)
-        self._sent[container_id] = wanted or requested
+        wanted = self._wanted(tracked)
+        tracked.sent = wanted or requested
         return wanted if wanted != requested else None
 
     def container_ended(self, container_id: str) -> None:
         self._containers.pop(container_id, None)
-        self._sent.pop(container_id, None)
-        self._settled.discard(container_id)
         others = self.assignments.others
         if container_id in others:
             rest = [other for each, other in others.items() if each != container_id]
@@ -223,15 +226,17 @@ class Pods:
     def due(self) -> Mapping[str, CpuSet]:
         """The updates to send now, by container."""
         found = {}
-        for container_id in self._settled:
-            wanted = self._wanted(self._containers[container_id])
-            if wanted is not None and wanted != self._sent[container_id]:
+        for container_id, tracked in self._containers.items():
+            wanted = self._wanted(tracked) if tracked.can_update else None
+            if wanted is not None and wanted != tracked.sent:
                 found[container_id] = wanted
         return found
 
     def sent(self, updates: Mapping[str, CpuSet]) -> None:
         """These updates were sent to the runtime, which may have failed to apply them."""
-        self._sent.update({each: wanted for each, wanted in updates.items() if each in self._containers})
+        for container_id, wanted in updates.items():
+            if tracked := self._containers.get(container_id):
+                tracked.sent = wanted
 
     # ---- pieces
 
@@ -271,18 +276,18 @@ class Pods:
         name = f"{pod.name if pod else container.pod_id}/{container.name}"
         return Other(container_id=container.id, name=name, memory_bytes=container.memory_bytes, own_cpus=own_cpus)
 
-    def _wanted(self, container: NriContainer) -> CpuSet | None:
+    def _wanted(self, tracked: _Tracked) -> CpuSet | None:
         """The CPUs that the container should have; None to leave it unchanged."""
+        container = tracked.container
         placement = self.assignments.placements.get(container.pod_id)
         if placement is not None:
             has_request = container.pod_id in self._requested
             if not has_request and not placement.exclusive:
                 return None
             cpus = {*placement.vcpu_cpus, *(placement.service_cpus if has_request else ())}
-            return replace(self._sent[container.id], cpus=tuple(sorted(cpus)))
+            return replace(tracked.sent, cpus=tuple(sorted(cpus)))
         if not self.shares_cpus(container.id):
             return None
-        sent = self._sent[container.id]
-        if not sent.cpus and not any(each.exclusive for each in self.assignments.placements.values()):
+        if not tracked.sent.cpus and not any(each.exclusive for each in self.assignments.placements.values()):
             return None
-        return replace(sent, cpus=shared_cpus(self.assignments))
+        return replace(tracked.sent, cpus=shared_cpus(self.assignments))
