@@ -6,8 +6,7 @@ Theory of operation:
                        |                  |                          |
                        +------------------+--- QEMU ends ------------+--> ENDED   (`wait` answers; `stop` cleans up)
 
-The VM has ended when its process has exited. QMP events before the exit contain the cause. So after the exit the
-watcher reads QMP and the consoles to their ends, and only then decides how the VM ended.
+`process.py` watches the QEMU process, whose exit is the end of the VM.
 """
 
 import asyncio
@@ -34,18 +33,17 @@ from hypervisors.qemu.cmdline import (
 )
 from hypervisors.qemu.console import Console
 from hypervisors.qemu.devices import VSOCK_ID, bus_of, vsock_path
-from hypervisors.qemu.exits import ExitFacts, vm_exit
 from hypervisors.qemu.guards.launch import attest, query_encryption
 from hypervisors.qemu.guards.sev import NO_ENCRYPTION, Encryption
 from hypervisors.qemu.hotplug import Hotplug, capabilities_of
 from hypervisors.qemu.isolation import isolated_qemu, isolated_vsock_program
-from hypervisors.qemu.memory_dump import dump_memory
-from hypervisors.qemu.qmp import Monitor, QmpError, QmpEvent
+from hypervisors.qemu.process import QemuProcess, VmStartFailed
+from hypervisors.qemu.qmp import Monitor, QmpError
 from hypervisors.qemu.saved_machine import continue_machine, empty_memory, fill_memory, save_machine, saved_memory
 from hypervisors.qemu.user import missing_users_reason, reserve_user
 from hypervisors.qemu.vsock import reserve_cid, start_program
 from pyshim.concurrency.deadlines import CHANGE_S, MARGIN_S, VM_S, given_s, within_s
-from pyshim.concurrency.tasks import cancel_all, succeeded, together
+from pyshim.concurrency.tasks import succeeded, together
 from pyshim.host.fds import OwnedFd
 from pyshim.host.os_errors import describe_os_error, os_errors
 from pyshim.host.processes.children import Child, Children
@@ -53,13 +51,12 @@ from pyshim.host.processes.launch import User
 from pyshim.host.sockets import listening_socket
 from pyshim.model.agent_address import AgentAddress, HvsockAddress, SerialAddress, VsockAddress
 from pyshim.model.confidential import SevGuard, SnpGuard
-from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, Internal, InvalidArgument, ShimError, Unavailable
+from pyshim.model.errors import FailedPrecondition, Internal, InvalidArgument, ShimError, Unavailable
 from pyshim.model.ledger import Ledger, LedgerEntry, ResourceKind
 from pyshim.model.vm import (
     Capabilities,
     Device,
     GuestLocation,
-    MemoryDump,
     SerialChannel,
     ShareDevice,
     VfioDevice,
@@ -71,14 +68,6 @@ from pyshim.model.vm import (
 
 log = logging.getLogger(__name__)
 
-QUIT_GRACE_S = 2.0
-"""Seconds for QEMU to answer `quit`, and then to exit."""
-_LAST_EVENTS_S = 2.0
-"""Seconds between the exit of QEMU and the end of its QMP connection, whichever is seen first."""
-_LOST_CONTROL_GRACE_S = 2.0
-"""Seconds for QEMU to exit after its QMP connection has ended; then it is killed."""
-_LOST_VSOCK_GRACE_S = 0.1
-"""Seconds for QEMU to exit after the vsock program. The program ends with QEMU, and its exit may be seen first."""
 _VSOCK_PAUSE_S = 0.02
 """Seconds between two queries whether the guest uses its vsock: it boots in some hundred ms, or in seconds."""
 
@@ -89,14 +78,6 @@ class Phase(StrEnum):
     RUNNING = "running"
     PAUSED = "paused"
     ENDED = "ended"
-
-
-class VmStartFailed(Internal):
-    """QEMU did not start; the text quotes its last output."""
-
-
-class VmStartTimedOut(DeadlineExceeded):
-    """QEMU runs but does not answer."""
 
 
 def _plug_s(_vm: object, device: Device) -> float:
@@ -117,18 +98,13 @@ class QemuVm:
         self._continues = False
         """The VM was made from a saved machine. Once it is stopped, `create` may be called again."""
         self._vm: VmConfig | None = None
-        self._exit_facts = ExitFacts()
-        self._child: Child | None = None
         self._vsock_program: Child | None = None
-        self._monitor: Monitor | None = None
         self._console: Console | None = None
+        self._process: QemuProcess | None = None
         self._hotplug: Hotplug | None = None
         self._address: AgentAddress | None = None
         self._memory: OwnedFd | None = None
         self._entries: list[LedgerEntry] = []
-        self._exit: asyncio.Future[VmExit] | None = None
-        self._watcher: asyncio.Task[None] | None = None
-        self._dumping: asyncio.Task[None] | None = None
         self._stopping: asyncio.Task[None] | None = None
 
     # State
@@ -138,7 +114,7 @@ class QemuVm:
 
     @property
     def pid(self) -> int:
-        return self._child.pid if self._child is not None else 0
+        return self._process.pid if self._process is not None else 0
 
     @property
     def helper_pids(self) -> tuple[int, ...]:
@@ -171,8 +147,6 @@ class QemuVm:
             check_config(config)
             image_bytes = check_files(config)
             self._vm = config
-            self._exit_facts = ExitFacts()
-            self._exit = asyncio.get_running_loop().create_future()
             try:
                 await self._create(config, image_bytes, fds)
             except BaseException as error:
@@ -241,12 +215,13 @@ class QemuVm:
         reserved: User | None,
     ) -> None:
         """QEMU runs and QMP answers. `qemu_fds`: QEMU's numbers to the shim's descriptors, which `fds` has closed."""
+        assert self._console is not None
         apart = await isolated_qemu(config, reserved, fds)
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
             # Connected before the spawn: if QEMU exits early, its listener closes, and this end sees that at once.
             connection.connect(qmp_path(config))
-            self._child = await self._children.spawn(
+            child = await self._children.spawn(
                 argv,
                 fds=qemu_fds,
                 apart=apart,
@@ -254,12 +229,14 @@ class QemuVm:
                 ledger=self._ledger,
                 ledger_key=config.uuid,
             )
+            self._process = QemuProcess(config, child, self._console, self._vsock_program)
             self._entries.append(LedgerEntry(kind=ResourceKind.PROCESS, key=config.uuid))
             fds.close()
         except BaseException:
             connection.close()
             raise
-        await self._connect_qmp(config, connection)
+        await self._process.connect(connection)
+        self._hotplug = Hotplug(config, self._process.monitor)
 
     async def _fill_memory(self, config: VmConfig) -> None:
         if config.saved_machine:
@@ -268,17 +245,16 @@ class QemuVm:
 
     async def _continue_machine(self, config: VmConfig) -> None:
         """The guest is in the state of the saved machine. Raises VmStartFailed with QEMU's last output."""
-        assert self._monitor is not None
+        assert self._process is not None
         assert self._hotplug is not None
-        assert self._child is not None
         try:
             async with asyncio.timeout(config.start_timeout_s):
-                await continue_machine(self._monitor, config.saved_machine)
+                await continue_machine(self._process.monitor, config.saved_machine)
                 if isinstance(config.agent_channel, VhostUserVsockChannel):
                     await self._hotplug.plug_vsock()
         except (ShimError, OSError) as error:  # a TimeoutError is one
-            await _exited_after(error, self._child)
-            cause = f"{str(error) or 'no end in time'}; {self._child.describe_exit()}"
+            await self._process.await_exit_after(error)
+            cause = f"{str(error) or 'no end in time'}; {self._process.describe_exit()}"
             raise VmStartFailed(f"continue vm {config.sandbox_id!r} from {config.saved_machine!r}: {cause}") from error
 
     async def _start_vsock_program(
@@ -325,27 +301,6 @@ class QemuVm:
         self._ledger.acquire(entry)
         self._entries.append(entry)
 
-    async def _connect_qmp(self, config: VmConfig, connection: socket.socket) -> None:
-        """QMP answers. Raises VmStartFailed with QEMU's last output once QEMU has exited, VmStartTimedOut."""
-        assert self._child is not None
-        child = self._child
-        monitor = Monitor(name=config.sandbox_id, on_event=self._on_event)
-        try:
-            await monitor.connect(connection, config.start_timeout_s)
-        except ShimError as error:
-            await _exited_after(error, child)
-            # QEMU waits for the vsock program's answer; if the program has exited, its output has the cause.
-            output = "; ".join(each.describe_exit() for each in (child, self._vsock_program) if each is not None)
-            if child.exit is not None:
-                raise VmStartFailed(f"start vm {config.sandbox_id!r}: {output}") from error
-            kind = VmStartTimedOut if isinstance(error, DeadlineExceeded) else VmStartFailed
-            raise kind(f"start vm {config.sandbox_id!r}: {error}; {output}") from error
-        self._monitor = monitor
-        self._hotplug = Hotplug(config, monitor)
-        self._watcher = asyncio.create_task(self._watch(child, monitor), name=f"watch/vm/{config.sandbox_id}")
-        version = ".".join(map(str, monitor.version))
-        log.info("vmm started", extra={"sandbox": config.sandbox_id, "pid": child.pid, "qemu": version})
-
     @within_s(lambda self: given_s(self._vm and self._vm.start_timeout_s), "start vm")
     async def start(self) -> None:
         monitor = self._require("start", Phase.CREATED)
@@ -353,7 +308,7 @@ class QemuVm:
         if isinstance(config.guard, SevGuard):
             await attest(monitor, self._children, config.guard, config.sandbox_id)
         await monitor.cont()
-        self._set_phase(Phase.RUNNING)
+        self._phase = Phase.RUNNING
 
     @within_s(lambda self, timeout_s: timeout_s, "wait until the guest has started its vsock")
     async def await_agent_device(self, timeout_s: float) -> None:
@@ -383,38 +338,33 @@ class QemuVm:
     async def pause(self) -> None:
         monitor = self._require("pause", Phase.RUNNING)
         await monitor.stop()
-        self._set_phase(Phase.PAUSED)
+        self._phase = Phase.PAUSED
 
     @within_s(CHANGE_S, "resume vm")
     async def resume(self) -> None:
         monitor = self._require("resume", Phase.PAUSED)
         await monitor.cont()
-        self._set_phase(Phase.RUNNING)
-
-    def _set_phase(self, phase: Phase) -> None:
-        if self._phase is not Phase.ENDED:
-            self._phase = phase
+        self._phase = Phase.RUNNING
 
     async def wait(self) -> VmExit:
-        if self._exit is None or self._watcher is None:
+        if self._process is None or (ended := await self._process.wait()) is None:
             raise FailedPrecondition("wait for vm: it was not created")
-        return await asyncio.shield(self._exit)
+        return ended
 
     @within_s(lambda self: given_s(self._vm and self._vm.stop_timeout_s), "stop vm")
     async def stop(self) -> None:
         """As `Hypervisor.stop`, in a task that goes on if the caller is cancelled. A failed `stop` may be repeated."""
         if self._stopping is None or (self._stopping.done() and not succeeded(self._stopping)):
-            self._exit_facts.stop_requested = True
+            if self._process is not None:
+                self._process.request_stop()
             self._stopping = asyncio.create_task(self._stop(), name=f"stop/vm/{self._sandbox_id}")
         await asyncio.shield(self._stopping)
 
     async def _stop(self) -> None:
-        if self._child is not None:
-            await self._end_qemu(self._child)
+        if self._process is not None:
+            await self._process.stop()
         if self._vsock_program is not None:
             await self._vsock_program.end()
-        if self._watcher is not None:
-            await self._watcher
         if self._console is not None:
             self._console.close()
         if self._memory is not None:
@@ -428,88 +378,6 @@ class QemuVm:
         while self._entries:
             await self._ledger.release(self._entries[-1])
             self._entries.pop()
-
-    async def _end_qemu(self, child: Child) -> None:
-        """QEMU has exited, after the command `quit` or by SIGKILL."""
-        if self._monitor is not None and self._monitor.is_open:
-            quits = True
-            try:
-                await self._monitor.quit(QUIT_GRACE_S)
-            except ShimError as error:
-                log.warning("qemu does not quit", extra={"sandbox": self._sandbox_id, "error": str(error)})
-                quits = isinstance(error, Unavailable)  # it exited before it could answer
-            if quits:
-                await _exited_within(QUIT_GRACE_S, child)
-        await child.end()
-
-    async def _watch(self, child: Child, monitor: Monitor) -> None:
-        """Waits for the end of the VM and sets `_exit`. Kills a QEMU that has lost its QMP connection or its vsock."""
-        ended = asyncio.create_task(child.wait(), name=f"watch/vm/{self._sandbox_id}/process")
-        closed = asyncio.create_task(monitor.closed(), name=f"watch/vm/{self._sandbox_id}/qmp")
-        lost_vsock = asyncio.create_task(self._lost_vsock(), name=f"watch/vm/{self._sandbox_id}/vsock")
-        await asyncio.wait({ended, closed, lost_vsock}, return_when=asyncio.FIRST_COMPLETED)
-        if not ended.done():
-            lost_qmp = closed.done()
-            await asyncio.wait({ended}, timeout=_LOST_CONTROL_GRACE_S if lost_qmp else _LOST_VSOCK_GRACE_S)
-            if not ended.done():
-                self._exit_facts.lost_control = (
-                    f"lost control of qemu: qmp connection {closed.result()}" if lost_qmp else lost_vsock.result()
-                )
-                child.kill()
-        await ended
-        await cancel_all(lost_vsock, *([self._dumping] if self._dumping is not None else []))
-        await asyncio.wait({closed}, timeout=_LAST_EVENTS_S)
-        await monitor.close()
-        await closed
-        assert self._exit is not None
-        if self._console is not None:
-            self._console.drain()
-            self._exit_facts.console = self._console.lines()
-        self._exit_facts.process_exit = child.describe_exit()
-        self._phase = Phase.ENDED
-        result = vm_exit(self._sandbox_id, self._exit_facts)
-        log.info("vm ended", extra={"sandbox": self._sandbox_id, "kind": str(result.kind), "pid": child.pid})
-        self._exit.set_result(result)
-
-    async def _lost_vsock(self) -> str:
-        """Waits for the exit of the vsock program, if there is one, and returns how it ended."""
-        if self._vsock_program is None:
-            await asyncio.Event().wait()
-        assert self._vsock_program is not None
-        await self._vsock_program.wait()
-        return f"lost the guest's vsock: {self._vsock_program.describe_exit()}"
-
-    def _on_event(self, event: QmpEvent) -> None:
-        match event.name:
-            case "GUEST_PANICKED":
-                self._exit_facts.panic_event = True
-                self._dump_memory()
-            case "SHUTDOWN":
-                self._exit_facts.shutdown_cause = event.text("reason")
-            case _:
-                return
-        log.info("vm event", extra={"sandbox": self._sandbox_id, "event": event.name})
-
-    def _dump_memory(self) -> None:
-        """If the configuration wants a dump, QEMU, paused by the panic, writes the guest's memory and then exits."""
-        if self._vm is None or self._vm.memory_dump is None or self._dumping is not None:
-            return
-        name = f"dump/vm/{self._vm.sandbox_id}"
-        self._dumping = asyncio.create_task(self._dump_and_end(self._vm, self._vm.memory_dump), name=name)
-
-    async def _dump_and_end(self, config: VmConfig, plan: MemoryDump) -> None:
-        assert self._monitor is not None
-        assert self._child is not None
-        facts = {"sandbox": config.sandbox_id}
-        try:
-            path = await dump_memory(self._monitor, plan, config.sandbox_id)
-            log.info("guest memory dumped", extra={**facts, "path": path})
-        except OSError as error:
-            cause = describe_os_error(error)
-            log.warning("guest memory not dumped", extra={**facts, "error": f"{plan.directory!r}: {cause}"})
-        except ShimError as error:
-            log.warning("guest memory not dumped", extra={**facts, "error": str(error)})
-        await self._end_qemu(self._child)
 
     # Changes of a running VM
 
@@ -560,12 +428,13 @@ class QemuVm:
 
     def _require(self, doing: str, *phases: Phase) -> Monitor:
         """The monitor of a VM in one of `phases`. Raises Unavailable once it has ended, else FailedPrecondition."""
-        if self._phase is Phase.ENDED or self._stopping is not None:
-            how = f": {self._exit.result().reason}" if self._exit is not None and self._exit.done() else ""
+        ended = self._process.exit if self._process is not None else None
+        if self._phase is Phase.ENDED or self._stopping is not None or ended is not None:
+            how = f": {ended.reason}" if ended is not None else ""
             raise Unavailable(f"{doing}: vm {self._sandbox_id!r} has ended{how}")
-        if self._phase not in phases or self._monitor is None:
+        if self._phase not in phases or self._process is None:
             raise FailedPrecondition(f"{doing}: vm {self._sandbox_id!r} is {self._phase}")
-        return self._monitor
+        return self._process.monitor
 
 
 def check_files(config: VmConfig) -> int:
@@ -594,17 +463,6 @@ def check_files(config: VmConfig) -> int:
     if boot.image is not None and image_bytes == 0:
         raise InvalidArgument(f"start vm {config.sandbox_id!r}: image {boot.image!r} is empty")
     return image_bytes
-
-
-async def _exited_within(seconds: float, child: Child) -> None:
-    with suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
-            await child.wait()
-
-
-async def _exited_after(error: Exception, child: Child) -> None:
-    """If `error` is a closed connection, waits for the exit that closed it: either may be seen first."""
-    await _exited_within(_LAST_EVENTS_S if isinstance(error, Unavailable) else 0, child)
 
 
 def _are_threads_of(pid: int, threads: tuple[int, ...]) -> bool:

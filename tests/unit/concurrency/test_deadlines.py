@@ -145,7 +145,8 @@ def never_waits(call: Callable[..., object]) -> bool:
 
 async def test_a_vmm_that_never_answers_is_given_up() -> None:
     vm: Any = QemuVm(ledger=FakeLedger(), children=Children())
-    vm._vm, vm._phase, vm._monitor = CONFIG, Phase.RUNNING, Some(stop=asyncio.Event().wait)
+    vm._vm, vm._phase = CONFIG, Phase.RUNNING
+    vm._process = Some(exit=None, monitor=Some(stop=asyncio.Event().wait))
     with pytest.raises(DeadlineExceeded, match="pause vm: not done within 30 s"):
         await vm.pause()
 

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from hypervisors.qemu.vm import QemuVm, VmStartFailed
+from hypervisors.qemu.process import VmStartFailed
+from hypervisors.qemu.vm import QemuVm
 from pyshim.cleanup.release import release
 from pyshim.host import syscalls
 from pyshim.host.file_answers import FileAnswers

@@ -15,9 +15,10 @@ from msgspec.structs import replace
 from hypervisors.qemu import plugged_share
 from hypervisors.qemu.cmdline import qemu_argv
 from hypervisors.qemu.plugged_share import plug_share
+from hypervisors.qemu.process import VmStartFailed
 from hypervisors.qemu.qmp import QmpError
 from hypervisors.qemu.saved_machine import continue_machine, save_machine, saved_memory
-from hypervisors.qemu.vm import QemuVm, VmStartFailed
+from hypervisors.qemu.vm import QemuVm
 from pyshim.cleanup.release import release
 from pyshim.host.fds import OwnedFd
 from pyshim.host.processes.children import Children

@@ -16,9 +16,10 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from hypervisors.qemu import memory_dump, vm
+from hypervisors.qemu import memory_dump, process
 from hypervisors.qemu.console import MAX_FILE_BYTES
-from hypervisors.qemu.vm import QemuVm, VmStartFailed, VmStartTimedOut
+from hypervisors.qemu.process import VmStartFailed, VmStartTimedOut
+from hypervisors.qemu.vm import QemuVm
 from pyshim.cleanup.release import release
 from pyshim.host.processes.identity import arguments
 from pyshim.host.syscalls import CAP_DAC_OVERRIDE, CAP_IPC_LOCK
@@ -189,7 +190,7 @@ async def test_a_vmm_that_does_not_come_up(
 async def test_a_vmm_that_cannot_be_controlled_any_more_is_killed(
     monkeypatch: pytest.MonkeyPatch, bench: Bench
 ) -> None:
-    monkeypatch.setattr(vm, "_LOST_CONTROL_GRACE_S", 0.1)
+    monkeypatch.setattr(process, "_LOST_CONTROL_GRACE_S", 0.1)
     script = "qmp = greet(); qmp.recv(100); print('drifting', file=sys.stderr); qmp.close(); time.sleep(1000)"
 
     await bench.vm.create(bench.config(hypervisor_path=bench.vmm(script)))
@@ -225,7 +226,7 @@ while request := qmp.recv(65536):
 
 
 async def test_a_vmm_that_hangs_is_killed_by_stop(monkeypatch: pytest.MonkeyPatch, bench: Bench) -> None:
-    monkeypatch.setattr(vm, "QUIT_GRACE_S", 0.1)
+    monkeypatch.setattr(process, "QUIT_GRACE_S", 0.1)
 
     await bench.vm.create(bench.config())
     await bench.vm.start()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hypervisors.qemu.vm import VmStartFailed, VmStartTimedOut
+from hypervisors.qemu.process import VmStartFailed, VmStartTimedOut
 from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, Internal, ShimError
 from pyshim.model.ledger import ResourceKind
 from pyshim.model.vm import VhostUserVsockChannel, VmExitKind
