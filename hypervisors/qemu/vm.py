@@ -138,7 +138,7 @@ class QemuVm:
 
     @within_s(lambda self, config: config.start_timeout_s + MARGIN_S, "create vm '{config.sandbox_id}'")
     async def create(self, config: VmConfig) -> None:
-        if self._continues and self._phase is Phase.ENDED and self._stopping is not None and succeeded(self._stopping):
+        if self._continues and self._stopping is not None and succeeded(self._stopping):
             self._reset()
         self._continues = bool(config.saved_machine)
         with ExitStack() as fds:
@@ -199,8 +199,10 @@ class QemuVm:
             memory_is_saved=saved is not None,
             encryption=await self._encryption(config),
         )
-        launching = self._launch_qemu(config, argv, qemu_fds, fds, reserved)
-        await together(launching, *(() if saved else (self._fill_memory(config),)))
+        steps = [self._launch_qemu(config, argv, qemu_fds, fds, reserved)]
+        if config.saved_machine and self._memory is not None and saved is None:
+            steps.append(fill_memory(self._memory, config.saved_machine))
+        await together(*steps)
         if config.saved_machine:
             await self._continue_machine(config)
         assert self._hotplug is not None
@@ -237,11 +239,6 @@ class QemuVm:
             raise
         await self._process.connect(connection)
         self._hotplug = Hotplug(config, self._process.monitor)
-
-    async def _fill_memory(self, config: VmConfig) -> None:
-        if config.saved_machine:
-            assert self._memory is not None, "a VM from a saved machine is copyable"
-            await fill_memory(self._memory, config.saved_machine)
 
     async def _continue_machine(self, config: VmConfig) -> None:
         """The guest is in the state of the saved machine. Raises VmStartFailed with QEMU's last output."""
@@ -292,8 +289,7 @@ class QemuVm:
         """The VM's directory exists. `stop` removes it only if it was made here: it may have sockets of others."""
         if os.path.isdir(config.vm_dir):
             return
-        entry = LedgerEntry(kind=ResourceKind.DIRECTORY, key=config.vm_dir)
-        self._acquire(entry)
+        self._acquire(LedgerEntry(kind=ResourceKind.DIRECTORY, key=config.vm_dir))
         with os_errors(f"make directory {config.vm_dir!r}", Internal):
             os.makedirs(config.vm_dir, mode=0o700, exist_ok=True)
 
@@ -407,8 +403,7 @@ class QemuVm:
         threads = tuple(cpu.thread_id for cpu in await monitor.cpus())
         # Otherwise a QEMU under the guest's control could have the shim move and pin other processes of the host.
         if not _are_threads_of(self.pid, threads):
-            sandbox_id = self._sandbox_id
-            raise QmpError(f"list vCPU threads of vm {sandbox_id!r}: qemu names a thread that is not its own")
+            raise QmpError(f"list vCPU threads of vm {self._sandbox_id!r}: qemu names a thread that is not its own")
         return threads
 
     @property

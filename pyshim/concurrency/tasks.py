@@ -96,8 +96,8 @@ async def joined(task: asyncio.Task[T], action: str) -> T:
 
 
 def succeeded(task: asyncio.Task[Any]) -> bool:
-    """`task`, which is done, has returned: it was not cancelled and did not raise."""
-    return not task.cancelled() and task.exception() is None
+    """`task` has returned: it is done, was not cancelled and did not raise."""
+    return task.done() and not task.cancelled() and task.exception() is None
 
 
 def _report(task: asyncio.Task[None]) -> None:
