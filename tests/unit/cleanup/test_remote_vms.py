@@ -203,7 +203,7 @@ def test_a_service_that_says_no_end_of_other_things_is_not_heard_for_ever(servic
         end(entry(service, stop_timeout_s=1))
 
 
-def test_a_service_that_has_no_room_for_callers_is_waited_for(service: FakeRemoteService) -> None:
+def test_a_service_with_a_full_listen_queue_is_waited_for(service: FakeRemoteService) -> None:
     service.close()
     with crowded(service.path):
         opening = threading.Timer(0.3, service.open)

@@ -164,7 +164,7 @@ def test_nics_cold_and_hot_with_one_and_with_two_queues(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not os.path.exists("/sys/kernel/mm/ksm"), reason="this kernel merges no pages")
-async def test_a_guests_memory_at_boot_and_added_later_is_not_offered_for_merging(tmp_path: Path) -> None:
+async def test_memory_at_boot_and_added_later_is_not_merged(tmp_path: Path) -> None:
     plain = runnable(CONFIGS["q35-initrd-only"], tmp_path)
     memory = replace(plain.memory, boot_mib=256, max_mib=512, slots=2, backing=MemoryBacking.PRIVATE)
 
@@ -199,7 +199,7 @@ async def test_memory_at_boot_and_added_later_is_preferred_from_its_node(
         await vm.stop()
 
 
-def test_a_vhost_user_nic_without_a_server_fails_in_qemus_own_words(tmp_path: Path) -> None:
+def test_a_vhost_user_nic_without_a_server_raises_qemus_error(tmp_path: Path) -> None:
     nic = VhostUserNic(
         id="direct-0", mac="02:00:00:00:00:07", socket_path=str(tmp_path / "none"), queues=1, queue_size=0, mtu=0
     )

@@ -36,7 +36,7 @@ from tests.fakes.vm_config import vm_config
 from tests.grammar.check import Grammar, tables
 
 
-def test_a_node_says_how_the_host_file_is_opened() -> None:
+def test_a_block_node_has_the_settings_of_the_host_file() -> None:
     volume = disk(
         "d", "/dev/vg/lv", read_only=True, discard=True, cache=DiskCache(direct=True, no_flush=True), aio=DiskAio.NATIVE
     )
@@ -58,7 +58,7 @@ def test_a_node_says_how_the_host_file_is_opened() -> None:
     }
 
 
-def test_what_is_not_asked_for_is_not_said() -> None:
+def test_settings_that_are_not_given_are_left_out() -> None:
     plain = disk("d", "/f")
 
     assert block.file_node(plain, fdset=3, is_block_special=False, aio=DiskAio.THREADS)["discard"] == "ignore"
@@ -174,7 +174,7 @@ def disks(monitor: Monitor) -> Disks:
     return Disks(monitor, monitor)  # type: ignore[arg-type]
 
 
-def test_without_io_uring_disks_use_threads_and_do_not_ask_again(tmp_path: Path) -> None:
+def test_without_io_uring_disks_use_threads_and_it_is_tried_once(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"")
     monitor = Monitor("blockdev_add")
@@ -186,7 +186,7 @@ def test_without_io_uring_disks_use_threads_and_do_not_ask_again(tmp_path: Path)
     assert [value for name, value in monitor.said if name == "blockdev_add"] == ["io_uring", "threads", "threads"]
 
 
-def test_another_aio_that_fails_is_not_replaced(tmp_path: Path) -> None:
+def test_only_io_uring_is_replaced_by_threads(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"")
 
@@ -257,7 +257,7 @@ SERVED = disk("d", "/store/block/sockets/d", queues=2, queue_size=64, vhost_user
         ((10, 2, 0), 3, {"reconnect-ms": 3000}),
     ],
 )
-def test_how_to_reach_a_program_again_is_said_in_the_versions_words(
+def test_the_reconnect_time_is_in_the_versions_property(
     version: tuple[int, ...], reconnect_s: int, said: dict[str, int]
 ) -> None:
     served = replace(SERVED, vhost_user=VhostUserBackend(reconnect_s=reconnect_s))
@@ -279,7 +279,7 @@ def known_to(version: tuple[int, ...]) -> Grammar:
 
 
 @pytest.mark.parametrize("version", list(tables()))
-def test_a_served_disk_is_known_to_every_version(version: str) -> None:
+def test_every_version_accepts_a_vhost_user_disk(version: str) -> None:
     fields = block.vhost_user_blk(SERVED)
 
     assert fields == {"chardev": "char-d", "num-queues": 2, "queue-size": 64}
@@ -310,7 +310,7 @@ class Bridge(Monitor):
         (QmpCommandFailed("device_add", "GenericError", "no"), ["0x1", "0x1"]),
     ],
 )
-async def test_a_slot_is_free_again_only_when_qemu_has_said_no(
+async def test_a_slot_is_free_again_only_after_qemus_refusal(
     error: Exception, slots: list[str], tmp_path: Path
 ) -> None:
     """A device whose plug was given up may be there later, and a slot takes one."""
@@ -334,7 +334,7 @@ async def test_a_slot_is_free_again_only_when_qemu_has_said_no(
     [(("device_add", "device_remove"), ["0x1", "0x2"]), (("device_add",), ["0x1", "0x1"])],
     ids=["never-plugged", "gone"],
 )
-async def test_the_slot_of_a_device_passed_through_is_free_again_only_when_it_is_gone(
+async def test_the_slot_of_a_passed_through_device_is_free_again_once_it_is_removed(
     refused: tuple[str, ...], slots: list[str], tmp_path: Path
 ) -> None:
     path = tmp_path / "file"
@@ -416,7 +416,7 @@ def served(program: socket.socket, *, reconnect_s: int = 0) -> BlockDevice:
     return disk("d", program.getsockname(), vhost_user=VhostUserBackend(reconnect_s=reconnect_s))
 
 
-def test_a_served_disk_is_reached_then_plugged_and_back(program: socket.socket) -> None:
+def test_a_vhost_user_disk_is_connected_plugged_and_unplugged(program: socket.socket) -> None:
     qemu = Qemu()
     disks = qemu.disks()
 
@@ -431,7 +431,7 @@ def test_a_served_disk_is_reached_then_plugged_and_back(program: socket.socket) 
         assert connection.recv(1) == b"", "qemu's copy is the only one"
 
 
-def test_where_qemu_is_to_connect_again_it_connects_itself(program: socket.socket) -> None:
+def test_a_qemu_that_may_reconnect_connects_by_itself(program: socket.socket) -> None:
     qemu = Qemu()
 
     asyncio.run(qemu.disks().plug(served(program, reconnect_s=1)))
@@ -439,7 +439,7 @@ def test_where_qemu_is_to_connect_again_it_connects_itself(program: socket.socke
     assert qemu.said == PLUGGED[1:]
 
 
-def test_a_program_that_does_not_answer_is_hung_up_on_and_can_be_tried_again(program: socket.socket) -> None:
+def test_a_program_that_does_not_answer_is_disconnected_and_may_be_tried_again(program: socket.socket) -> None:
     """QEMU does nothing else while it waits, and it waits until the connection ends."""
     qemu = Qemu({"plug": [TIMEOUT]})
     disks = qemu.disks()
@@ -457,7 +457,7 @@ def test_a_program_that_does_not_answer_is_hung_up_on_and_can_be_tried_again(pro
 
 
 @pytest.mark.parametrize("reconnect_s", [0, 1])
-def test_a_disk_that_qemu_still_holds_is_named_until_it_lets_go(program: socket.socket, reconnect_s: int) -> None:
+def test_a_disk_that_qemu_still_has_cannot_be_plugged(program: socket.socket, reconnect_s: int) -> None:
     qemu = Qemu({"plug": [TIMEOUT], "device_remove": [TIMEOUT] * (1 if reconnect_s else 2)})
     disks, wanted = qemu.disks(), served(program, reconnect_s=reconnect_s)
     with pytest.raises(DeadlineExceeded):
@@ -478,7 +478,7 @@ def test_a_disk_that_qemu_still_holds_is_named_until_it_lets_go(program: socket.
         ("plug", QmpCommandFailed, [*PLUGGED, ("chardev_remove", "char-d")]),
     ],
 )
-def test_a_served_disk_that_cannot_be_plugged_leaves_nothing(
+def test_a_vhost_user_disk_that_cannot_be_plugged_leaves_nothing(
     program: socket.socket, failing: str, kind: type[Exception], rest: list[tuple[str, str]]
 ) -> None:
     qemu = Qemu({failing: [REFUSAL]})
@@ -490,7 +490,7 @@ def test_a_served_disk_that_cannot_be_plugged_leaves_nothing(
 
 
 @pytest.mark.parametrize("who", ["absent", "full"])
-def test_a_program_that_cannot_be_reached_is_named_and_qemu_not_asked(tmp_path: Path, who: str) -> None:
+def test_an_unreachable_program_is_an_error_before_any_command(tmp_path: Path, who: str) -> None:
     path = str(tmp_path / who)
     absent = replace(disk("d", path), vhost_user=VhostUserBackend(reconnect_s=0))
     qemu = Qemu()

@@ -138,7 +138,7 @@ def test_commas_in_paths_are_doubled_where_qemu_splits_at_them() -> None:
     [((), ""), ((1,), ",host-nodes=1,policy=preferred"), ((0, 2), ",host-nodes=0,host-nodes=2,policy=bind")],
 )
 @pytest.mark.parametrize("backing", MemoryBacking)
-def test_memory_comes_from_the_hosts_nodes_in_every_versions_words(
+def test_every_version_accepts_memory_from_the_hosts_nodes(
     backing: MemoryBacking, nodes: tuple[int, ...], words: str
 ) -> None:
     config = with_memory(vm_config(share=None), backing=backing, host_nodes=nodes)
@@ -196,7 +196,7 @@ def test_kernel_parameters_with_blanks_are_quoted(params: tuple[str, ...], line:
         pytest.param(("ü" * 1024,), "2048 bytes", id="bytes-not-characters"),
     ],
 )
-def test_kernel_parameter_without_a_spelling_is_refused(params: tuple[str, ...], text: str) -> None:
+def test_a_kernel_parameter_that_cannot_be_quoted_is_refused(params: tuple[str, ...], text: str) -> None:
     with pytest.raises(InvalidArgument, match=text):
         kernel_command_line(params)
 

@@ -127,7 +127,7 @@ def test_a_consistent_guard_passes(name: str) -> None:
     check_config(confidential(GUARDS[name]))
 
 
-def test_the_encryption_bit_is_what_qemu_says_of_the_host() -> None:
+def test_the_encryption_bit_is_the_one_qemu_reports() -> None:
     answer = {"pdh": "AA==", "cert-chain": "AA==", "cpu0-id": "AA==", "cbitpos": 51, "reduced-phys-bits": 1}
 
     assert parse_encryption(answer) == Encryption(cbitpos=51, reduced_phys_bits=1)
@@ -138,7 +138,7 @@ def test_the_encryption_bit_is_what_qemu_says_of_the_host() -> None:
     [None, [], {}, {"cbitpos": 51}, {"cbitpos": 0, "reduced-phys-bits": 1}, {"cbitpos": 51, "reduced-phys-bits": 64}]
     + [{"cbitpos": wrong, "reduced-phys-bits": 1} for wrong in (True, "51", None, 51.0, -1)],
 )
-def test_an_answer_that_is_no_cpus_is_refused(answer: object) -> None:
+def test_impossible_encryption_parameters_are_refused(answer: object) -> None:
     with pytest.raises(FailedPrecondition, match="are not a CPU's"):
         parse_encryption(answer)
 
@@ -182,7 +182,7 @@ def launched(hook: str, measurement: object = "bWVhc3VyZQ==") -> ScriptedMonitor
     return monitor
 
 
-def test_the_hook_is_told_the_measurement_and_its_secret_is_injected(tmp_path: Path) -> None:
+def test_the_hook_gets_the_measurement_and_its_secret_is_injected(tmp_path: Path) -> None:
     hook = hook_in(tmp_path, f"env | grep ^PYSHIM_ | sort > {tmp_path}/environment; echo '{json.dumps(SECRET)}'")
 
     monitor = launched(hook)
@@ -216,12 +216,12 @@ def test_a_hook_that_fails_keeps_the_guest_from_running(tmp_path: Path, body: st
         launched(hook_in(tmp_path, body))
 
 
-def test_a_hook_that_is_not_there_keeps_the_guest_from_running(tmp_path: Path) -> None:
+def test_a_missing_hook_keeps_the_guest_from_running(tmp_path: Path) -> None:
     with pytest.raises(ShimError, match="no such file"):
         launched(str(tmp_path / "absent"))
 
 
-def test_a_measurement_that_is_none_is_qemus_error() -> None:
+def test_a_malformed_measurement_is_an_error_of_qemu() -> None:
     with pytest.raises(QmpError, match="lacks the text 'data'"):
         launched("", measurement=3)
 
@@ -240,7 +240,7 @@ def test_a_measurement_that_is_none_is_qemus_error() -> None:
         (b" " * (65 << 10) + b"x", "more than"),
     ],
 )
-def test_an_answer_that_is_none_is_refused_by_name(answer: bytes, named: str) -> None:
+def test_a_malformed_answer_of_the_hook_is_refused(answer: bytes, named: str) -> None:
     with pytest.raises(FailedPrecondition) as caught:
         parse_secret(answer, "/hook")
 
@@ -292,7 +292,7 @@ def test_a_qemu_without_a_machine_is_asked_for_the_hosts_encryption_bit(tmp_path
     assert [verb for verb, _ in ledger.history] == ["acquire", "acquire", "release"]
 
 
-def test_a_host_without_sev_fails_in_qemus_words(tmp_path: Path) -> None:
+def test_a_host_without_sev_raises_qemus_error(tmp_path: Path) -> None:
     refusal = {"error": {"class": "GenericError", "desc": "SEV is not enabled in KVM"}}
     program = scripted_qemu(tmp_path, SCRIPTED_QEMU.format(python=sys.executable, answer=refusal))
 
@@ -300,7 +300,7 @@ def test_a_host_without_sev_fails_in_qemus_words(tmp_path: Path) -> None:
         asked(program)
 
 
-def test_a_qemu_that_does_not_come_up_fails_with_its_last_words(tmp_path: Path) -> None:
+def test_a_qemu_that_does_not_start_is_an_error_with_its_output(tmp_path: Path) -> None:
     program = scripted_qemu(tmp_path, "#!/bin/sh\necho 'no kvm here' >&2\nexit 1\n")
 
     with pytest.raises(FailedPrecondition, match=r"qemu .* exited with status 1: no kvm here"):
@@ -308,7 +308,7 @@ def test_a_qemu_that_does_not_come_up_fails_with_its_last_words(tmp_path: Path) 
 
 
 @pytest.mark.skipif(not QEMU.exists(), reason=f"needs {QEMU}")
-def test_the_installed_qemu_takes_the_question() -> None:
+def test_the_installed_qemu_answers_the_query() -> None:
     """Its answer is that of this host; a word of our argv or question that it did not take would be an error."""
     try:
         said = f"cbitpos {asked(str(QEMU))[0].cbitpos}"

@@ -63,7 +63,7 @@ def test_the_end_of_a_vm_has_kind_and_reason(facts: dict[str, object], kind: VmE
     assert text in ended.reason
 
 
-def test_verdict_shows_only_the_last_console_lines() -> None:
+def test_the_reason_has_only_the_last_console_lines() -> None:
     console = tuple(f"line {number}" for number in range(50))
 
     reason = vm_exit("pod1", ExitFacts(console=console)).reason
@@ -72,7 +72,7 @@ def test_verdict_shows_only_the_last_console_lines() -> None:
     assert reason.endswith("line 49")
 
 
-def test_verdict_on_a_panic_shows_its_beginning_not_the_end_of_its_trace() -> None:
+def test_the_reason_of_a_panic_has_its_message_not_the_end_of_its_trace() -> None:
     console = ("early", "a", "b", "why", *PANIC, *(f"trace {number}" for number in range(40)))
 
     reason = vm_exit("pod1", ExitFacts(console=console, panic_event=True)).reason
@@ -120,7 +120,7 @@ def test_no_cid_leaves_no_descriptor(number: int, error: type[Exception], text: 
         reserve_cid(device="/dev/null", set_cid=refuse, start=5)
 
 
-def test_slots_are_first_free_first_and_come_back() -> None:
+def test_the_first_free_slot_is_taken_and_a_freed_one_again() -> None:
     slots = BridgeSlots(2)
     taken = [slots.take(f"d{number}") for number in range(31)]
 
@@ -130,7 +130,7 @@ def test_slots_are_first_free_first_and_come_back() -> None:
     assert slots.saved()[1] == {"DeviceAddr": {"1": "d30"}, "Type": "pci", "ID": "pci-bridge-1", "Addr": 3}
 
 
-def test_full_bridges_say_so() -> None:
+def test_full_bridges_are_an_error() -> None:
     slots = BridgeSlots(1)
     for number in range(30):
         slots.take(f"d{number}")
@@ -140,7 +140,7 @@ def test_full_bridges_say_so() -> None:
 
 
 @pytest.mark.parametrize("device_id", ["", "9lives", "a" * 32, "a b", "a,b=c", "ümlaut", "../x"])
-def test_an_id_qemu_would_not_take_gets_a_name_made_of_it(device_id: str) -> None:
+def test_an_id_that_qemu_refuses_gets_a_name_with_its_hash(device_id: str) -> None:
     name = node_name(device_id)
 
     assert name.startswith("id-")
@@ -149,7 +149,7 @@ def test_an_id_qemu_would_not_take_gets_a_name_made_of_it(device_id: str) -> Non
 
 
 @pytest.mark.parametrize("device_id", ["drive-1", "a" * 31, "eth0.100", "X_y"])
-def test_an_id_qemu_takes_is_kept(device_id: str) -> None:
+def test_an_id_that_qemu_accepts_is_its_name(device_id: str) -> None:
     assert node_name(device_id) == device_id
 
 
@@ -170,13 +170,13 @@ def on_console(tmp_path: Path, *outputs: bytes) -> tuple[Console, tuple[str, ...
     return asyncio.run(body(), debug=True)
 
 
-def test_the_first_channel_that_says_something_is_the_tail(tmp_path: Path) -> None:
+def test_the_first_channel_with_output_is_the_tail(tmp_path: Path) -> None:
     assert on_console(tmp_path, b"", b"serial\n")[1] == ("serial",)
     assert on_console(tmp_path, b"hvc\n", b"serial\n")[1] == ("hvc",)
     assert (tmp_path / "console.log").read_text() == "hvc\nserial\n"
 
 
-def test_a_channel_that_names_a_panic_comes_first(tmp_path: Path) -> None:
+def test_a_channel_that_shows_a_panic_comes_first(tmp_path: Path) -> None:
     lines = on_console(tmp_path, b"agent: all is well\n", b"Kernel panic - not syncing: x\n---[ end ]---\n")[1]
 
     assert lines == ("Kernel panic - not syncing: x", "---[ end ]---")
@@ -189,7 +189,7 @@ def test_shown_lines_are_cut_and_the_file_is_not(tmp_path: Path) -> None:
     assert (tmp_path / "console.log").stat().st_size == 1001
 
 
-def test_a_log_that_cannot_go_on_does_not_stop_the_console(tmp_path: Path) -> None:
+def test_an_error_of_the_log_does_not_stop_the_console(tmp_path: Path) -> None:
     (tmp_path / "vm").mkdir()
     console = Console(log_path=str(tmp_path / "vm" / "console.log"), to_log=False)
     (tmp_path / "vm" / "console.log").unlink()

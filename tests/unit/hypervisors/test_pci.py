@@ -51,7 +51,7 @@ def layout(
     return pci_layout(asked, devices)
 
 
-def test_the_words_of_root_ports_and_their_devices() -> None:
+def test_options_of_root_ports_and_their_devices() -> None:
     found = layout((GPU, NIC))
 
     assert pci.ports(found) == (
@@ -74,7 +74,7 @@ def test_the_words_of_root_ports_and_their_devices() -> None:
     )
 
 
-def test_the_words_of_a_switch() -> None:
+def test_options_of_a_switch() -> None:
     found = layout((GPU,), PortKind.SWITCH, switches=2)
 
     assert pci.ports(found)[1::2] == (
@@ -87,7 +87,7 @@ def test_the_words_of_a_switch() -> None:
 
 
 @pytest.mark.parametrize("version", list(tables()))
-def test_the_guests_iommu_is_there_before_every_pci_device(version: str) -> None:
+def test_the_guests_iommu_precedes_every_pci_device(version: str) -> None:
     config = replace(vm_config(share=None), pci=replace(layout((GPU,)), iommu=True))
 
     argv = qemu_argv(config, guest_cid=3, image_bytes=1)
@@ -101,7 +101,7 @@ def test_the_guests_iommu_is_there_before_every_pci_device(version: str) -> None
 @pytest.mark.parametrize("version", GRAMMAR)
 @pytest.mark.parametrize("device", [GPU, NIC], ids=["group", "iommufd"])
 @pytest.mark.parametrize("kind", PortKind)
-def test_every_word_is_known_to_each_version_that_can_have_it(version: str, device: VfioDevice, kind: PortKind) -> None:
+def test_every_version_accepts_the_options_it_can_have(version: str, device: VfioDevice, kind: PortKind) -> None:
     known = GRAMMAR[version]
     if device.iommufd and "iommufd" not in known["objects"]:
         return  # QEMU refuses it by name; iommufd came with 9.0
@@ -117,7 +117,7 @@ def test_every_word_is_known_to_each_version_that_can_have_it(version: str, devi
     assert set(hot) <= {*known["devices"][driver], "x-pci-vendor-id", "x-pci-device-id"}
 
 
-def test_what_qmp_gets_are_numbers_where_qemu_wants_numbers() -> None:
+def test_qmp_gets_numbers_where_the_argv_has_hexadecimal_texts() -> None:
     assert pci.hotplug_model(GPU) == (
         "vfio-pci",
         {"host": "0000:65:00.0", "romfile": "", "x-pci-vendor-id": 0x10DE, "x-pci-device-id": 0x2331},
@@ -135,7 +135,7 @@ def test_what_qmp_gets_are_numbers_where_qemu_wants_numbers() -> None:
     ],
     ids=["cold", "hot", "bridge", "iommu"],
 )
-def test_a_machine_without_the_place_is_refused(changes: dict[str, Any]) -> None:
+def test_a_machine_without_the_ports_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgument, match="configure vm 'pod1'"):
         check_config(replace(vm_config(share=None), **changes))
 
@@ -144,7 +144,7 @@ def test_a_machine_without_the_place_is_refused(changes: dict[str, Any]) -> None
 
 
 @needs_qemu
-def test_qemu_knows_the_hidden_properties() -> None:
+def test_qemu_has_the_undocumented_properties() -> None:
     """Those that begin with `x-` are in no list but the help text."""
     shown = subprocess.run([QEMU, "-device", "vfio-pci,help"], capture_output=True, text=True, timeout=30, check=True)
 
@@ -164,7 +164,7 @@ def vm(children: Children, runner: asyncio.Runner) -> Iterator[QemuVm]:
 @needs_qemu
 @pytest.mark.parametrize("kind", PortKind)
 @pytest.mark.parametrize(("roots", "switches"), [(0, 0), (16, 16)])
-async def test_qemu_puts_devices_where_the_plan_says(
+async def test_devices_have_their_planned_locations(
     kind: PortKind, roots: int, switches: int, tmp_path: Path, vm: QemuVm
 ) -> None:
     config = bootable(tmp_path, HALT, pci=layout(TOYS, kind, roots=roots, switches=switches), bridges=5)
@@ -173,7 +173,7 @@ async def test_qemu_puts_devices_where_the_plan_says(
 
 
 @needs_qemu
-async def test_a_device_that_qemu_has_elsewhere_is_named(tmp_path: Path, vm: QemuVm) -> None:
+async def test_a_device_at_another_location_is_an_error_with_its_id(tmp_path: Path, vm: QemuVm) -> None:
     found = layout(TOYS)
     wrong = replace(found.placed[1], pci_path="01/00")
     config = bootable(tmp_path, HALT, pci=replace(found, placed=(found.placed[0], wrong, found.placed[2])))
@@ -184,7 +184,7 @@ async def test_a_device_that_qemu_has_elsewhere_is_named(tmp_path: Path, vm: Qem
 
 @needs_qemu
 @pytest.mark.parametrize("kind", PortKind)
-async def test_hot_plug_takes_free_ports_and_then_says_so(kind: PortKind, tmp_path: Path, vm: QemuVm) -> None:
+async def test_hot_plug_takes_free_ports_and_fails_without_one(kind: PortKind, tmp_path: Path, vm: QemuVm) -> None:
     config = bootable(tmp_path, HALT, pci=layout(cold=None, hot=kind, roots=2, switches=2))
     await vm.create(config)
 
@@ -205,7 +205,7 @@ async def test_hot_plug_takes_free_ports_and_then_says_so(kind: PortKind, tmp_pa
 
 
 @needs_qemu
-async def test_a_device_that_is_not_there_leaves_its_port_free(tmp_path: Path, vm: QemuVm) -> None:
+async def test_a_missing_device_leaves_its_port_free(tmp_path: Path, vm: QemuVm) -> None:
     config = bootable(tmp_path, HALT, pci=layout(cold=None, hot=PortKind.ROOT))
     await vm.create(config)
 
@@ -217,7 +217,7 @@ async def test_a_device_that_is_not_there_leaves_its_port_free(tmp_path: Path, v
 
 
 @needs_qemu
-async def test_cold_plug_of_a_device_that_is_not_there_is_qemus_own_error(tmp_path: Path, vm: QemuVm) -> None:
+async def test_cold_plug_of_a_missing_device_raises_qemus_error(tmp_path: Path, vm: QemuVm) -> None:
     missing = VfioDevice(id="gone", host_address="ffff:ff:1f.7", iommufd=False)
     config = bootable(tmp_path, HALT, pci=layout((missing,)))
 
@@ -226,7 +226,7 @@ async def test_cold_plug_of_a_device_that_is_not_there_is_qemus_own_error(tmp_pa
 
 
 @needs_qemu
-async def test_without_a_place_for_hot_plug_it_is_refused(tmp_path: Path, vm: QemuVm) -> None:
+async def test_hot_plug_without_a_port_is_refused(tmp_path: Path, vm: QemuVm) -> None:
     config = bootable(tmp_path, HALT)
     await vm.create(config)
 

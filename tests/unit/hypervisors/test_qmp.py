@@ -56,7 +56,7 @@ QEMU = "/usr/bin/qemu-system-x86_64"
         ),
     ],
 )
-async def test_a_greeting_that_is_none(greeting: bytes, error: type[Exception], text: str) -> None:
+async def test_a_malformed_greeting_is_an_error(greeting: bytes, error: type[Exception], text: str) -> None:
     session = Session(greeting=greeting)
 
     with pytest.raises(error, match=text):
@@ -66,7 +66,7 @@ async def test_a_greeting_that_is_none(greeting: bytes, error: type[Exception], 
     await session.peer.close()
 
 
-async def test_a_peer_that_hangs_up_before_the_greeting_is_gone_not_late() -> None:
+async def test_a_peer_that_closes_before_the_greeting_is_gone_not_late() -> None:
     ours, theirs = socket.socketpair()
     theirs.close()
     monitor = Monitor(name="vm1", on_event=lambda _event: None)
@@ -75,7 +75,7 @@ async def test_a_peer_that_hangs_up_before_the_greeting_is_gone_not_late() -> No
         await monitor.connect(ours, 20)
 
 
-async def test_a_refusal_carries_qemus_words_and_the_command() -> None:
+async def test_a_refused_command_raises_qemus_message_and_its_name() -> None:
     def refuse(peer: QmpPeer, request: dict[str, Any]) -> None:
         peer.refuse(request, "GenericError", "Bus 'pcie.0' does not support hotplugging\x1b[31m")
 
@@ -127,7 +127,7 @@ async def test_answers_find_their_commands_in_any_order() -> None:
         pytest.param(lambda peer: peer.send(b'{"error": {"class": "GenericError", "desc": "what?"}}\r\n'), id="no-id"),
     ],
 )
-async def test_the_end_of_a_connection_ends_what_waits_and_is_told_once(end: Callable[[QmpPeer], None]) -> None:
+async def test_the_end_of_a_connection_ends_all_waits_and_is_reported_once(end: Callable[[QmpPeer], None]) -> None:
     async with Session({"x": lambda peer, _request: end(peer)}) as session:
         with session.monitor.expecting(lambda _event: True) as event:
             with pytest.raises(QmpGone, match="ask qemu 'x' of 'vm1': qmp connection"):
@@ -188,7 +188,7 @@ async def test_events_come_in_order_and_are_not_stored() -> None:
         pytest.param(b'{"event": "SHUTDOWN", "data": [1]}\r\n', id="data-is-no-object"),
     ],
 )
-async def test_a_malformed_event_is_passed_over(event: bytes) -> None:
+async def test_a_malformed_event_is_ignored(event: bytes) -> None:
     async with Session() as session:
         session.peer.send(event)
         await session.monitor.cont()
@@ -281,7 +281,7 @@ async def test_device_remove_of_a_device_already_gone_is_done() -> None:
         await session.monitor.device_remove("d")
 
 
-async def test_device_remove_asked_again_waits_on() -> None:
+async def test_a_repeated_device_remove_waits_for_the_first() -> None:
     def pending(peer: QmpPeer, request: dict[str, Any]) -> None:
         peer.refuse(request, "GenericError", "Device d is already in the process of unplug")
         asyncio.get_running_loop().call_later(1, peer.event, "DEVICE_DELETED", {"device": "d"})
@@ -357,7 +357,7 @@ def resident_bytes() -> int:
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_a_qemu_that_lies_holds_up_no_command(mode: str) -> None:
+async def test_malformed_messages_of_qemu_delay_no_command(mode: str) -> None:
     held, loop = resident_bytes(), asyncio.get_running_loop()
     commands = ("cont", "query-status", "query-cpus-fast", "query-hotpluggable-cpus", "query-memory-size-summary")
     more = ("query-memory-devices", "qom-get", "device_add", "device_del")

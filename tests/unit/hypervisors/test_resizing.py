@@ -88,7 +88,7 @@ def asked(session: Session, *names: str) -> list[Command]:
     return [(r["execute"], r.get("arguments", {})) for r in session.peer.requests if r["execute"] in names]
 
 
-async def test_vcpus_go_newest_first_each_after_the_guest_let_go_and_never_below_boot() -> None:
+async def test_vcpus_are_removed_newest_first_once_released_and_not_below_boot() -> None:
     machine = Machine()
     async with Session(machine.answers) as session:
         plugged = Hotplug(vm_config(cpu=KVM), session.monitor)
@@ -105,7 +105,7 @@ async def test_vcpus_go_newest_first_each_after_the_guest_let_go_and_never_below
         assert machine.cpus == {0: "cpu0", 1: "cpu-1", 2: "cpu-2"}
 
 
-async def test_a_vcpu_the_guest_keeps_is_an_error_and_still_counts() -> None:
+async def test_a_vcpu_the_guest_does_not_release_is_an_error_and_still_counts() -> None:
     machine = Machine()
     async with Session(machine.answers) as session:
         plugged = Hotplug(vm_config(cpu=KVM), session.monitor)
@@ -120,7 +120,7 @@ async def test_a_vcpu_the_guest_keeps_is_an_error_and_still_counts() -> None:
         assert await plugged.resize_vcpus(1) == 1
 
 
-async def test_a_vcpu_the_guest_gives_back_late_is_not_counted_for_ever() -> None:
+async def test_a_vcpu_the_guest_releases_late_is_no_longer_counted() -> None:
     machine = Machine()
     async with Session(machine.answers) as session:
         plugged = Hotplug(vm_config(cpu=KVM), session.monitor)
@@ -136,7 +136,7 @@ async def test_a_vcpu_the_guest_gives_back_late_is_not_counted_for_ever() -> Non
         assert machine.cpus == {0: "cpu0", 1: "cpu-1", 2: "cpu-2"}
 
 
-async def test_a_disk_the_guest_keeps_holds_up_no_other_change(tmp_path: Path, real_clock: None) -> None:
+async def test_a_disk_the_guest_does_not_release_delays_no_other_change(tmp_path: Path, real_clock: None) -> None:
     machine = Machine()
     delete = machine.answers["device_del"]
     deleting = asyncio.Event()
@@ -178,7 +178,7 @@ async def test_a_disk_the_guest_keeps_holds_up_no_other_change(tmp_path: Path, r
         await asyncio.gather(keeping, return_exceptions=True)
 
 
-async def test_virtio_mem_goes_both_ways_by_whole_blocks() -> None:
+async def test_virtio_mem_grows_and_shrinks_by_whole_blocks() -> None:
     machine = Machine()
     async with Session(machine.answers) as session:
         plugged = Hotplug(vm_config(memory=VIRTIO_MEM), session.monitor)
@@ -195,7 +195,7 @@ async def test_virtio_mem_goes_both_ways_by_whole_blocks() -> None:
         assert plugged.saved()["HotpluggedMemory"] == 0
 
 
-async def test_a_guest_that_follows_in_steps_is_waited_for() -> None:
+async def test_a_guest_that_plugs_in_steps_is_waited_for() -> None:
     def halfway(machine: Machine, wanted: int) -> int:
         return machine.size_mib + (wanted - machine.size_mib) // 2
 
@@ -213,7 +213,7 @@ async def test_a_guest_that_follows_in_steps_is_waited_for() -> None:
         assert machine.requested_mib == [512]
 
 
-async def test_a_guest_that_takes_too_little_is_an_error_and_what_it_has_stays_asked_for() -> None:
+async def test_a_guest_that_plugs_too_little_is_an_error_and_its_size_is_then_requested() -> None:
     machine = Machine(lambda _machine, wanted: min(wanted, 64))
     async with Session(machine.answers) as session:
         with pytest.raises(DeadlineExceeded, match="by 512 MiB of virtio-mem: it took 64 MiB and then nothing"):
@@ -222,7 +222,7 @@ async def test_a_guest_that_takes_too_little_is_an_error_and_what_it_has_stays_a
         assert machine.requested_mib == [512, 64]
 
 
-async def test_what_a_guest_does_not_give_back_is_what_the_device_then_holds() -> None:
+async def test_memory_that_the_guest_does_not_return_stays_in_the_device() -> None:
     machine = Machine(lambda _machine, wanted: max(wanted, 300))
     async with Session(machine.answers) as session:
         machine.size_mib = 768

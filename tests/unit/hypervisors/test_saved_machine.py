@@ -77,7 +77,7 @@ async def save(config: VmConfig, directory: Path) -> None:
 
 
 @needs_qemu
-async def test_a_machine_continues_where_it_was_as_often_as_asked(saved: Path, config: VmConfig) -> None:
+async def test_several_vms_continue_from_one_saved_machine(saved: Path, config: VmConfig) -> None:
     modes = {path.name: path.stat().st_mode & 0o777 for path in saved.iterdir()}
     assert modes["state"] == 0o600
     assert modes["memory"] in (0o600, 0o644)  # by QEMU's version
@@ -98,9 +98,7 @@ async def test_a_machine_continues_where_it_was_as_often_as_asked(saved: Path, c
 
 
 @needs_qemu
-async def test_a_clone_maps_the_saved_memory_where_it_may_and_copies_of_it_differ(
-    saved: Path, config: VmConfig
-) -> None:
+async def test_clones_that_map_the_saved_memory_write_to_private_copies(saved: Path, config: VmConfig) -> None:
     config = with_memory(replace(config, saved_machine=str(saved)), backing=MemoryBacking.PRIVATE)
     before = (saved / "memory").read_bytes()
     async with driver() as one, driver() as other:
@@ -128,7 +126,7 @@ async def test_a_clone_maps_the_saved_memory_where_it_may_and_copies_of_it_diffe
         pytest.param({"backing": MemoryBacking.PRIVATE, "boot_mib": 2}, 0o644, False, id="another-size"),
     ],
 )
-def test_only_memory_that_is_a_vms_own_is_mapped_from_the_saved_file(
+def test_memory_shared_with_other_programs_is_not_mapped_from_the_saved_file(
     config: VmConfig, tmp_path: Path, change: dict[str, Any], mode: int, maps: bool
 ) -> None:
     memory = tmp_path / "memory"
@@ -165,7 +163,7 @@ def overwrite(path: Path, at: int) -> None:
         pytest.param(lambda saved: (saved / "memory").unlink(), id="no-memory"),
     ],
 )
-async def test_a_broken_machine_is_an_error_and_the_driver_boots_after_it(
+async def test_after_a_broken_saved_machine_the_driver_can_boot_a_vm(
     saved: Path, config: VmConfig, damage: Callable[[Path], None]
 ) -> None:
     damage(saved)
@@ -189,7 +187,7 @@ async def test_a_broken_machine_is_an_error_and_the_driver_boots_after_it(
         pytest.param(lambda config: with_memory(config, boot_mib=512), id="more-memory"),
     ],
 )
-async def test_the_state_of_another_machine_is_refused_in_qemus_words(
+async def test_the_state_of_another_machine_is_refused_with_qemus_message(
     saved: Path, config: VmConfig, other: Callable[[VmConfig], VmConfig]
 ) -> None:
     async with driver() as vm:
@@ -198,7 +196,7 @@ async def test_the_state_of_another_machine_is_refused_in_qemus_words(
 
 
 @needs_qemu
-async def test_a_machine_that_is_not_made_for_it_cannot_be_saved(config: VmConfig, tmp_path: Path) -> None:
+async def test_a_vm_that_is_not_copyable_cannot_be_saved(config: VmConfig, tmp_path: Path) -> None:
     async with driver() as vm:
         await vm.create(replace(config, is_copyable=False))
         await vm.start()
@@ -210,7 +208,7 @@ async def test_a_machine_that_is_not_made_for_it_cannot_be_saved(config: VmConfi
     ("version", "uri"),
     [((7, 2, 0), "fd:saved-machine"), ((8, 2, 0), "file:/dev/fdset/3"), ((10, 0, 0), "file:/dev/fdset/3")],
 )
-async def test_files_are_named_as_the_version_takes_them(
+async def test_files_reach_qemu_in_the_way_of_its_version(
     tmp_path: Path, version: tuple[int, int, int], uri: str
 ) -> None:
     answers: dict[str, Answer] = {
@@ -232,7 +230,7 @@ async def test_files_are_named_as_the_version_takes_them(
         assert ("migrate-incoming", {"uri": uri}) in said
 
 
-async def test_a_saving_that_fails_has_qemus_reason(tmp_path: Path) -> None:
+async def test_a_failed_save_raises_qemus_error(tmp_path: Path) -> None:
     failed = {"status": "failed", "error-desc": "no space left"}
     answers: dict[str, Answer] = {"query-migrate": lambda peer, request: peer.reply(request, failed)}
 
@@ -261,7 +259,7 @@ def share_at(path: Path) -> ShareDevice:
         pytest.param([None], FailedPrecondition, id="old-qemu"),
     ],
 )
-async def test_a_share_is_there_once_the_guest_uses_it(
+async def test_a_share_is_plugged_once_the_guests_driver_uses_it(
     tmp_path: Path, started: list[bool | None], error: type[ShimError] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(plugged_share, "DRIVER_TIMEOUT_S", 0.1)
@@ -283,7 +281,7 @@ async def test_a_share_is_there_once_the_guest_uses_it(
                     await plugging
 
 
-async def test_a_share_without_virtiofsd_is_named(tmp_path: Path) -> None:
+async def test_a_share_without_virtiofsd_is_an_error_with_its_socket(tmp_path: Path) -> None:
     async with Session() as session:
         with pytest.raises(Unavailable, match=r"fs\.sock"):
             await plug_share(session.monitor, share_at(tmp_path / "fs.sock"), OneSlot())  # type: ignore[arg-type]

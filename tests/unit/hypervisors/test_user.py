@@ -213,7 +213,7 @@ async def test_qemu_reaches_its_files_in_directories_of_root(directory: Path) ->
         await vm.stop()
 
 
-async def test_a_view_that_cannot_be_made_is_named_and_the_pod_runs(
+async def test_without_a_view_the_pod_runs_and_the_log_has_the_reason(
     directory: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(flags: int) -> None:
@@ -232,7 +232,7 @@ async def test_a_view_that_cannot_be_made_is_named_and_the_pod_runs(
     assert reasons == ["EPERM (operation not permitted)"]
 
 
-async def test_qemu_stays_root_when_it_could_not_open_a_file_it_needs(
+async def test_qemu_runs_as_root_if_its_user_cannot_open_a_file(
     directory: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     machine = Machine(directory)
@@ -282,7 +282,7 @@ async def test_the_vsock_program_has_the_next_user_and_a_view_of_its_own_directo
         (vm_config(), ""),
     ],
 )
-def test_what_needs_root_is_named(config: VmConfig, word: str) -> None:
+def test_each_need_of_root_has_its_reason(config: VmConfig, word: str) -> None:
     assert word in root_reason(config)
     assert bool(root_reason(config)) is bool(word)
 
@@ -323,9 +323,7 @@ async def test_a_user_is_another_sandboxs_only_after_its_directory_is_gone(
     assert third == first
 
 
-def test_a_vm_that_ends_while_a_user_is_chosen_disturbs_nothing(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_user_is_chosen_while_another_vm_ends(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = vm_config(vm_dir=f"{directory}/vm", sandbox_id="vm", first_user_id=FIRST)
     os.mkdir(config.vm_dir)
     listed = os.listdir

@@ -34,7 +34,7 @@ def kept(config: VmConfig, program: str = QEMU) -> dict[str, ViewPath]:
     return {each.path: each for each in vmm_view(config, program=program)}
 
 
-def test_a_plain_vm_keeps_code_its_files_and_a_few_nodes() -> None:
+def test_a_plain_vm_sees_code_its_files_and_a_few_nodes() -> None:
     config = vm_config()
 
     found = kept(config)
@@ -68,7 +68,7 @@ def test_a_plain_vm_keeps_code_its_files_and_a_few_nodes() -> None:
     ],
     ids=["initdata", "entropy", "extension", "vhost-user-nic"],
 )
-def test_what_the_configuration_names_is_kept_and_must_be_there(changes: dict[str, Any], path: str, why: str) -> None:
+def test_files_of_the_configuration_are_seen_and_must_exist(changes: dict[str, Any], path: str, why: str) -> None:
     found = kept(vm_config(**changes))[path]
 
     assert why in found.why
@@ -85,14 +85,14 @@ def test_what_the_configuration_names_is_kept_and_must_be_there(changes: dict[st
         ("/qemu-system-x86_64", "/qemu-system-x86_64"),
     ],
 )
-def test_what_was_installed_beside_the_program_is_kept(program: str, home: str) -> None:
+def test_files_installed_beside_the_program_are_seen(program: str, home: str) -> None:
     found = [each.path for each in vmm_view(vm_config(hypervisor_path="/etc/alternatives/qemu"), program=program)]
 
     assert {home, "/etc/alternatives/qemu"} <= set(found)
     assert "/" not in found
 
 
-def test_kvm_is_kept_where_it_accelerates() -> None:
+def test_the_kvm_device_is_seen_if_it_is_the_accelerator() -> None:
     config = vm_config()
 
     assert "/dev/kvm" not in kept(config)
@@ -120,7 +120,7 @@ VFIO = VfioDevice(id="v", host_address="0000:65:00.0", iommufd=True)
     ],
     ids=["guard", "vfio later", "vfio", "emulated"],
 )
-def test_whose_device_nodes_are_not_known_yet_sees_the_hosts(changes: dict[str, Any], has_all_nodes: bool) -> None:
+def test_a_vm_whose_device_nodes_are_unknown_sees_the_hosts(changes: dict[str, Any], has_all_nodes: bool) -> None:
     found = kept(vm_config(**changes))
 
     assert ("/dev" in found) is has_all_nodes
@@ -128,7 +128,7 @@ def test_whose_device_nodes_are_not_known_yet_sees_the_hosts(changes: dict[str, 
     assert not has_all_nodes or not found["/dev"].is_recursive
 
 
-def test_the_quoting_service_is_kept_by_its_directory() -> None:
+def test_the_quoting_services_directory_is_seen() -> None:
     """It may make its socket again while the VM runs."""
     found = kept(vm_config(guard=TDX))
 
@@ -160,7 +160,7 @@ def test_the_vsock_program_sees_its_own_directory_and_code() -> None:
     ],
     ids=["plain", "script", "privileged", "sockets"],
 )
-def test_what_needs_the_hosts_files_is_named(config: VmConfig, is_script: bool, word: str) -> None:
+def test_each_need_of_the_hosts_files_has_its_reason(config: VmConfig, is_script: bool, word: str) -> None:
     reason = host_view_reason(config, is_script=is_script)
 
     assert word in reason

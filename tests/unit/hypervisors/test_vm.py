@@ -51,7 +51,9 @@ pytestmark = pytest.mark.skipif(shutil.which(QEMU) is None, reason=f"needs {QEMU
         pytest.param(say("oops\n") + PANIC_EVENT + HALT, VmExitKind.GUEST_PANIC, ["panicked", "oops"], id="pvpanic"),
     ],
 )
-async def test_how_a_guest_ends_and_its_last_words(code: str, kind: VmExitKind, words: list[str], bench: Bench) -> None:
+async def test_the_exit_of_a_guest_has_its_kind_and_last_lines(
+    code: str, kind: VmExitKind, words: list[str], bench: Bench
+) -> None:
     ended = await bench.end_of(code)
 
     assert ended.kind is kind
@@ -176,7 +178,7 @@ async def test_the_agents_socket_takes_a_connection_as_soon_as_create_returns(tm
         ),
     ],
 )
-async def test_a_vmm_that_does_not_come_up(
+async def test_a_vmm_that_does_not_start_is_an_error_with_its_output(
     script: str, start_timeout_s: float, error: type[ShimError], text: str, bench: Bench
 ) -> None:
     config = bench.config(hypervisor_path=bench.vmm(script), start_timeout_s=start_timeout_s)
@@ -187,9 +189,7 @@ async def test_a_vmm_that_does_not_come_up(
         await bench.vm.wait()
 
 
-async def test_a_vmm_that_cannot_be_controlled_any_more_is_killed(
-    monkeypatch: pytest.MonkeyPatch, bench: Bench
-) -> None:
+async def test_a_vmm_that_has_lost_its_qmp_connection_is_killed(monkeypatch: pytest.MonkeyPatch, bench: Bench) -> None:
     monkeypatch.setattr(process, "_LOST_CONTROL_GRACE_S", 0.1)
     script = "qmp = greet(); qmp.recv(100); print('drifting', file=sys.stderr); qmp.close(); time.sleep(1000)"
 
@@ -259,7 +259,7 @@ async def test_a_ledger_full_at_the_last_write_leaves_nothing(bench: Bench) -> N
     assert full.held == {}
 
 
-async def test_a_directory_of_another_maker_stays_with_what_is_in_it(tmp_path: Path, bench: Bench) -> None:
+async def test_a_directory_made_by_another_program_stays_with_its_files(tmp_path: Path, bench: Bench) -> None:
     own = tmp_path / "vm"
     own.mkdir()
     (own / "vhost-fs.sock").touch()
@@ -293,7 +293,7 @@ async def test_a_path_too_long_for_a_socket_is_named(tmp_path: Path, bench: Benc
 
 
 @pytest.mark.skipif(os.path.exists("/dev/vhost-vsock"), reason="needs a host without vhost-vsock")
-async def test_vsock_without_the_device_says_what_is_missing(bench: Bench) -> None:
+async def test_vsock_without_the_device_is_an_error_with_a_hint(bench: Bench) -> None:
     with pytest.raises(FailedPrecondition, match=r"open '/dev/vhost-vsock': ENOENT .*modprobe vhost_vsock"):
         await bench.vm.create(bench.config(agent_channel=VsockChannel(port=1024)))
 

@@ -65,7 +65,7 @@ async def test_the_program_is_in_the_ledger_before_the_vm_and_gone_with_it(bench
         pytest.param("time.sleep(1000)", 0.3, DeadlineExceeded, "takes no connection at '.*device.sock'", id="silent"),
     ],
 )
-async def test_a_program_that_does_not_come_up_is_named(
+async def test_a_program_that_does_not_start_is_an_error_with_its_output(
     script: str, timeout_s: float, error: type[ShimError], text: str, bench: Bench
 ) -> None:
     config = bench.config(
@@ -76,7 +76,7 @@ async def test_a_program_that_does_not_come_up_is_named(
         await bench.vm.create(config)
 
 
-async def test_a_program_that_is_not_there_is_named_before_anything_is_made(tmp_path: Path, bench: Bench) -> None:
+async def test_a_missing_program_is_an_error_before_anything_is_made(tmp_path: Path, bench: Bench) -> None:
     config = bench.config(agent_channel=_channel(bench, str(tmp_path / "nowhere")))
 
     with pytest.raises(FailedPrecondition, match=r"open vsock program '.*/nowhere': ENOENT"):
@@ -92,7 +92,7 @@ async def test_a_program_that_is_not_there_is_named_before_anything_is_made(tmp_
         pytest.param(SERVE, VmStartTimedOut, r"vsock-program \(pid \d+\) is running", id="silent"),
     ],
 )
-async def test_a_program_that_does_not_serve_qemu_is_named(
+async def test_a_program_that_does_not_serve_qemu_is_an_error_with_its_output(
     script: str, error: type[ShimError], text: str, bench: Bench
 ) -> None:
     with pytest.raises(error, match=text):
@@ -111,7 +111,7 @@ async def test_the_vm_ends_with_its_program_and_the_reason_is_the_programs_end(b
     assert f"lost the guest's vsock: vsock-program (pid {program.pid}) was killed by SIGKILL" in ended.reason
 
 
-async def test_a_vmm_that_dies_takes_the_program_along_and_is_the_reason(bench: Bench) -> None:
+async def test_the_program_ends_with_a_vmm_that_dies_which_is_the_reason(bench: Bench) -> None:
     hangs_up = f"{LISTEN}; listener.accept()[0].recv(1); sys.exit('qemu is gone')"
     config = bench.config(hypervisor_path=bench.vmm(IDLE_VMM), agent_channel=channel(bench, hangs_up))
     await bench.vm.create(config)
@@ -178,7 +178,7 @@ async def test_the_agent_is_called_when_the_guest_has_started_its_vsock(
         pytest.param((_NOT_YET, "end"), ShimError, "x-query-virtio-status.*qmp connection", id="ends"),
     ],
 )
-async def test_a_guest_that_does_not_start_its_vsock_is_named(
+async def test_a_guest_that_does_not_start_its_vsock_is_an_error(
     answers: tuple[dict[str, object], ...], error: type[ShimError], text: str, bench: Bench
 ) -> None:
     await bench.vm.create(bench.config(hypervisor_path=telling(bench, *answers), agent_channel=channel(bench)))
@@ -189,7 +189,7 @@ async def test_a_guest_that_does_not_start_its_vsock_is_named(
     await bench.vm.stop()
 
 
-async def test_other_ways_to_the_agent_are_there_at_once(tmp_path: Path, bench: Bench) -> None:
+async def test_other_agent_channels_are_ready_at_once(tmp_path: Path, bench: Bench) -> None:
     await bench.vm.create(bench.config(hypervisor_path=telling(bench, _NOT_YET)))
     await bench.vm.start()
 

@@ -34,7 +34,7 @@ async def test_a_stop_whose_caller_gives_up_goes_on_and_is_joined(
     assert (service.vms, ledger.held) == ({}, {})
 
 
-async def test_a_stop_that_is_never_answered_stays_on_record_and_can_be_asked_for_again(
+async def test_a_stop_without_an_answer_stays_in_the_ledger_and_may_be_repeated(
     service: FakeRemoteService, ledger: FakeLedger
 ) -> None:
     service.behave["StopVM"] = never
@@ -67,7 +67,7 @@ async def test_a_second_stop_of_a_vm_that_is_gone_is_success(service: FakeRemote
     assert ledger.held == {}
 
 
-async def test_what_else_is_missing_at_a_stop_is_no_proof_that_the_vm_is_gone(
+async def test_other_not_found_answers_to_stop_do_not_count_as_stopped(
     service: FakeRemoteService, ledger: FakeLedger
 ) -> None:
     service.behave["StopVM"] = lambda call: call.fail(Code.UNKNOWN, f"stop {VM}: lookup api.cloud: no such host")
@@ -81,7 +81,7 @@ async def test_what_else_is_missing_at_a_stop_is_no_proof_that_the_vm_is_gone(
     await vm.stop()
 
 
-async def test_a_service_that_restarts_is_tried_again(service: FakeRemoteService, ledger: FakeLedger) -> None:
+async def test_stop_is_repeated_while_the_service_restarts(service: FakeRemoteService, ledger: FakeLedger) -> None:
     vm = RemoteVm(ledger=ledger)
     await vm.create(config(service))
     service.close()
@@ -93,9 +93,7 @@ async def test_a_service_that_restarts_is_tried_again(service: FakeRemoteService
     assert (service.vms, ledger.held) == ({}, {})
 
 
-async def test_a_service_that_stays_away_leaves_the_vm_on_record(
-    service: FakeRemoteService, ledger: FakeLedger
-) -> None:
+async def test_the_vm_stays_in_the_ledger_without_its_service(service: FakeRemoteService, ledger: FakeLedger) -> None:
     vm = RemoteVm(ledger=ledger, retry_s=0)
     await vm.create(config(service))
     service.close()

@@ -63,7 +63,7 @@ async def test_a_vm_is_created_started_and_stopped(service: FakeRemoteService, l
 
 
 @pytest.mark.parametrize(("machine_type", "asked"), [("", "ask CreateVM"), ("g5.xlarge", "ask CreateVM of g5.xlarge")])
-async def test_the_services_work_has_spans_with_the_type_that_was_asked(
+async def test_calls_of_the_service_have_spans_with_the_instance_type(
     service: FakeRemoteService, ledger: FakeLedger, machine_type: str, asked: str
 ) -> None:
     trace = Trace(time.monotonic_ns)
@@ -81,7 +81,7 @@ async def test_the_services_work_has_spans_with_the_type_that_was_asked(
     assert [span.name for span in trace.spans] == ["pod", asked, "ask StartVM"]
 
 
-async def test_the_service_gets_annotations_namespace_and_deadlines_but_none_for_the_end(
+async def test_calls_have_annotations_namespace_and_deadlines_and_stop_has_none(
     service: FakeRemoteService, ledger: FakeLedger
 ) -> None:
     await live(service, ledger)
@@ -94,9 +94,7 @@ async def test_the_service_gets_annotations_namespace_and_deadlines_but_none_for
     assert service.called("StopVM").timeout_s == 0
 
 
-async def test_the_intent_is_in_the_ledger_before_the_vm_is_asked_for(
-    service: FakeRemoteService, ledger: FakeLedger
-) -> None:
+async def test_the_ledger_has_the_vm_before_create_vm_is_sent(service: FakeRemoteService, ledger: FakeLedger) -> None:
     seen: list[object] = []
 
     def look(call: Call) -> None:
@@ -114,7 +112,7 @@ async def test_the_intent_is_in_the_ledger_before_the_vm_is_asked_for(
     ]
 
 
-async def test_what_is_no_socket_is_not_dialled(service: FakeRemoteService, ledger: FakeLedger) -> None:
+async def test_an_agent_path_that_is_no_socket_is_refused(service: FakeRemoteService, ledger: FakeLedger) -> None:
     Path(service.agent_path).write_text("")
 
     vm = RemoteVm(ledger=ledger)
@@ -126,7 +124,7 @@ async def test_what_is_no_socket_is_not_dialled(service: FakeRemoteService, ledg
     assert (service.vms, ledger.held) == ({}, {})
 
 
-async def test_a_service_that_dies_between_create_and_start_ends_the_start(
+async def test_start_fails_when_the_service_has_died_after_create(
     service: FakeRemoteService, ledger: FakeLedger
 ) -> None:
     vm = RemoteVm(ledger=ledger)
@@ -160,7 +158,7 @@ REFUSED: dict[str, tuple[Callable[[RemoteVm], Awaitable[object]], type[ShimError
 
 
 @pytest.mark.parametrize(("call", "error"), REFUSED.values(), ids=REFUSED)
-async def test_what_such_a_vm_cannot_do_is_refused_and_not_offered(
+async def test_changes_of_a_remote_vm_are_refused_and_not_offered(
     service: FakeRemoteService,
     ledger: FakeLedger,
     call: Callable[[RemoteVm], Awaitable[object]],
@@ -213,14 +211,14 @@ async def test_stop_is_fine_before_create_and_forbids_it_after(service: FakeRemo
     assert service.calls == []
 
 
-async def test_an_agent_socket_that_listens_is_taken(service: FakeRemoteService, ledger: FakeLedger) -> None:
+async def test_an_agent_socket_that_listens_is_accepted(service: FakeRemoteService, ledger: FakeLedger) -> None:
     with listening(service.agent_path):
         await live(service, ledger)
 
     os.unlink(service.agent_path)
 
 
-async def test_the_entry_says_what_a_clean_up_needs(service: FakeRemoteService, ledger: FakeLedger) -> None:
+async def test_the_ledger_entry_has_the_details_for_a_clean_up(service: FakeRemoteService, ledger: FakeLedger) -> None:
     vm = RemoteVm(ledger=ledger, clock_s=lambda: 1000.25, late_s=10)
     await vm.create(config(service))
     assert ledger.held[REMOTE, VM] == LedgerEntry(
@@ -237,7 +235,7 @@ async def test_the_entry_says_what_a_clean_up_needs(service: FakeRemoteService, 
     await vm.stop()
 
 
-async def test_an_intent_that_cannot_be_written_asks_for_nothing(service: FakeRemoteService) -> None:
+async def test_without_a_ledger_entry_no_call_is_sent(service: FakeRemoteService) -> None:
     vm = RemoteVm(ledger=FakeLedger(full_after=0))
     with pytest.raises(FailedPrecondition, match="ENOSPC"):
         await vm.create(config(service))
@@ -245,7 +243,7 @@ async def test_an_intent_that_cannot_be_written_asks_for_nothing(service: FakeRe
     assert service.methods() == ["Version"]
 
 
-async def test_a_service_that_is_not_there_leaves_nothing_on_record(tmp_path: Path, ledger: FakeLedger) -> None:
+async def test_an_unreachable_service_leaves_no_ledger_entry(tmp_path: Path, ledger: FakeLedger) -> None:
     absent = FakeRemoteService(str(tmp_path))
 
     vm = RemoteVm(ledger=ledger)
@@ -255,9 +253,7 @@ async def test_a_service_that_is_not_there_leaves_nothing_on_record(tmp_path: Pa
     assert ledger.history == []
 
 
-async def test_a_service_that_has_no_room_for_callers_is_waited_for(
-    service: FakeRemoteService, ledger: FakeLedger
-) -> None:
+async def test_a_service_with_a_full_listen_queue_is_waited_for(service: FakeRemoteService, ledger: FakeLedger) -> None:
     service.close()
 
     with crowded(service.path):
@@ -271,7 +267,7 @@ async def test_a_service_that_has_no_room_for_callers_is_waited_for(
     assert service.methods() == ["Version", "CreateVM", "StopVM"]
 
 
-async def test_a_service_without_version_is_taken_as_it_is(service: FakeRemoteService, ledger: FakeLedger) -> None:
+async def test_a_service_without_version_is_accepted(service: FakeRemoteService, ledger: FakeLedger) -> None:
     service.behave["Version"] = lambda call: call.fail(Code.UNIMPLEMENTED, "unknown method")
 
     vm = RemoteVm(ledger=ledger)
@@ -288,7 +284,7 @@ BAD_PATHS = {
 
 
 @pytest.mark.parametrize(("path", "words"), BAD_PATHS.values(), ids=BAD_PATHS)
-async def test_a_path_that_can_be_no_socket_ends_the_vm(
+async def test_an_invalid_agent_path_ends_the_vm(
     service: FakeRemoteService, ledger: FakeLedger, path: str, words: str
 ) -> None:
     service.agent_path = path
@@ -327,7 +323,7 @@ BAD_ANSWERS: dict[str, tuple[Callable[[Call], None], type[ShimError], str]] = {
 
 
 @pytest.mark.parametrize(("behaviour", "error", "words"), BAD_ANSWERS.values(), ids=BAD_ANSWERS)
-async def test_a_creation_that_fails_leaves_no_vm_and_no_record(
+async def test_a_failed_creation_leaves_no_vm_and_no_ledger_entry(
     service: FakeRemoteService,
     ledger: FakeLedger,
     behaviour: Callable[[Call], None],
@@ -344,7 +340,7 @@ async def test_a_creation_that_fails_leaves_no_vm_and_no_record(
     assert (service.vms, ledger.held) == ({}, {})
 
 
-async def test_an_answer_that_comes_twice_is_one(service: FakeRemoteService, ledger: FakeLedger) -> None:
+async def test_a_repeated_answer_is_dropped(service: FakeRemoteService, ledger: FakeLedger) -> None:
     def twice(call: Call) -> None:
         service.vms[call.id] = "created"
         call.twice(pb.CreateVMResponse(agentSocketPath=service.agent_path))
@@ -357,7 +353,7 @@ async def test_an_answer_that_comes_twice_is_one(service: FakeRemoteService, led
 
 
 @pytest.mark.parametrize("method", ["CreateVM", "StartVM"])
-async def test_a_call_that_is_given_up_is_waited_for_before_the_vm_is_stopped(
+async def test_stop_waits_for_a_call_whose_caller_gave_up(
     service: FakeRemoteService, ledger: FakeLedger, method: str
 ) -> None:
     """A service whose call is cut off may forget what it has begun: the answer comes late, then the end."""
@@ -422,7 +418,7 @@ async def test_a_vm_that_is_made_after_its_call_has_ended_is_stopped(
     assert (service.vms, ledger.held) == ({}, {})
 
 
-async def test_a_creation_whose_outcome_is_in_doubt_is_so_on_record_too(
+async def test_the_ledger_has_a_creation_whose_outcome_is_unknown(
     service: FakeRemoteService, ledger: FakeLedger
 ) -> None:
     """Who cleans up after a shim that dies now must not believe "no such VM" at once either."""
@@ -447,9 +443,7 @@ async def test_a_creation_whose_outcome_is_in_doubt_is_so_on_record_too(
     assert ledger.held == {}
 
 
-async def test_a_stop_before_the_vm_is_asked_for_keeps_it_from_being_made(
-    service: FakeRemoteService, ledger: FakeLedger
-) -> None:
+async def test_after_a_stop_no_vm_is_created(service: FakeRemoteService, ledger: FakeLedger) -> None:
     allowed = threading.Event()
     service.behave["Version"] = when(allowed)
 
@@ -472,7 +466,7 @@ BAD_CONFIGS: dict[str, tuple[dict[str, Any], type[ShimError], str]] = {
 
 
 @pytest.mark.parametrize(("changes", "error", "words"), BAD_CONFIGS.values(), ids=BAD_CONFIGS)
-async def test_what_no_service_could_make_is_refused_without_a_call(
+async def test_a_vm_that_no_service_can_make_is_refused_without_a_call(
     service: FakeRemoteService, ledger: FakeLedger, changes: dict[str, Any], error: type[ShimError], words: str
 ) -> None:
     with pytest.raises(error, match=words):
