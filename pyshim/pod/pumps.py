@@ -120,7 +120,7 @@ class Pumps:
                 return
 
     def end_output(self) -> None:
-        """The agent that keeps output gets the message, soon, that no more of it will be read."""
+        """A task tells an agent that keeps output that no more of it will be read."""
         self._spawn("end output", partial(self._agent.end_output, self._container_id, self._guest_id))
 
     async def close(self) -> None:

@@ -131,7 +131,10 @@ class Sandbox:
         self._stop_lock = asyncio.Lock()
         self._leave_lock = asyncio.Lock()
         self.pid = 0
-        """The VMM's pid, also after its end, since containerd goes on using it. For a remote VM the shim's, as Kata."""
+        """The VMM's pid, also after its end, since containerd goes on using it.
+
+        For a remote VM, the shim's, as with Kata.
+        """
         self.origin = _booted(plan)
         """Booted, or cloned from which template: text for an operator, see `SandboxSnapshot`."""
         self.is_stopped = False
@@ -180,8 +183,8 @@ class Sandbox:
         await self._run_hooks(hooks)
         template = await self._template()
         self._undo_after_stop.push(self.cgroups.leave)
-        # Programs that serve the guest must start in its cgroups. The kernel takes 10 to 20 ms to move the shim, time
-        # for the share, which needs no program, and the network, whose programs end with this step.
+        # Programs that serve the guest must start in the sandbox's cgroups. The kernel takes 10 to 20 ms to move the
+        # shim there: time to make the share, which needs no program, and the network, whose programs end here.
         enter_cgroups = step("enter cgroups", self.cgroups.enter())
         if self.plan.config.is_remote:  # no process of this host serves the guest
             await together(enter_cgroups, self._connect_and_run(template, monitor))

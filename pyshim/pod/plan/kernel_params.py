@@ -33,8 +33,8 @@ _SYSTEMD_PARAMS = (
     "systemd.mask=systemd-networkd.socket",
 )
 _ONLINE_AT_ONCE = "memhp_default_state=online"
-"""The kernel puts added memory online when it finds it, which can be after the agent was asked to do so. And virtio-mem
-adds no more while 1 GiB is not online.
+"""The kernel puts added memory online when it finds it, which can be after the agent has tried to. And virtio-mem adds
+no more while 1 GiB is not online.
 Source: the kernel's admin-guide/mm/memory-hotplug.rst and drivers/virtio/virtio_mem.c (offline_threshold)."""
 _MOVABLE = "memory_hotplug.online_policy=auto-movable"
 """Most added memory is for movable pages, the only memory that can be removed again. Source: as above."""

@@ -67,7 +67,7 @@ class FakeConnector:
 
 
 class FakeFollower:
-    """`names` of all spans that have ended, in that order, with the name of the span each is within."""
+    """`names` has the spans that have ended, in that order, each with the name of its parent."""
 
     def __init__(self) -> None:
         self.heard: dict[int, Span] = {}
@@ -205,7 +205,7 @@ class Stack:
         return ExecId(exec_id)
 
     async def end(self, container_id: ContainerId) -> ExitStatus:
-        """The container's init is killed and has ended."""
+        """The container's init was killed and has ended."""
         await self.pod.kill(container_id, None, 9, False)
         return await self.pod.wait(container_id, None)
 
@@ -233,7 +233,7 @@ class Stack:
 
 
 async def give_up_while_it_plugs(stack: Stack, name: str, **spec: Any) -> None:
-    """The caller of the container `name` gave up while its device was plugged into the VM; nothing came of it."""
+    """The creation of container `name` was cancelled while its device was plugged, and was undone."""
     vm = stack.hypervisors[0]
     plugging = asyncio.Event()
     plug = vm.plug
@@ -263,7 +263,7 @@ async def outcomes(*calls: Coroutine[Any, Any, object]) -> list[object]:
 
 
 async def until(holds: Callable[[], object], *, every_s: float = 0.001) -> None:
-    """`holds` is true; the test's own time limit ends a wait in vain.
+    """`holds` is true; the test's time limit ends a wait for what never happens.
 
     Each look takes time, the pauses between them none: a long wait is better looked at seldom.
     """

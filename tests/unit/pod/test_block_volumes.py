@@ -46,7 +46,7 @@ async def test_a_device_is_plugged_and_in_the_guests_request_and_unplugged_with_
 
 
 async def test_a_guest_unmounts_a_containers_disks_before_it_ends_with_it(stack: Stack) -> None:
-    """kata-agent does not at DestroySandbox: what was written and not synced would be lost."""
+    """kata-agent does not unmount at DestroySandbox: written data that is not synced would be lost."""
     app = await stack.run("c1", ["exit", "0"], linux={"devices": [DISK]})
 
     await stack.pod.wait(app, None)
@@ -74,7 +74,7 @@ async def test_a_create_that_is_cancelled_while_it_plugs_unplugs_the_disk(stack:
 
 
 async def ended_but_its_disk_is_kept(stack: Stack) -> tuple[ContainerId, FakeVm]:
-    """A container of a pod that has ended, in whose VM nothing is unplugged until `may_unplug` is set."""
+    """An ended container of a pod, in whose VM nothing is unplugged until `may_unplug` is set."""
     await stack.run("c1", ["sleep"], annotations=SANDBOX)
     app = await stack.run("app", ["exit", "0"], annotations=MEMBER, linux={"devices": [DISK]})
     await stack.pod.wait(app, None)
@@ -135,7 +135,7 @@ async def test_a_disk_that_the_guest_keeps_is_not_given_to_another_container(sta
 
 async def test_devices_of_a_lost_vm_do_not_stop_the_clean_up(stack: Stack) -> None:
     container = await stack.run("c1", ["sleep"], linux={"devices": [DISK]})
-    stack.hypervisors[0].plugged.clear()  # as a VMM does that has died
+    stack.hypervisors[0].plugged.clear()  # as of a VMM that has ended
     stack.hypervisors[0].die("killed")
     await stack.pod.wait(container, None)
 
@@ -246,7 +246,7 @@ def plugged(stack: Stack) -> list[str]:
 
 async def test_a_layer_of_two_containers_is_plugged_once_and_goes_with_the_last(stack: Stack) -> None:
     await pod(stack)
-    assert plugged(stack) == []  # the shim plays the sandbox container, whose image the guest does not need
+    assert plugged(stack) == []  # the shim answers for the sandbox container, whose image the guest does not need
     for name in ("one", "two"):
         await stack.pod.create(request(stack, name, f"{LAYERS}/{name}", BASE))
         await stack.pod.start(ContainerId(name), None)
@@ -320,7 +320,7 @@ async def test_a_layer_with_a_root_hash_is_verified_by_the_guest(stack: Stack) -
 async def test_a_guest_is_asked_for_all_layers_of_a_container_at_once(
     stack: Stack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that does not answer costs a Delete one wait, not one for each layer."""
+    """If it does not answer, Delete waits once, not once for each layer."""
     await pod(stack)
     await stack.pod.create(request(stack, "app", f"{LAYERS}/top", BASE))
     await stack.pod.start(ContainerId("app"), None)

@@ -173,7 +173,7 @@ OF_CRIO = {"io.kubernetes.cri-o.ContainerType": "container", "io.kubernetes.cri-
 def test_the_agent_makes_the_pid_namespace(
     plan: Planner, namespaces: list[dict[str, str]], annotations: dict[str, str], shared: bool
 ) -> None:
-    """It adds one to the spec in any case: two would be one too many."""
+    """It adds one to every spec, so the spec must have none."""
     planned = plan(spec(linux={"namespaces": [*namespaces, {"type": "ipc"}]}, annotations=annotations))
 
     assert planned.guest.shared_pid_namespace is shared
@@ -181,7 +181,7 @@ def test_the_agent_makes_the_pid_namespace(
 
 
 def test_a_container_on_the_hosts_namespaces_gets_the_pods(plan: Planner) -> None:
-    """hostNetwork takes the uts namespace along: without one the container would show the guest's own host name."""
+    """hostNetwork includes the host's uts namespace: without one the container would show the guest's host name."""
     planned = plan(spec(linux={"namespaces": [{"type": "mount"}]}))
 
     kinds = [namespace["type"] for namespace in planned.guest.spec["linux"]["namespaces"]]
@@ -223,5 +223,5 @@ def test_a_block_device_becomes_a_volume_of_the_vm(plan: Planner) -> None:
     assert [(use.disk.path, use.container_path, use.disk.read_only) for use in planned.disks] == [
         ("/dev/vg/data", "/dev/loop7", True)
     ]
-    # A node without a mode is 0666, as with runc and crun: kata-agent makes one that is closed to all.
+    # A node without a mode is 0666, as with runc and crun: kata-agent would make one without permissions.
     assert planned.guest.spec["linux"]["devices"] == [{"fileMode": 0o666, **device} for device in devices]

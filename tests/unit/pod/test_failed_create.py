@@ -20,7 +20,7 @@ from tests.unit.pod.conftest import PIPES, Stack, until
 
 @pytest.mark.parametrize("step", ["create_vm", "start_vm"])
 async def test_a_vmm_that_the_oom_killer_ends_at_its_start_is_reported_so(step: str) -> None:
-    """As where a RuntimeClass has no overhead: the pod's cgroup has no room for a VM."""
+    """Happens with a RuntimeClass without overhead: the pod's cgroup has no room for a VM."""
 
     stack = Stack(Faults({step: 1}))
     stack.host.cgroup_tree.killed = HostOom(limited_by="/pod1", limit_bytes=64 << 20)
@@ -40,7 +40,7 @@ async def test_a_vm_that_dies_during_create_gives_its_reason(method: str, stack:
     await until(lambda: method in stack.agent.calls)
 
     stack.hypervisors[0].die("guest panicked: no root")
-    if method == "CreateContainer":  # the connection goes with the VM
+    if method == "CreateContainer":  # the connection ends with the VM
         stack.clients[0].close()
 
     with pytest.raises(Unavailable, match="guest panicked: no root"):
@@ -79,7 +79,7 @@ async def test_virtiofsd_that_dies_alone_is_the_reported_reason(stack: Stack) ->
 async def test_an_end_of_virtiofsd_is_the_reason_for_a_vmm_that_misses_its_socket(
     stack: Stack, socket: str, reason: str
 ) -> None:
-    """virtiofsd ends at once, for instance where it cannot make its sandbox; the VMM then cannot connect `socket`."""
+    """virtiofsd ends at once, for instance if it cannot isolate itself; then the VMM cannot connect to `socket`."""
 
     def hit(step: str) -> None:
         if step == "create_vm":
@@ -144,7 +144,7 @@ async def test_a_vm_whose_driver_reports_its_end_is_not_checked(stack: Stack, co
 async def test_a_guest_that_fails_its_checks_over_a_live_connection_is_lost(
     silent: bool, stack: Stack, container: ContainerId
 ) -> None:
-    """A service's proxy may stay when the remote VM has ended."""
+    """A service's proxy may stay after the end of the remote VM."""
 
     if silent:
         stack.agent.hung.add("Check")

@@ -55,7 +55,7 @@ async def test_a_kill_of_the_only_container_ends_it_and_the_vm_in_time(stack: St
 
 
 async def test_a_kill_that_the_guest_accepts_and_does_not_carry_out_ends_the_vm(stack: Stack) -> None:
-    """It lies, or the process hangs in the guest's kernel."""
+    """The guest lies, or the process hangs in its kernel."""
     await stack.run("c1", ["sleep"])
     process = stack.agent.processes["c1", "c1"]
 
@@ -83,7 +83,7 @@ async def test_a_kill_that_the_guest_carries_out_has_the_guests_status(stack: St
 
 
 async def test_a_kill_of_a_pods_container_ends_the_pod_when_the_agent_answers_nothing(stack: Stack) -> None:
-    """Else the kubelet could not stop the pod: it kills the containers first."""
+    """Otherwise the kubelet, which kills the containers first, could not stop the pod."""
 
     await pod_of_two(stack)
     hang(stack)
@@ -126,7 +126,7 @@ async def test_any_other_signal_to_a_guest_that_hangs_says_so_and_ends_nothing(s
 
 
 async def test_crio_goes_on_from_the_stop_signal_to_the_kill_when_the_guest_hangs(stack: Stack) -> None:
-    """It gives up a stop whose first signal fails. Source: CRI-O 1.36.3, internal/oci/runtime_vm.go, StopContainer."""
+    """A stop ends when its first signal fails. Source: CRI-O 1.36.3, internal/oci/runtime_vm.go, StopContainer."""
     crio = {"io.kubernetes.cri-o.SandboxID": "c1", "io.kubernetes.cri-o.ContainerType": "container"}
     sandbox = {**crio, "io.kubernetes.cri-o.ContainerType": "sandbox"}
     await stack.run("c1", ["sleep"], annotations=sandbox)
@@ -151,12 +151,12 @@ async def test_a_kill_of_the_sandbox_needs_no_guest(stack: Stack) -> None:
 
 
 def never_tells(stack: Stack) -> None:
-    """It takes signals, answers health checks, and keeps the exits to itself."""
+    """The agent accepts signals and answers health checks, but reports no exit."""
     stack.agent.hung.add("WaitProcess")
 
 
 def drips(stack: Stack) -> None:
-    """Every read gives a byte, without end."""
+    """Every read returns a byte, without end."""
 
     async def one_byte(_payload: bytes) -> Any:
         await asyncio.sleep(0.5)
@@ -185,7 +185,7 @@ async def test_a_kill_of_a_pods_container_ends_it_even_if_the_guest_lies(lie: An
 async def test_output_without_end_delays_the_exit_of_a_killed_container_for_a_limited_time(
     stack: Stack,
 ) -> None:
-    """The guest has reported the exit: the container has ended, whatever is still printed."""
+    """The guest has reported the exit, so the container has ended, even if output still comes."""
 
     drips(stack)
     await pod_of_two(stack)

@@ -78,7 +78,7 @@ async def test_a_shared_pid_namespace_brings_it_into_the_guest_before_the_first_
 
 
 async def test_a_debug_container_joins_the_processes_of_the_only_container(stack: Stack) -> None:
-    """The first container's namespace is what kata-agent shares; the sandbox container does not come along."""
+    """kata-agent shares the first container's namespace; the sandbox container is not made in the guest."""
     await _pod(stack)
     await _app(stack, "app")
 
@@ -90,7 +90,7 @@ async def test_a_debug_container_joins_the_processes_of_the_only_container(stack
 
 
 async def test_a_debug_container_joins_the_only_container_that_runs_if_the_agent_joins_by_name(stack: Stack) -> None:
-    """The pod's first container has been restarted, or has ended beside another one."""
+    """The pod's first container has been restarted, or has ended while another one runs."""
     stack.agent.remembers = True
     await _pod(stack)
     first = await _app(stack, "app")
@@ -106,7 +106,7 @@ async def test_a_debug_container_joins_the_only_container_that_runs_if_the_agent
 
 
 async def test_a_debug_container_is_refused_where_its_target_may_be_another(stack: Stack) -> None:
-    """containerd names the target by a pid that all tasks of the pod have; kata-agent shares the first one's only."""
+    """containerd names the target by a pid that all tasks of the pod have; kata-agent shares only the first one's."""
     await _pod(stack)
     first = await _app(stack, "app")
     await _app(stack, "sidecar")
@@ -121,7 +121,7 @@ async def test_a_debug_container_is_refused_where_its_target_may_be_another(stac
 
 
 async def test_a_mount_inside_its_root_file_system_is_undone_beneath_that_root(stack: Stack) -> None:
-    """The guest writes in that root file system: a link it plants there must not lead the undo astray."""
+    """The guest can write to that root file system, so the undo must not follow a link in it."""
     request = stack.with_rootfs(
         stack.request("c1", ["sleep"], annotations=SANDBOX),
         RootfsMount(type="overlay", source="overlay", target="", options=()),

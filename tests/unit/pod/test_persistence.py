@@ -131,7 +131,7 @@ async def test_an_exec_costs_no_write(stack: Stack) -> None:
 
 
 async def test_a_delayed_write_does_not_follow_the_removal(stack: Stack) -> None:
-    """The state may stay on disk, since something is held; then the next sandbox of the name writes there."""
+    """The state may stay on disk with what could not be undone; then the next sandbox of the name writes there."""
     await stack.run("c1", ["sleep"])
     records = FakeRecords(stack.host)
     saved = SavedState(records, lambda: stack.records[-1].snapshots[-1])
@@ -195,7 +195,7 @@ def test_a_disk_of_each_kind_has_katas_keys(
 
 
 async def test_katas_own_restore_of_the_sandbox_succeeds(stack: Stack) -> None:
-    """Kata refuses an image beside an initrd and a container without a bundle, and then removes the state."""
+    """Kata refuses an image together with an initrd, and a container without a bundle, and then removes the state."""
 
     stack.document = {"hypervisor": {"qemu": {**DOCUMENT["hypervisor"]["qemu"], "initrd": "/initrd"}}}
     await stack.run("c1", ["sleep"], annotations=SANDBOX)

@@ -27,7 +27,7 @@ _PLACEMENT = Placement(
 
 
 def _asking(stack: Stack, answer: Placement | ShimError = _PLACEMENT, **runtime: object) -> list[tuple[str, Need]]:
-    """The configuration names a plugin, which answers so; what it is asked."""
+    """The configuration names a plugin, which answers so. Returns the requests that it gets."""
     asked: list[tuple[str, Need]] = []
 
     async def ask(path: str, need: Need) -> Placement:
@@ -122,7 +122,7 @@ _TWO_NODES = Description(sockets=2, cores=2, memory_mib=65536)
 
 
 def _with_nodes(stack: Stack, *mapping: str, **hypervisor: object) -> None:
-    """The configuration lets guests have nodes; the host has two, with CPUs 0 and 1, and 2 and 3."""
+    """The configuration enables NUMA; the host has two nodes, with CPUs 0 and 1, and 2 and 3."""
     stack.machine = machine(_TWO_NODES)
     qemu = {**DOCUMENT["hypervisor"]["qemu"], "enable_numa": True, "numa_mapping": list(mapping), **hypervisor}
     stack.document = {

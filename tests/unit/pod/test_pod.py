@@ -75,7 +75,7 @@ async def test_wait_before_start_and_after_exit_give_the_same_answer(stack: Stac
 
 
 async def test_after_the_exit_a_kill_or_term_succeeds_and_other_signals_are_not_found(stack: Stack) -> None:
-    """CRI-O stops containers that have ended; containerd takes both answers."""
+    """CRI-O stops containers that have ended; containerd accepts both answers."""
     container = await stack.run("c1", ["exit", "0"])
     await stack.pod.wait(container, None)
 
@@ -395,7 +395,7 @@ async def test_a_sandbox_that_names_another_one_does_not_join_it(stack: Stack) -
 
 
 async def test_crio_sees_the_end_of_a_sandbox_after_it_has_left_the_host(stack: Stack) -> None:
-    """Its StopPodSandbox waits for that exit alone; then the kubelet kills what is in the pod's cgroup, as the shim."""
+    """Its StopPodSandbox waits for that exit only; then the kubelet kills all processes of the pod's cgroup."""
     crio = {"io.kubernetes.cri-o.SandboxID": "c1", "io.kubernetes.cri-o.ContainerType": "sandbox"}
     container = await stack.run("c1", ["sleep"], annotations=crio)
     waiting = asyncio.ensure_future(stack.pod.wait(container, None))

@@ -28,7 +28,7 @@ HOLDABLE = st.sampled_from(
 
 
 class PodMachine(RuleBasedStateMachine):
-    """Calls are started and left to run beside each other; `settle` lets what can happen, happen."""
+    """Calls run at the same time; `settle` runs the loop for some seconds."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ class PodMachine(RuleBasedStateMachine):
     def shutdown(self) -> None:
         self.begin(self.stack.pod.shutdown(now=False))
 
-    # ---- what happens by itself
+    # ---- events in the guest
 
     @rule(reason=st.sampled_from(["killed", "panicked"]))
     def the_vm_dies(self, reason: str) -> None:
@@ -145,7 +145,7 @@ class PodMachine(RuleBasedStateMachine):
 
         self.runner.run(settle())
 
-    # ---- what must hold
+    # ---- invariants
 
     @invariant()
     def exits_are_latched(self) -> None:

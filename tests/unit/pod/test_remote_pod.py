@@ -166,7 +166,7 @@ async def test_the_loss_of_the_agent_ends_every_task_with_255_and_the_vm(stack: 
 
 
 async def test_a_service_that_crashes_under_a_pod_leaves_its_vm_on_record(stack: RemoteStack) -> None:
-    """Its memory is gone: StopVM meets a service without such a VM, and the VM's tombstone ends the entry."""
+    """The service has forgotten its VMs: StopVM answers that there is none, and the tombstone ends the entry."""
 
     container = await pod_with_container(stack, ["sleep"])
     stack.service.crash()

@@ -141,7 +141,7 @@ def test_the_sandbox_always_has_a_host_name(given: str, name: str) -> None:
     [pytest.param("", "node-7", id="none: the node's"), pytest.param("web-0", "web-0", id="as given")],
 )
 def test_a_sandbox_on_the_hosts_network_has_the_nodes_host_name_unless_it_has_one(given: str, name: str) -> None:
-    """As containerd says it in such a pod's /etc/hostname and HOSTNAME."""
+    """containerd writes the same name into such a pod's /etc/hostname and HOSTNAME."""
     asked = spec(hostname=given, linux={"namespaces": [{"type": "mount"}, {"type": "ipc"}]})
     allowing = configured({"kernel": "/k", "image": "/i", "rootfs_type": "erofs"}, {"allow_host_network": True})
 

@@ -182,7 +182,7 @@ async def test_a_container_before_the_start_is_refused(stack: Stack, api: Served
 
 
 async def test_a_container_without_annotations_is_of_the_sandbox(stack: Stack, api: ServedSandbox) -> None:
-    """As `ctr run --sandbox` makes it."""
+    """`ctr run --sandbox` makes such a container."""
     await run_pod(stack, api)
 
     await stack.run("app", ["sleep"])
@@ -272,7 +272,7 @@ async def test_a_lost_vm_ends_the_wait_and_its_containers(stack: Stack, api: Ser
 async def test_a_lost_sandbox_has_ended_once_its_vm_has(
     stack: Stack, api: ServedSandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """containerd never stops a sandbox that has ended, and the VMM may be slow to go."""
+    """containerd never stops a sandbox that has ended, and the VMM may end slowly."""
     may_go, stop = asyncio.Event(), FakeHypervisor.stop
 
     async def slow_stop(hypervisor: FakeHypervisor) -> None:
@@ -322,7 +322,7 @@ async def test_a_shutdown_without_a_stop_ends_all(stack: Stack, api: ServedSandb
 
 
 async def test_a_shutdown_after_a_refused_create_ends_the_shim(stack: Stack, api: ServedSandbox) -> None:
-    """containerd asks for it, for the sandbox that it could not create."""
+    """containerd calls ShutdownSandbox for a sandbox that it could not create."""
     with pytest.raises(InvalidArgument, match=r"^create sandbox 'p1': neither options of type .* nor '.*config.json'"):
         await api.create(request(pod=None))
 
@@ -332,7 +332,7 @@ async def test_a_shutdown_after_a_refused_create_ends_the_shim(stack: Stack, api
 
 
 async def test_a_sandbox_by_the_spec_in_its_bundle(stack: Stack, api: ServedSandbox) -> None:
-    """As `ctr sandboxes run` makes it."""
+    """`ctr sandboxes run` makes such a sandbox."""
     stack.host.write_spec(f"{BUNDLES}/p1", ["pause"], hostname="by-spec")
     await api.create(request(pod=None))
 

@@ -16,7 +16,7 @@ TERMINAL = Stdio(stdin="/in", stdout="/out", stderr="", terminal=True)
 
 
 async def test_the_end_of_stdin_is_not_sent_for_a_terminal(stack: Stack) -> None:
-    """kata-agent answers CloseStdin by closing the terminal, which hangs up on the process."""
+    """At CloseStdin kata-agent closes the terminal, which hangs up on the process."""
     container = await stack.run("c1", ["sleep"], TERMINAL)
     stack.host.streams["c1"].stdin.chunks.put_nowait(b"ls\n")
 
@@ -139,7 +139,7 @@ async def test_a_process_that_closed_its_stderr_loses_no_output(stack: Stack) ->
 
 
 async def test_a_signal_before_the_start_costs_no_output_after_it(stack: Stack) -> None:
-    """It makes the shim look for an exit, at times that mean nothing for the process that was started after it."""
+    """The signal makes the shim poll for an exit; the times of these polls must not stay after the start."""
     container = await stack.create("c1", ["sleep"], PIPES)
     await stack.pod.kill(container, None, SIGWINCH, False)
     await asyncio.sleep(OUTPUT_GRACE_S / 2)
@@ -182,7 +182,7 @@ async def test_a_child_that_outlives_an_exec_does_not_delay_its_exit(
 
 
 async def test_output_that_an_agent_keeps_is_read_after_the_exit_and_ended_by_delete(stack: Stack) -> None:
-    """Silence is not the end: a child that outlives the exec may print long after."""
+    """A child that outlives the exec may print after a long silence."""
     stack.agent.remembers = True
     container = await stack.run("c1", ["sleep"])
     exec_id = await stack.exec(container, "e1", ["hold", "first"], PIPES)
@@ -202,7 +202,7 @@ async def test_output_that_an_agent_keeps_is_read_after_the_exit_and_ended_by_de
 
 
 async def test_output_of_an_init_ends_with_it_even_if_a_child_has_it_open(stack: Stack) -> None:
-    """containerd asks for the deletion of a container only after its output has ended."""
+    """containerd deletes a container only after its output has ended."""
     stack.agent.remembers = True
     container = await stack.run("c1", ["hold", "last"], PIPES)
 
