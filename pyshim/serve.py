@@ -255,13 +255,14 @@ class _Daemon:
     def _environment(self, publisher: EventPublisher, socket_path: str) -> Environment:
         faults = self._faults
         children = self._children if faults is None else faults.children(self._children)
+        host = LinuxHost(children=children, release=release)
 
-        def lost(vm_id: str) -> None:
+        def lost_vm(vm_id: str) -> None:
             publisher.publish(RemoteVmLost(container_id=ContainerId(vm_id)))
 
         def hypervisor(ledger: Ledger, name: str) -> Hypervisor:
             if name == "remote":
-                return RemoteVm(ledger=ledger, on_lost=lost)
+                return RemoteVm(ledger=ledger, on_lost=lost_vm)
             return QemuVm(children=children, ledger=ledger)
 
         shim = ShimRecord(
@@ -280,51 +281,9 @@ class _Daemon:
                 await thread_to_the_end(clear_remains, store, sandbox_id)
             return SandboxRecords(store=store, sandbox_id=sandbox_id, shim=shim, release=host.release)
 
-        @within_s(CHANGE_S, "load configuration")
-        async def config(options: RuntimeOptions | None, annotations: Mapping[str, str]) -> Config:
-            loaded = await asyncio.to_thread(load_config, options, annotations, dict(os.environ), self._config_cache)
-            _warn_of_writers("others can change what this pod is made from", _booted(loaded))
-            if loaded.runtime.enable_debug:
-                shim_log.set_debug()
-            self._confine(loaded)
-            return loaded
-
-        async def serve_monitor(
-            path: str, metrics_path: str, pod: MonitorRpc, *, debug: bool
-        ) -> Callable[[], Awaitable[None]]:
-            bundle = self._identity.bundle
-            address_file = f"{bundle}/monitor_address" if bundle else ""
-            texts = {"stacks": lambda: stacks(self._calls.open_calls()), "objects": objects} if debug else {}
-            answers = ShimAnswers(pod, calls=self._durations, agent_calls=self._agent_calls, debug=texts)
-            async with AsyncExitStack() as opened:
-                with os_errors(f"listen at '{path}' and '{metrics_path}'"):
-                    os.makedirs(os.path.dirname(metrics_path), mode=0o750, exist_ok=True)
-                    for monitor in (
-                        MonitorSocket(path, answers.answer, address_file=address_file),
-                        MonitorSocket(metrics_path, answers.answer_question, mode=0o660),
-                    ):
-                        await monitor.open()
-                        opened.push_async_callback(monitor.close)
-                return opened.pop_all().aclose
-
-        @within_s(CHANGE_S, "find devices")
-        async def find_devices(question: DeviceQuestion) -> PodDevices:
-            if question.is_empty:
-                return PodDevices()
-            return await DeviceFinder(children).find(question)
-
-        @within_s(CHANGE_S, "read machine")
-        async def machine() -> Machine:
-            return await asyncio.to_thread(read_machine)
-
-        def export_trace(trace: Trace, endpoint: str, sandbox_id: SandboxId, annotations: Mapping[str, str]) -> None:
-            if self._exporter is None:  # a second attempt at the sandbox is in the same trace
-                self._exporter = exporter_of(self._children, trace, endpoint, sandbox_id, annotations)
-
-        host = LinuxHost(children=children, release=release)
         environment = Environment(
             host=host,
-            load_config=config,
+            load_config=self._load_config,
             host_facts=self._host_facts,
             capacity=self._capacity,
             hypervisor_factory=hypervisor,
@@ -334,13 +293,44 @@ class _Daemon:
             open_records=records,
             clock_ns=time.time_ns,
             new_uuid=_random_uuid,
-            find_devices=find_devices,
-            serve_monitor=serve_monitor,
-            export_trace=export_trace,
+            find_devices=partial(_find_devices, children),
+            serve_monitor=self._serve_monitor,
+            export_trace=self._export_trace,
             ask_placement=asked,
-            read_machine=machine,
+            read_machine=_read_machine,
         )
         return environment if faults is None else faults.environment(environment)
+
+    @within_s(CHANGE_S, "load configuration")
+    async def _load_config(self, options: RuntimeOptions | None, annotations: Mapping[str, str]) -> Config:
+        loaded = await asyncio.to_thread(load_config, options, annotations, dict(os.environ), self._config_cache)
+        _warn_of_writers("others can change what this pod is made from", _booted(loaded))
+        if loaded.runtime.enable_debug:
+            shim_log.set_debug()
+        self._confine(loaded)
+        return loaded
+
+    async def _serve_monitor(
+        self, path: str, metrics_path: str, pod: MonitorRpc, *, debug: bool
+    ) -> Callable[[], Awaitable[None]]:
+        bundle = self._identity.bundle
+        address_file = f"{bundle}/monitor_address" if bundle else ""
+        texts = {"stacks": lambda: stacks(self._calls.open_calls()), "objects": objects} if debug else {}
+        answers = ShimAnswers(pod, calls=self._durations, agent_calls=self._agent_calls, debug=texts)
+        async with AsyncExitStack() as opened:
+            with os_errors(f"listen at '{path}' and '{metrics_path}'"):
+                os.makedirs(os.path.dirname(metrics_path), mode=0o750, exist_ok=True)
+                for monitor in (
+                    MonitorSocket(path, answers.answer, address_file=address_file),
+                    MonitorSocket(metrics_path, answers.answer_question, mode=0o660),
+                ):
+                    await monitor.open()
+                    opened.push_async_callback(monitor.close)
+            return opened.pop_all().aclose
+
+    def _export_trace(self, trace: Trace, endpoint: str, sandbox_id: SandboxId, annotations: Mapping[str, str]) -> None:
+        if self._exporter is None:  # a second attempt at the sandbox is in the same trace
+            self._exporter = exporter_of(self._children, trace, endpoint, sandbox_id, annotations)
 
     def _confine(self, config: Config) -> None:
         """The shim has no capabilities and calls that it does not need, before it runs a hook or another child.
@@ -373,6 +363,18 @@ class _Daemon:
     async def _capacity(self, question: CapacityQuestion) -> CapacityFacts:
         facts = await self._host_facts()
         return await asyncio.to_thread(probe_capacity, question, cgroup_mode=facts.cgroup_mode)
+
+
+@within_s(CHANGE_S, "find devices")
+async def _find_devices(children: Children, question: DeviceQuestion) -> PodDevices:
+    if question.is_empty:
+        return PodDevices()
+    return await DeviceFinder(children).find(question)
+
+
+@within_s(CHANGE_S, "read machine")
+async def _read_machine() -> Machine:
+    return await asyncio.to_thread(read_machine)
 
 
 def _random_uuid() -> str:
