@@ -21,14 +21,14 @@ SHARE: tuple[Key, ...] = (
         "virtio_fs_daemon",
         PATH,
         "",
-        "virtiofsd, the Rust one or QEMU's own. Empty: looked for in the usual places.",
+        "virtiofsd, either the Rust program or QEMU's C program. Empty: searched for in the usual places.",
         ann=True,
     ),
     _H.used(
         "virtio_fs_cache",
         choice("", "never", "metadata", "auto", "always"),
         "auto",
-        "What the guest may cache. Empty: virtiofsd's default.",
+        "virtiofsd's cache policy. Empty: its default.",
         ann=True,
     ),
     _H.later(
@@ -39,8 +39,8 @@ SHARE: tuple[Key, ...] = (
         field="virtio_fs_cache_size_mib",  # Kata's state has it
         ann=True,
     ),
-    _RS.later("virtio_fs_is_dax", BOOL, False, "Map files through the DAX window."),
-    _H.used("virtio_fs_queue_size", whole(1, 1024), 1024, "Requests virtiofsd's queue can hold."),
+    _RS.later("virtio_fs_is_dax", BOOL, False, "The guest maps files through the DAX window."),
+    _H.used("virtio_fs_queue_size", whole(1, 1024), 1024, "Size of virtiofsd's queue, in requests."),
     _H.used(
         "virtio_fs_extra_args",
         WORDS,
@@ -48,13 +48,13 @@ SHARE: tuple[Key, ...] = (
         "Further arguments of virtiofsd.",
         ann=True,
     ),
-    _H.never("msize_9p", whole(0, _U32), 8192, "Packet size of 9p.", "9p is not offered", ann=True),
+    _H.never("msize_9p", whole(0, _U32), 8192, "Packet size of 9p.", "9p is not supported", ann=True),
     _RS.never(
         "prefetch_list_path",
         PATH,
         "",
         "Files to prefetch.",
-        "only nydus has it",
+        "only nydus uses it",
         also=("config.hypervisor.prefetch_files.list",),
     ),
 )
@@ -81,39 +81,49 @@ BLOCK: tuple[Key, ...] = (
         ann=True,
     ),
     _H.used(
-        "block_device_aio", choice("io_uring", "native", "threads"), "io_uring", "Asynchronous I/O of disks.", ann=True
+        "block_device_aio",
+        choice("io_uring", "native", "threads"),
+        "io_uring",
+        "QEMU's interface for asynchronous I/O of disks. `native` needs block_device_cache_direct.",
+        ann=True,
     ),
-    _H.used("block_device_cache_set", BOOL, False, "Whether the two keys below are passed on.", ann=True),
-    _H.used("block_device_cache_direct", BOOL, False, "Bypass the host's page cache.", ann=True),
-    _H.used("block_device_cache_noflush", BOOL, False, "Ignore the guest's flushes.", ann=True),
+    _H.used("block_device_cache_set", BOOL, False, "false: the next two keys count as false.", ann=True),
+    _H.used("block_device_cache_direct", BOOL, False, "Disks bypass the host's page cache.", ann=True),
+    _H.used("block_device_cache_noflush", BOOL, False, "QEMU ignores the guest's flushes of disks.", ann=True),
     *(
         _H.used(
             f"block_device_{which}_sector_size",
             SECTOR_SIZE,
             0,
-            f"The {which} sector size disks report; the logical one is not above the physical one. 0: QEMU's.",
+            f"The {which} sector size that disks report; logical is at most physical. 0: QEMU's default.",
             aliases=(f"blk_{which}_sector_size",),
             also=(f"config.hypervisor.blk_{which}_sector_size",),
         )
         for which in ("logical", "physical")
     ),
-    _H.used("enable_iothreads", BOOL, False, "An I/O thread for the SCSI controller.", ann=True),
-    _H.used("indep_iothreads", whole(0, 50), 0, "Further I/O threads for disks added later.", ann=True),
+    _H.used("enable_iothreads", BOOL, False, "The SCSI controller has an I/O thread.", ann=True),
+    _H.used("indep_iothreads", whole(0, 50), 0, "Number of I/O threads for hot-plugged virtio-blk disks.", ann=True),
     _RS.never("vm_rootfs_driver", TEXT, "", "Device of the root disk.", "disable_image_nvdimm decides"),
     _RS.used(
         "queue_size",
         whole(1, 1024),
         128,
-        "Requests a disk's queue can hold.",
+        "Size of a disk's queue, in requests.",
         also=("config.hypervisor.block_device_queue_size",),
     ),
-    _RS.used("num_queues", whole(1, 256), 1, "Queues of a disk.", also=("config.hypervisor.block_device_num_queues",)),
+    _RS.used(
+        "num_queues",
+        whole(1, 256),
+        1,
+        "Number of a disk's queues.",
+        also=("config.hypervisor.block_device_num_queues",),
+    ),
     *(
         _H.never(
             f"{which}_rate_limiter_{what}_{limit}",
             whole(0, _MAX_RATE),
             0,
-            f"Limits {'disks' if which == 'disk' else 'network interfaces'}: {what} {limit.replace('_', ' ')}.",
+            f"Limit of {'disks' if which == 'disk' else 'network interfaces'}: {what} {limit.replace('_', ' ')}.",
             _OTHER_VMM,
         )
         for which in ("disk", "net")
@@ -124,28 +134,30 @@ BLOCK: tuple[Key, ...] = (
         "disable_image_nvdimm",
         BOOL,
         False,
-        "The root image as a virtio disk instead of persistent memory; with microvm always.",
+        "true: the root image is a virtio disk, as always with microvm; false: it is persistent memory.",
         ann=True,
     ),
 )
 
 DEVICES: tuple[Key, ...] = (
-    _H.used("default_bridges", whole(0, 5), 1, "PCI bridges, where devices are added later."),
-    _H.used("enable_iommu", BOOL, False, 'An IOMMU in the guest; `vfio_mode = "vfio"` needs one. q35 only.', ann=True),
+    _H.used("default_bridges", whole(0, 5), 1, "Number of PCI bridges for hot-plugged devices."),
+    _H.used(
+        "enable_iommu", BOOL, False, 'The guest has an IOMMU, which `vfio_mode = "vfio"` needs. q35 only.', ann=True
+    ),
     _H.later(
         "enable_iommu_platform",
         BOOL,
         False,
-        "Virtio devices behind the guest's IOMMU.",
+        "Virtio devices are behind the guest's IOMMU.",
         "virtio devices reach all of the guest's memory",
         ann=True,
     ),
-    _H.used("disable_vhost_net", BOOL, False, "Network queues in QEMU instead of the host's kernel.", ann=True),
+    _H.used("disable_vhost_net", BOOL, False, "QEMU moves the network's frames, not the host's kernel.", ann=True),
     _RS.used(
         "network_queues",
         whole(0, 256),
         0,
-        "Queue pairs of a network interface. 0: one for each vCPU the VM starts with. Kata's Rust runtime has 1.",
+        "Queue pairs of a network interface. 0: one for each vCPU at the boot. Kata's Rust runtime: 1 by default.",
         ann=True,
     ),
     *(
@@ -153,23 +165,23 @@ DEVICES: tuple[Key, ...] = (
             f"{way}_rate_limiter_max_rate",
             LINK_RATE,
             0,
-            f"{text} of a network interface. 0: no limit.",
+            f"Limit of the traffic that an interface {text}. 0: no limit.",
             ann=True,
         )
-        for way, text in (("rx", "Received traffic"), ("tx", "Sent traffic"))
+        for way, text in (("rx", "receives"), ("tx", "sends"))
     ),
     _H.used(
         "entropy_source",
         PATH,
         "/dev/urandom",
-        "The host's source behind the guest's virtio-rng. Empty: none.",
+        "The host's file from which the guest's virtio-rng device reads. Empty: no such device.",
         ann=True,
     ),
     _H.used(
         "enable_vhost_user_store",
         BOOL,
         False,
-        "Block devices of major number 241 are disks that vhost-user programs serve, such as SPDK.",
+        "Block devices of major number 241 are disks that vhost-user programs such as SPDK serve.",
         ann=True,
     ),
     _H.used(
@@ -183,7 +195,7 @@ DEVICES: tuple[Key, ...] = (
         "vhost_user_reconnect_timeout_sec",
         whole(0, 86_400),
         0,
-        "Seconds between attempts to reach a program that has gone. 0: none.",
+        "Seconds between attempts to reconnect to a vhost-user program that has ended. 0: no attempts.",
         ann=True,
         field="vhost_user_reconnect_timeout_s",
     ),
@@ -191,61 +203,61 @@ DEVICES: tuple[Key, ...] = (
         "hot_plug_vfio",
         choice("no-port", "bridge-port", "root-port", "switch-port"),
         "no-port",
-        "Where devices passed through are plugged into a running VM.",
+        "The kind of port where passed-through devices are plugged into a running VM. `no-port`: they are not.",
         ann=True,
     ),
     _H.used(
         "cold_plug_vfio",
         choice("no-port", "bridge-port", "root-port", "switch-port"),
         "no-port",
-        "Where devices passed through are plugged before the VM starts. Excludes hot_plug_vfio.",
+        "The kind of port of passed-through devices with which a VM boots. Excludes hot_plug_vfio.",
         ann=True,
     ),
     _H.used(
         "pcie_root_port",
         whole(0, 16),
         0,
-        "PCIe root ports for devices passed through. 0: as many as are needed.",
+        "Number of PCIe root ports for passed-through devices. 0: as many as needed.",
         ann=True,
     ),
     _H.used(
         "pcie_switch_port",
         whole(0, 16),
         0,
-        "PCIe switch ports for devices passed through. 0: as many as are needed.",
+        "Number of PCIe switch ports for passed-through devices. 0: as many as needed.",
         ann=True,
     ),
     _H.used(
         "use_vsock",
         choice("auto", "true", "false", "vhost-user"),
         "auto",
-        "Reach the agent over vhost-vsock; `auto`: where the host has it, else over one virtio-serial port; "
-        "`vhost-user`: over a vsock that a vhost-device-vsock of the VM's own serves.",
+        "How the agent is reached. `true`: by vhost-vsock; `false`: by a virtio-serial port; `auto`: by vhost-vsock if"
+        " the host has it; `vhost-user`: by a vsock device that a vhost-device-vsock serves, one for each VM.",
         own=True,
     ),
     _H.used(
         "vhost_user_vsock_daemon",
         PATH,
         "",
-        'vhost-device-vsock, for `use_vsock = "vhost-user"`. Empty: looked for in the usual places.',
+        'vhost-device-vsock, for `use_vsock = "vhost-user"`. Empty: searched for in the usual places.',
         own=True,
     ),
     _H.used(
         "start_timeout",
         SECONDS,
         60.0,
-        "Seconds until QEMU must have answered after its start; at least 120 with devices passed through.",
+        "Seconds within which QEMU must answer after its start; at least 120 with passed-through devices.",
         own=True,
     ),
 )
 
 DEBUG: tuple[Key, ...] = (
-    _H.used("enable_debug", BOOL, False, "Kernel and QEMU log more; QEMU has a second monitor socket."),
+    _H.used("enable_debug", BOOL, False, "The guest's kernel and QEMU log more; QEMU has a second monitor socket."),
     _H.used(
         "extra_monitor_socket",
         choice("", "hmp", "qmp", "qmp-pretty"),
         "",
-        "A second monitor of QEMU, for people: `extra-monitor.sock` in the VM's directory. Empty: `hmp` with"
+        "A second monitor of QEMU, for operators: `extra-monitor.sock` in the VM's directory. Empty: `hmp` with"
         " enable_debug, else none.",
     ),
     _H.later("hypervisor_loglevel", whole(0, 3), 1, "How much the hypervisor logs."),
@@ -264,9 +276,9 @@ REMOTE: tuple[Key, ...] = (
         "remote_hypervisor_timeout",
         SECONDS,
         600.0,
-        "Seconds for the service to make a remote VM, and again to start it; to stop it, at least 600.",
+        "Seconds within which the service must make a remote VM, and start it; for stopping it, at least 600.",
         aliases=("hypervisor_timeout",),
     ),
-    _H.used("default_gpus", whole(0, 1024), 0, "GPUs a remote VM must have.", ann=True),
-    _H.used("default_gpu_model", TEXT, "", "Their model, in the service's words.", ann=True),
+    _H.used("default_gpus", whole(0, 1024), 0, "Number of GPUs that a remote VM must have.", ann=True),
+    _H.used("default_gpu_model", TEXT, "", "The model of these GPUs, as the service names it.", ann=True),
 )

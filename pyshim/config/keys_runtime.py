@@ -31,7 +31,7 @@ _U32 = (1 << 32) - 1
 _U64 = (1 << 64) - 1
 _PORT = whole(1, _U32)
 _FIXED_PORT = "the agent's ports are fixed"
-_JAEGER = "spans leave as OTLP, which Jaeger takes at port 4318: otlp_endpoint"
+_JAEGER = "spans are sent as OTLP, which Jaeger accepts on port 4318 (otlp_endpoint)"
 
 AGENT: tuple[Key, ...] = (
     _A.used("enable_debug", BOOL, False, "The agent logs more: agent.log=debug."),
@@ -47,14 +47,15 @@ AGENT: tuple[Key, ...] = (
         "kernel_modules",
         MODULES,
         (),
-        "Modules the agent loads; an annotation separates them with semicolons.",
+        "Modules that the agent loads; in an annotation, semicolons separate them.",
         ann=True,
     ),
     _A.used(
         "dial_timeout",
         SECONDS,
         30.0,
-        "Seconds until the guest's agent must have answered; reconnect_timeout_ms is the same in milliseconds.",
+        "Seconds within which the agent must answer for the first time; reconnect_timeout_ms is the same in"
+        " milliseconds.",
         aliases=(("reconnect_timeout_ms", Table.AGENT, MILLISECONDS),),
     ),
     _A_RS.never(
@@ -62,13 +63,13 @@ AGENT: tuple[Key, ...] = (
         whole(1, 86_400_000),
         10,
         "Milliseconds of one attempt to reach the agent.",
-        "attempts follow each other as fast as the guest boots",
+        "the shim adapts its attempts to the guest's boot",
     ),
     _A.used(
         "request_timeout",
         SECONDS,
         60.0,
-        "Seconds until the agent must have answered a request.",
+        "Seconds within which the agent must answer a request.",
         own=True,
         aliases=(("request_timeout_ms", Table.AGENT, MILLISECONDS),),
     ),
@@ -76,7 +77,7 @@ AGENT: tuple[Key, ...] = (
         "hotplug_timeout",
         whole(1, 86_400),
         30,
-        "Seconds that the guest's agent waits for a device to show up: agent.hotplug_timeout.",
+        "Seconds that the agent waits for a device to appear in the guest: agent.hotplug_timeout.",
         own=True,
         field="hotplug_timeout_s",
     ),
@@ -84,15 +85,17 @@ AGENT: tuple[Key, ...] = (
         "cdh_api_timeout",
         SECONDS,
         50.0,
-        "Seconds for a call of the guest's data hub; cdh_api_timeout_ms is the same in milliseconds.",
+        "Seconds for a call to the guest's data hub; cdh_api_timeout_ms is the same in milliseconds.",
         aliases=(("cdh_api_timeout_ms", Table.AGENT, MILLISECONDS),),
         also=("config.agent.cdh_api_timeout_ms",),
     ),
-    _A.used("launch_process_timeout", SECONDS, 6.0, "Seconds for the start of the guest's helpers."),
+    _A.used("launch_process_timeout", SECONDS, 6.0, "Seconds for the agent to start the guest's other services."),
     _A.used(
         "visible_cdi_devices", BOOL, False, "A container may choose devices by VISIBLE_CDI_DEVICES in its environment."
     ),
-    _A_RS.used("policy", BASE64_TEXT, "", "The agent's policy, in Rego: sent before any other call.", ann=True),
+    _A_RS.used(
+        "policy", BASE64_TEXT, "", "The agent's policy, in Rego, which is sent before any other call.", ann=True
+    ),
     _A_RS.never("server_port", _PORT, 1024, "The agent's vsock port.", _FIXED_PORT),
     _A_RS.never("log_port", _PORT, 1025, "The agent's vsock port for logs.", _FIXED_PORT),
     _A_RS.never("log_level", TEXT, "", "How much the agent logs, as a word.", "enable_debug decides"),
@@ -107,9 +110,9 @@ AGENT: tuple[Key, ...] = (
     _A_RS.later("container_pipe_size", whole(0, _U32), 0, "Size of the pipes of a container's streams in the guest."),
 )
 
-_AGENT_RECLAIMS = "the agent's memory reclaim is not driven"
+_NO_RECLAIM = "the shim does not use the agent's memory reclaim"
 MEM_AGENT: tuple[Key, ...] = tuple(
-    _M.never(name, BOOL if default is False else whole(0, _U64), default, meaning, _AGENT_RECLAIMS)
+    _M.never(name, BOOL if default is False else whole(0, _U64), default, meaning, _NO_RECLAIM)
     for name, default, meaning in (
         ("mem_agent_enable", False, "Memory reclaim and compaction by the agent."),
         ("memcg_disable", False, "No reclaim."),
@@ -139,67 +142,73 @@ RUNTIME: tuple[Key, ...] = (
         ann=True,
         field="",
     ),
-    _R_RS.never("name", TEXT, "virt_container", "Kind of runtime.", "there is one", ann=True),
-    _R_RS.never("agent_name", TEXT, "kata", "Which [agent.NAME] is used.", "there is one", ann=True),
+    _R_RS.never("name", TEXT, "virt_container", "Kind of runtime.", "there is only one", ann=True),
+    _R_RS.never("agent_name", TEXT, "kata", "Which [agent.NAME] is used.", "there is only one", ann=True),
     _R.used("enable_debug", BOOL, False, "The shim logs more."),
     _R_RS.never("log_level", TEXT, "", "How much the shim logs, as a word.", "enable_debug decides"),
     _R.used(
         "internetworking_model",
         choice("tcfilter", "macvtap", "none", refused=("l3forwarding",)),
         "tcfilter",
-        "How the pod's interfaces reach the VM.",
+        "How the pod's interfaces are connected to the VM.",
         ann=True,
     ),
     _R.used(
-        "disable_new_netns", BOOL, False, "The VM stays in the host's network namespace; needs model none.", ann=True
+        "disable_new_netns",
+        BOOL,
+        False,
+        'The VM stays in the host\'s network namespace. Needs internetworking_model = "none".',
+        ann=True,
     ),
     _R.used(
         "allow_host_network",
         BOOL,
         False,
-        "true: a pod with hostNetwork starts, with a loopback of its own only; false: it is refused.",
+        "true: a pod with hostNetwork starts, with a loopback interface only; false: it is refused.",
         own=True,
     ),
     _R.used(
         "sandbox_cgroup_only",
         BOOL,
         False,
-        "true: all of the sandbox is in the pod's cgroup; false: only its vCPUs, the rest in /kata_overhead.",
+        "true: the sandbox is in the pod's cgroup; false: only the vCPU threads are, the rest in /kata_overhead.",
         ann=True,
     ),
     _R.used(
         "sandbox_cgroup_limits",
         BOOL,
         False,
-        "The sandbox's cgroups are limited to the VM's size plus what the VMM and its servers need.",
+        "The sandbox's cgroups are limited to the VM's size and what the VMM, virtiofsd and the shim need.",
         own=True,
     ),
     _R.used(
         "static_sandbox_resource_mgmt",
         BOOL,
         True,
-        "true: one size, from what the pod asks for; false: the VM boots at the defaults and follows its containers.",
+        "true: the VM has one size, for the whole pod; false: it boots with the default size and is resized for its"
+        " containers.",
     ),
     _R.used(
         "sizing_policy",
         choice("sum", "overhead"),
         "sum",
-        "`sum`: default_* plus the pod's own. `overhead`: overhead_* plus the pod's own, default_* where it has none. "
-        "Without this key a file has `overhead` when it names overhead_vcpus or overhead_memory.",
+        "`sum`: default_* plus the pod's limits. `overhead`: overhead_* plus the pod's limits, or default_* without"
+        " limits. The default is `overhead` in a file that sets overhead_vcpus or overhead_memory.",
         own=True,
     ),
     _R.used(
         "strict_memory",
         BOOL,
         False,
-        "true: a VM that does not fit the pod's cgroup is refused; false: it is a warning.",
+        "A VM that does not fit the memory limit of the pod's cgroup: true: it is refused; false: it is a warning.",
         own=True,
     ),
     _R.used(
         "enable_vcpus_pinning",
         BOOL,
         False,
-        "Each vCPU of the containers' work gets a CPU of its own, when all have CPU sets that no other sandbox pins.",
+        "The containers' vCPUs are pinned, each to its own CPU, if all containers have CPU sets and no other sandbox"
+        " has pinned these CPUs.",
         ann=True,
         also=("enable_vcpus_pinning",),
     ),
@@ -207,15 +216,15 @@ RUNTIME: tuple[Key, ...] = (
         "placement_socket",
         PATH,
         PLACEMENT_SOCKET,
-        "Socket of `pyshim nri run`, which is asked before the VM boots on which CPUs and NUMA nodes it is to run. A VM"
-        " boots unplaced when no plugin answers there. Empty: none is asked.",
+        "Socket of `pyshim nri run`, which chooses the CPUs and NUMA nodes of a VM before the boot. If none answers,"
+        " the VM boots without a placement. Empty: no plugin is asked.",
         own=True,
     ),
     _R.used(
         "vfio_mode",
         choice("guest-kernel", "vfio"),
         "guest-kernel",
-        "Who owns a device passed through in the guest.",
+        "`guest-kernel`: the guest's kernel drives a passed-through device; `vfio`: a container does, by VFIO.",
         ann=True,
     ),
     _R.used(
@@ -229,22 +238,22 @@ RUNTIME: tuple[Key, ...] = (
             "1002:12=amd.com/gpu",
             "15b3:02=nvidia.com/nic",
         ),
-        "The kind of a device in the guest's device specs: by its kind on the host, else by its vendor and class. "
-        "`HOST-KIND=KIND:MODEL` also says which GPUs a remote VM must have.",
+        "The CDI kind of a device in the guest: by its kind on the host (`HOST-KIND=KIND`), else by its PCI vendor and"
+        " class (`VENDOR:CLASS=KIND`). `HOST-KIND=KIND:MODEL` also names the GPU model that a remote VM must have.",
         own=True,
     ),
     _R.used(
         "pod_resource_api_sock",
         PATH,
         "",
-        "Socket of the kubelet's PodResources service, which lists the devices of a pod. Empty: it is not asked.",
+        "Socket of the kubelet's PodResources service, which lists a pod's devices. Empty: it is not asked.",
     ),
     _R.used(
         "instance_types",
         PATH,
         "",
-        "The table that `pyshim dra run` offers devices by: a remote VM's type is chosen from it by the devices that "
-        "the pod was given (docs/DRA.md). Empty: the remote hypervisor chooses.",
+        "The table of instance types whose devices `pyshim dra run` offers. A remote VM's type is chosen from it by the"
+        " devices that the pod was given (docs/DRA.md). Empty: the remote hypervisor chooses.",
         own=True,
     ),
     _R.later("kubelet_root_dir", PATH, "/var/lib/kubelet", "Where the kubelet keeps volumes."),
@@ -252,7 +261,7 @@ RUNTIME: tuple[Key, ...] = (
         "create_container_timeout",
         SECONDS,
         60.0,
-        "Seconds for one container's creation in the guest; also accepted in [agent.kata].",
+        "Seconds within which the guest must create a container; also accepted in [agent.kata].",
         ann=True,
         aliases=(("create_container_timeout", Table.AGENT, SECONDS),),
     ),
@@ -260,8 +269,8 @@ RUNTIME: tuple[Key, ...] = (
         "confine_shim",
         BOOL,
         True,
-        "The shim gives up capabilities and system calls that neither it nor what it starts needs, OCI hooks among it. "
-        "false: for a hook that loads kernel modules or sets the clock.",
+        "The shim drops the capabilities and system calls that neither it nor its children need, OCI hooks included."
+        " false: for hooks that load kernel modules or set the clock.",
         own=True,
     ),
     _R.used("disable_guest_seccomp", BOOL, True, "false: the pod's seccomp profile is applied in the guest.", ann=True),
@@ -269,35 +278,35 @@ RUNTIME: tuple[Key, ...] = (
         "disable_guest_empty_dir",
         BOOL,
         True,
-        "emptyDir volumes on disk stay on the host; false: they are directories in the guest's memory.",
+        "true: emptyDir volumes on disk are directories of the host; false: directories in the guest's memory.",
     ),
     _R.used(
         "emptydir_mode",
         choice("shared-fs", "block-encrypted", "block-plain"),
         "shared-fs",
-        "What an emptyDir volume on disk is. `shared-fs`: what disable_guest_empty_dir says. The others: a disk in a"
-        " file of the volume's directory, with `block-encrypted` under a key that only the guest has.",
+        "What an emptyDir volume on disk is. `shared-fs`: see disable_guest_empty_dir. `block-plain`: a disk whose file"
+        " is in the volume's directory. `block-encrypted`: such a disk, encrypted with a key that only the guest has.",
     ),
     _R.used(
         "sandbox_bind_mounts",
         WORDS,
         (),
-        "Host directories or files, `PATH` or `PATH:ro`, shown to every guest below `sandbox-mounts` of the share, "
-        "read-only; `PATH:rw`: writable. Its annotation is always refused.",
+        "Host directories or files that every guest sees below `sandbox-mounts` of the share. `PATH` or `PATH:ro`:"
+        " read-only; `PATH:rw`: writable. The annotation is always refused.",
         ann=True,
     ),
     _R_RS.later(
         "shared_mounts",
         tables("name", "src_ctr", "src_path", "dst_ctr", "dst_path"),
         (),
-        "Mounts that containers of a pod share.",
+        "Mounts that the containers of a pod share.",
         ann=True,
     ),
     _R.used(
         "experimental",
         WORDS,
         (),
-        "Names of features. `force_guest_pull` is the same as experimental_force_guest_pull = true; no other is known.",
+        "Names of features. The only one is `force_guest_pull`, the same as experimental_force_guest_pull = true.",
         ann=True,
         field="",
     ),
@@ -305,14 +314,14 @@ RUNTIME: tuple[Key, ...] = (
         "experimental_force_guest_pull",
         BOOL,
         False,
-        "Images are pulled in the guest, by the pod's names for them, whatever the snapshotter says.",
+        "The guest pulls the images, by the names in the pod, whatever the snapshotter is.",
         ann=True,
     ),
     _R.used(
         "dan_conf",
         PATH,
         "/run/kata-containers/dans",
-        "Folder of files `<sandbox>.json`, which describe the devices that a VM gets instead of its namespace's links.",
+        "Directory of files `<sandbox>.json`, whose network devices a VM gets in place of its namespace's links.",
     ),
     _R.refused(
         "guest_selinux_label",
@@ -327,15 +336,16 @@ RUNTIME: tuple[Key, ...] = (
         "otlp_endpoint",
         HTTP_URL,
         "http://localhost:4318",
-        "Receiver of OTLP over HTTP, of which `/v1/traces` is asked: an OpenTelemetry Collector, Jaeger, Tempo.",
+        "Base URL of a receiver of OTLP over HTTP, such as an OpenTelemetry Collector, Jaeger or Tempo. Spans go to"
+        " `/v1/traces`.",
         own=True,
     ),
     _R.never("jaeger_endpoint", TEXT, "", "Receiver of Jaeger's old protocol.", _JAEGER),
     _R.never("jaeger_user", TEXT, "", "User for it.", _JAEGER),
     _R.never("jaeger_password", TEXT, "", "Password for it.", _JAEGER),
-    _R.used("enable_pprof", BOOL, False, "The monitor socket answers `/debug/`: what the shim is doing.", ann=True),
-    _R_RS.later("keep_abnormal", BOOL, False, "Keep what is left of a sandbox that failed."),
-    _R_RS.later("use_passfd_io", BOOL, False, "Give process streams to the VMM."),
+    _R.used("enable_pprof", BOOL, False, "The monitor socket reports what the shim is doing at `/debug/`.", ann=True),
+    _R_RS.later("keep_abnormal", BOOL, False, "The resources of a failed sandbox are kept."),
+    _R_RS.later("use_passfd_io", BOOL, False, "The process streams are passed to the VMM."),
 )
 
 FACTORY: tuple[Key, ...] = (
@@ -343,12 +353,12 @@ FACTORY: tuple[Key, ...] = (
         "enable_template",
         BOOL,
         False,
-        "VMs continue from a template of their machine, which the first of them has made: docs/WARM_PODS.md.",
+        "VMs continue from a template of their machine, which is made with the first of them (docs/WARM_PODS.md).",
     ),
     _F.used("template_path", PATH, "/run/vc/vm/template", "Directory of the templates, on a file system in memory."),
     _F.later("vm_cache_number", whole(0, _U32), 0, "VMs started ahead."),
     _F.later(
-        "vm_cache_endpoint", PATH, "/var/run/kata-containers/cache.sock", "Socket of the service that keeps them."
+        "vm_cache_endpoint", PATH, "/var/run/kata-containers/cache.sock", "Socket of the service that holds these VMs."
     ),
 )
 
@@ -356,11 +366,12 @@ REMOVED: Mapping[tuple[Table, str], str] = {
     (Table.HYPERVISOR, "hotplug_vfio_on_root_bus"): "hot_plug_vfio says where devices are added",
     (Table.HYPERVISOR, "enable_swap"): "guest memory follows the host's swap settings",
 }
-"""Keys that Kata had once, and what takes their place."""
+"""Keys that Kata has removed, and what replaces them."""
 
 REMOVED_TABLES: Mapping[str, str] = {
     "proxy": "the shim speaks to the agent itself",
     "shim": "the shim is this program",
     "netmon": "the shim watches the network itself",
-    "image": "images are the runtime's business",
+    "image": "the container runtime handles images",
 }
+"""Tables that Kata has removed, and what replaces them."""

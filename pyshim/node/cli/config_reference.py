@@ -1,4 +1,4 @@
-"""The configuration's reference, generated from the table of keys with which the shim reads a file."""
+"""Generates the configuration's reference from the tables of keys."""
 
 import textwrap
 from collections.abc import Iterator
@@ -20,53 +20,54 @@ _INTRODUCTION = """\
 pyshim reads Kata Containers' configuration files, those of the Go runtime and those of the Rust runtime, unchanged.
 Keys that only differ in name or table between the two are accepted in both places. Two commands explain a file:
 
-- `pyshim config check [FILE]` says what each key does, with file and line. It plans an empty pod, as `pyshim plan`
-  does, shows the error that would refuse a start, and exits 1 if no sandbox starts with the file on this host
+- `pyshim config check [FILE]` prints the effect of each key, with file and line. It also plans an empty pod, as
+  `pyshim plan` does, and prints the error if that fails. It exits 1 if no sandbox starts with the file on this host
   (`--elsewhere`: on a host that has what the file needs).
-- `pyshim config show [FILE]` prints the effective configuration and the origin of every value;
-  `--annotation NAME=VALUE` shows what a pod's annotation would make of it.
+- `pyshim config show [FILE]` prints the effective configuration and the origin of every value, with
+  `--annotation NAME=VALUE` for a pod with that annotation.
 
 ## Which file is read
 
-1. The file that containerd's runtime handler names (`ConfigPath`), or the text it holds (`config_body`).
-2. `KATA_CONF_FILE` from the shim's environment, if it names one of the paths below.
+1. The file that containerd's runtime handler names (`ConfigPath`), or the text in the handler (`config_body`).
+2. The file in the environment variable `KATA_CONF_FILE` of the shim, if it is one of the paths below.
 3. The first of these that exists:
 {paths}
 4. The file shipped with pyshim.
 
-Symbolic links of the file are resolved. Beside the resolved file, `config.d/*.toml` are read on top of it in the order
-of their names: tables merge, values and whole lists replace. Other files in `config.d` are not read. No file may be
-larger than {limit} bytes. The file is read when a sandbox starts; running sandboxes keep what they have.
+Symbolic links of the file are resolved. Then the drop-ins `config.d/*.toml` beside the resolved file are read in the
+order of their names: tables merge, values and whole lists replace. Other files in `config.d` are not read. No file may
+be larger than {limit} bytes. The files are read when a sandbox starts; running sandboxes keep their configuration.
 
 ## Effect of a key
 
-- **honoured**: the code acts on it.
+- **honoured**: pyshim acts on it.
 - **no effect**: accepted and checked, but without effect, for the reason given. A value other than the default is a
   warning at each sandbox's start.
-- **refused**: only the default is accepted. Anything else asks for safety or devices that pyshim does not offer yet,
-  so no sandbox starts with it. The same holds for the values that a choice names as refused.
+- **refused**: only the default is accepted. No sandbox starts with another value, which asks for safety or devices that
+  pyshim does not offer yet. The same holds for the values of a choice that are listed as refused.
 - **removed**, **unknown**: a warning at each sandbox's start, with the nearest known name.
 
 A value of the wrong type or out of range is an error that names key, file and line. Numbers are exact: `0.1` is a
-tenth. Two spellings of one key with different values in one file are an error; a drop-in's overrides the file's.
-A path that starts with a dot is relative to the file.
+tenth. Two spellings of a key with different values in the same file are an error; a drop-in's value replaces the
+file's. A path that starts with a dot is relative to the file.
 
 """
 
 _ANNOTATIONS = """\
 ## Annotations
 
-A pod's annotation overrides the file, with the same types and ranges. containerd passes annotations on only when its
-configuration allows it: `pod_annotations = ["io.katacontainers.*"]` of the runtime handler.
+A pod's annotation overrides the file, with the same types and ranges. containerd only passes annotations on if its
+configuration allows that: `pod_annotations = ["io.katacontainers.*"]` of the runtime handler.
 
 - Names under `io.katacontainers.config.hypervisor.` need the file's permission: an expression of `enable_annotations`
-  must match the rest of the name. As in Kata it may match any part of it (`path` enables `jailer_path`, too), unless
-  `annotation_match = "anchored"`, as in the shipped files. An annotation that is not enabled is an error, and no
-  sandbox starts.
+  must match the rest of the name. As in Kata, it may match any part (`path` enables `jailer_path`, too), unless
+  `annotation_match = "anchored"` is set, as in the shipped files. No sandbox starts with an annotation that is not
+  enabled.
 - Names under `io.katacontainers.config.runtime.` and `io.katacontainers.config.agent.` need no permission.
-- A path must exist, and match the list named below or be the file's own. In the lists `*` does not match a slash.
+- A path must exist, and it must match the list named below or be that of the file. In the lists, `*` does not match a
+  slash.
 - Booleans are `true` or `false`; lists are JSON or comma-separated; memory is in MiB or has a unit (`2 GiB`).
-- Parameters in `kernel_params` replace those of the same name in the file and leave the others.
+- Parameters in `kernel_params` replace those of the same name in the file; the file's other parameters stay.
 - An unknown name under `io.katacontainers.config.hypervisor.` is an error, any other under `io.katacontainers.` a
   warning.
 
@@ -77,8 +78,7 @@ configuration allows it: `pod_annotations = ["io.katacontainers.*"]` of the runt
 _DEADLINES = """
 ## Deadlines
 
-How long pyshim waits for another program before it treats it as hung. [REMOTE.md](REMOTE.md) has the deadlines of
-remote VMs.
+pyshim treats another program as hung after these times. [REMOTE.md](REMOTE.md) has the deadlines of remote VMs.
 
 | pyshim waits for | seconds | then |
 |---|---|---|
@@ -87,25 +87,25 @@ remote VMs.
 _HASHES = """
 ### Hashes of files
 
-A pod can demand that a file is the one it expects: the annotation holds its SHA-512 in hexadecimal digits, and the
-sandbox does not start with another. `io.katacontainers.asset_hash_type`, or `asset_hash_type` under the prefix below,
-may say `sha512`, the only type.
+A pod can demand a certain file: the annotation has its SHA-512 in hexadecimal digits, and the sandbox does not start
+with another file. `io.katacontainers.asset_hash_type`, or `asset_hash_type` under the prefix below, may be `sha512`,
+the only type.
 
 | annotation | file of |
 |---|---|
 """
 _TOML_WIDTH = 116
 _NEEDED = {"kernel": "../.build/guest/vmlinux", "image": "../.build/guest/rootfs.img"}
-"""Keys without which no sandbox starts, with what configuration-qemu.toml has."""
+"""Values of configuration-qemu.toml for the keys without which no sandbox starts."""
 
 
 def markdown() -> str:
-    """docs/CONFIGURATION.md."""
+    """The text of docs/CONFIGURATION.md."""
     paths = "\n".join(f"   - `{path}`" for path in DEFAULT_PATHS)
     text = _INTRODUCTION.format(paths=paths, limit=MAX_CONFIG_BYTES)
     for title, keys in GROUPS:
         text += f"## {title}: `[{document_table(keys[0].table)}]`\n\n"
-        text += "| key | holds | default | what it decides | here |\n|---|---|---|---|---|\n"
+        text += "| key | value | default | meaning | effect |\n|---|---|---|---|---|\n"
         text += "".join(_row(key) for key in keys) + "\n"
     text += _ANNOTATIONS
     text += "".join(
@@ -122,11 +122,11 @@ def markdown() -> str:
 
 
 def commented_toml() -> str:
-    """configs/configuration-reference.toml: every key at its default, explained."""
+    """The text of configs/configuration-reference.toml: every key with its default and its meaning."""
     lines = [
-        "# Every key, at its default, with what it decides. Written by `pyshim config reference --toml`.",
-        "# A kernel and an image have no default: these are the ones that `make guest` builds. A configuration of your",
-        "# own starts better from configuration-qemu.toml.",
+        "# Every key with its default and its meaning. Written by `pyshim config reference --toml`.",
+        "# Kernel and image have no default: the values are the files that `make guest` builds. For a configuration of",
+        "# your own, copy configuration-qemu.toml instead.",
     ]
     for table in Table:
         lines += ["", f"[{document_table(table)}]"]

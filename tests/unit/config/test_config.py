@@ -144,7 +144,8 @@ def test_every_key_without_effect_is_named_once(tmp_path: Path) -> None:
     assert found == (
         "hypervisor.qemu.kernal is not a known key (did you mean kernel?)",
         "hypervisor.qemu.enable_swap was removed from Kata: guest memory follows the host's swap settings",
-        "runtime.jaeger_endpoint has no effect: spans leave as OTLP, which Jaeger takes at port 4318: otlp_endpoint",
+        "runtime.jaeger_endpoint has no effect: spans are sent as OTLP, which Jaeger accepts on port 4318"
+        " (otlp_endpoint)",
         "factory.vm_cache_number has no effect: not implemented yet",
         "odd is not a known table",
         "proxy was removed from Kata: the shim speaks to the agent itself",
@@ -158,5 +159,5 @@ def test_what_is_set_in_vain_is_logged_at_a_sandboxs_start(tmp_path: Path, caplo
 
     assert [record.problem for record in caplog.records] == [
         "factory.vm_cache_number has no effect: not implemented yet",
-        "annotation io.katacontainers.config.runtime.agent_name has no effect: there is one",
+        "annotation io.katacontainers.config.runtime.agent_name has no effect: there is only one",
     ]
