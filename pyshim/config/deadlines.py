@@ -63,6 +63,6 @@ DEADLINES: tuple[WaitLimit, ...] = (
     WaitLimit("the agent's answer to CreateContainer", _CALL, table=Table.RUNTIME, key="create_container_timeout"),
     WaitLimit("the agent's answer to another request", _CALL, table=Table.AGENT, key="request_timeout"),
     WaitLimit("the guest to end its sandbox", "the VM is ended", "pyshim.pod.sandbox.DESTROY_TIMEOUT_S", 3),
-    WaitLimit("QEMU to end after `quit`", "it is killed", "hypervisors.qemu.vm.QUIT_GRACE_S", 2),
+    WaitLimit("QEMU to end after `quit`", "it is killed", "hypervisors.qemu.process.QUIT_GRACE_S", 2),
     WaitLimit("one step of an undo", "it stays in the ledger", "pyshim.concurrency.deadlines.UNDO_S", 10),
 )
