@@ -25,14 +25,14 @@ _SYSTEMD = "/etc/systemd/system"
 _UNITS = ("pyshim-cleanup.service", "pyshim-cleanup.timer", "pyshim-zygote.service")
 _WANTED_BY = {"pyshim-cleanup.timer": "timers.target", "pyshim-zygote.service": "multi-user.target"}
 _SETTINGS_FILE = "config.d/10-install.toml"
-"""Names of the operator's own files sort after it."""
+"""The operator's own files have names that sort after it."""
 _CONFIG_HEAD = (
     "# Written by `pyshim install`. Settings of your own: {directory}/config.d/*.toml, read on top of this file.\n"
 )
 
 
 class Release(msgspec.Struct, frozen=True, kw_only=True):
-    """One state of code and guest."""
+    """One version of code and guest."""
 
     id: str
     python: str

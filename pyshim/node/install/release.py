@@ -134,12 +134,12 @@ def _base_python() -> str:
 
 
 def run_step(what: str, command: list[str], cwd: str | None = None) -> None:
-    """The program has ended well. Raises FailedPrecondition; then, and when interrupted, no process of it is left."""
+    """The program has exited with 0. Raises FailedPrecondition. After an error or a signal its processes are killed."""
     environment = {"PATH": os.environ.get("PATH", os.defpath), "LANG": "C.UTF-8", "HOME": os.environ.get("HOME", "/")}
     environment |= {name: value for name, value in os.environ.items() if name.lower().endswith("_proxy")}
     environment |= {name: value for name, value in os.environ.items() if name.startswith(("PIP_", "SSL_"))}
     with ExitStack() as undo:
-        # A signal raises an exception: between the fork and the return of Popen the process would be lost.
+        # The exception of a signal between the fork and the return of Popen would lose the process.
         with _signals_blocked() as before:
             # Its own process group: pip starts further processes, and none may write to a directory being removed.
             process = subprocess.Popen(

@@ -60,10 +60,10 @@ _DISTRIBUTIONS = (
         directory="/var/snap/microk8s/current/args",
     ),
 )
-"""Sources: the documents of each on containerd's configuration, and kata-deploy's config.rs for the first two."""
+"""Sources: the documentation of each on containerd's configuration, and kata-deploy's config.rs for the first two."""
 KINDS = {each.name.lower(): each for each in (CONTAINERD, CRIO, *_DISTRIBUTIONS)}
 _OTHER_UNITS = {"k3s": "k3s-agent", "rke2-server": "rke2-agent", "k0sworker": "k0scontroller"}
-"""The unit on nodes of the other role."""
+"""The unit on nodes of the other role, by the unit in `_DISTRIBUTIONS`."""
 
 
 def container_runtime(socket: str = "", *, root: str = "", kind: str | None = None) -> ContainerRuntime:
@@ -105,7 +105,7 @@ def has_crio(root: str = "") -> bool:
 
 
 def program_of(runtime: ContainerRuntime, root: str = "") -> str:
-    """Its path. Raises NotFound."""
+    """The path of the runtime's program. Raises NotFound."""
     found = shutil.which(f"{root}{runtime.program}" if os.path.isabs(runtime.program) else runtime.program)
     if found is None:
         raise NotFound(f"find the program of {runtime.name}: there is no '{runtime.program}' (hint: --kind NAME)")
@@ -113,7 +113,7 @@ def program_of(runtime: ContainerRuntime, root: str = "") -> str:
 
 
 def version(program: str) -> tuple[int, int]:
-    """Raises FailedPrecondition if it prints no version."""
+    """The program's major and minor version. Raises FailedPrecondition if it prints none."""
     said = run_command([program, "--version"])
     found = re.search(r"\bv?(\d+)\.(\d+)\.\d+", said)
     if found is None:
@@ -122,7 +122,7 @@ def version(program: str) -> tuple[int, int]:
 
 
 def effective(program: str, config: str) -> dict[str, Any]:
-    """The configuration as containerd reads it, imported files included. Raises FailedPrecondition with its words.
+    """The configuration as containerd reads it, imported files included. Raises FailedPrecondition with its error text.
 
     Without a file, as in Ubuntu's package, containerd runs with its defaults.
     """
@@ -173,7 +173,7 @@ def effective_runtimes(document: dict[str, Any]) -> frozenset[str]:
 
 
 def require_handlers(document: dict[str, Any], before: frozenset[str], wanted: frozenset[str], config: str) -> None:
-    """Raises FailedPrecondition unless `wanted` handlers are there, and all that were there `before`."""
+    """Raises FailedPrecondition unless the document has the handlers `wanted` and those that it had `before`."""
     lacking = sorted((before | wanted) - effective_runtimes(document))
     if lacking:
         file = replacing_import(config)
@@ -185,7 +185,7 @@ def require_handlers(document: dict[str, Any], before: frozenset[str], wanted: f
 
 
 def require_answer(caller: ContainerRuntime) -> None:
-    """Raises Unavailable if it does not listen."""
+    """Raises Unavailable if the runtime does not listen at its socket."""
     with sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM) as connection:
         connection.settimeout(5)
         try:
@@ -197,5 +197,5 @@ def require_answer(caller: ContainerRuntime) -> None:
 
 
 def restart(caller: ContainerRuntime) -> None:
-    """The runtime was restarted; pods keep running. Raises FailedPrecondition with systemd's words."""
+    """The runtime was restarted; pods keep running. Raises FailedPrecondition with systemd's error text."""
     run_command(["systemctl", "restart", caller.unit])

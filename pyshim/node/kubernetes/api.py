@@ -12,7 +12,7 @@ _REQUEST_S = 30.0
 _MERGE = "application/merge-patch+json"
 _RESOURCE = "/apis/resource.k8s.io/v1"
 _ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
-"""The kubelet puts a service account's token and the authority of the API server here."""
+"""The directory of the service account's token and the API server's authority, which the kubelet writes."""
 
 
 class Conflict(Unavailable):
@@ -28,7 +28,7 @@ class Access(NamedTuple):
 
 
 def in_cluster(environment: Mapping[str, str]) -> Access:
-    """The access that a pod has. Raises FailedPrecondition outside a pod."""
+    """The access of this pod. Raises FailedPrecondition outside a pod."""
     host, port = environment.get("KUBERNETES_SERVICE_HOST"), environment.get("KUBERNETES_SERVICE_PORT", "443")
     if not host:
         raise FailedPrecondition(
@@ -76,7 +76,7 @@ class Api:
         return await self._listed(f"/api/v1/nodes?labelSelector={label}")
 
     async def claim(self, namespace: str, name: str) -> dict[str, Any]:
-        """A ResourceClaim."""
+        """The ResourceClaim of this name."""
         return await self._call("GET", f"{_RESOURCE}/namespaces/{namespace}/resourceclaims/{name}")
 
     async def slices_of(self, driver: str) -> list[dict[str, Any]]:

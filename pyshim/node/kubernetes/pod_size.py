@@ -21,7 +21,7 @@ Amounts = Mapping[str, Fraction]
 
 
 class PodContainer(msgspec.Struct, frozen=True, kw_only=True):
-    """`requests` are the API server's: where a limit has no request, the limit is the request."""
+    """`requests` include the API server's defaults: where a limit has no request, the limit is the request."""
 
     name: str
     requests: Amounts
@@ -61,13 +61,13 @@ class PodSizing(msgspec.Struct, frozen=True, kw_only=True):
         return _plus(self.effective_requests(), self.overhead)
 
     def unlimited(self, name: str) -> tuple[str, ...]:
-        """Containers that have no limit of `name`, where the pod as a whole has none either."""
+        """The containers without a limit of `name`; none if the pod as a whole has one."""
         if self.limits.get(name):
             return ()
         return tuple(each.name for each in (*self.init_containers, *self.containers) if not each.limits.get(name))
 
     def is_guaranteed(self) -> bool:
-        """All of CPU and memory is limited, and requested to the limit. Source: Kubernetes' ComputePodQOS."""
+        """CPU and memory are limited everywhere, and requests equal limits. Source: Kubernetes' ComputePodQOS."""
         if any(_pod_level(amounts) for amounts in (self.requests, self.limits)):
             levels: tuple[tuple[Amounts, Amounts], ...] = ((self.effective_requests(), self.limits),)
         else:
@@ -79,7 +79,7 @@ class PodSizing(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def cgroup_limit(self, name: str) -> Fraction | None:
-        """The pod cgroup's: limits + overhead, when every container has one; None: unlimited.
+        """The limit of the pod's cgroup: limits + overhead if every container has one, else None.
 
         Source: kubelet's ResourceConfigForPod.
         """
@@ -102,7 +102,7 @@ class PodSizing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def aggregate(pod: PodSizing, kind: str) -> dict[str, Fraction]:
-    """max(all containers together with the sidecars, the greatest need while starting up), resource by resource.
+    """The greater of the sum of containers and sidecars, and the most at any time of the start; by resource.
 
     Init containers run one after another, each beside the sidecars started before it.
     """
@@ -121,7 +121,7 @@ def aggregate(pod: PodSizing, kind: str) -> dict[str, Fraction]:
 
 
 def with_defaults(requests: Amounts, limits: Amounts) -> dict[str, Fraction]:
-    """A container's requests after the API server: a limit without a request is requested."""
+    """A container's requests with the API server's defaults: its limits where it states no request."""
     return {**limits, **requests}
 
 
@@ -130,7 +130,7 @@ def _amounts(container: PodContainer, kind: str) -> Amounts:
 
 
 def _pod_level(amounts: Amounts) -> dict[str, Fraction]:
-    """Only these may stand at the level of the pod."""
+    """The resources that a pod can state for itself, as a whole."""
     return {name: amount for name, amount in amounts.items() if name in (CPU, MEMORY) or name.startswith(HUGEPAGES)}
 
 

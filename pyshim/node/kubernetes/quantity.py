@@ -17,7 +17,7 @@ _MAX_EXPONENT = 30
 
 
 def quantity(text: str, where: str) -> Fraction:
-    """The number `text` stands for. Raises InvalidArgument naming `where` for a malformed or negative quantity."""
+    """The number that `text` denotes. Raises InvalidArgument naming `where` for a malformed or negative quantity."""
     match = _QUANTITY.fullmatch(text) if len(text) <= _MAX_LENGTH else None
     if match is None:
         raise InvalidArgument(f"read {where}: not a quantity: {text[:100]!r}")
@@ -41,7 +41,7 @@ def _power_of_ten(exponent: int) -> Fraction:
 
 
 def cpu_text(cpus: Fraction) -> str:
-    """A quantity of CPUs, rounded up to the milli-CPU Kubernetes counts in: `250m`, `2`."""
+    """A quantity of CPUs, rounded up to milli-CPUs: `250m`, `2`."""
     milli = -(-cpus * 1000 // 1)
     return decimal(cpus) if milli % 1000 == 0 and milli == cpus * 1000 else f"{milli}m"
 
