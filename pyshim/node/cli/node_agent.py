@@ -56,6 +56,6 @@ def run(access: "Access", **settings: Any) -> int:
 @with_api
 def wait_removed(timeout: float, access: "Access") -> int:
     """Wait until no node of the cluster has pyshim; name those that have."""
-    from pyshim.node.install.in_cluster import agent
+    from pyshim.node.install.in_cluster import wait_removed as removal
 
-    return run_with_api(access, lambda api: agent.wait_removed(api, timeout_s=timeout))
+    return run_with_api(access, lambda api: removal.wait_removed(api, timeout_s=timeout))
