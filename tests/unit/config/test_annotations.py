@@ -194,7 +194,7 @@ def test_kernel_parameters_of_the_same_name_are_replaced(tmp_path: Path) -> None
     assert value(effective, Table.HYPERVISOR, "kernel_params") == 'quiet b="x y" a=3 c'
 
 
-def test_one_way_to_plug_devices_takes_the_other_back(tmp_path: Path) -> None:
+def test_an_annotation_for_one_plug_key_resets_the_other(tmp_path: Path) -> None:
     effective = applied(
         tmp_path / "c.toml", ALL + 'cold_plug_vfio = "root-port"\n', {H + "hot_plug_vfio": "bridge-port"}
     )
@@ -213,7 +213,7 @@ def test_two_spellings_that_disagree_are_an_error(tmp_path: Path) -> None:
         )
 
 
-def test_initdata_and_policy_reach_the_nouns(tmp_path: Path) -> None:
+def test_initdata_and_policy_reach_the_config(tmp_path: Path) -> None:
     policy = base64.b64encode(b"package agent_policy").decode()
 
     config = typed(applied(tmp_path / "c.toml", ALL, {H + "cc_init_data": "eA==", C + "agent.policy": policy}))
@@ -237,9 +237,7 @@ def test_a_policy_that_is_no_base64_of_a_text_is_refused(tmp_path: Path, text: s
         ("", {C + "runtime.internetworking_model": "l3forwarding"}, 'internetworking_model = "l3forwarding"'),
     ],
 )
-def test_what_would_be_unsafe_to_ignore_starts_nothing(
-    tmp_path: Path, file: str, pod: dict[str, str], named: str
-) -> None:
+def test_no_sandbox_starts_with_a_refused_value(tmp_path: Path, file: str, pod: dict[str, str], named: str) -> None:
     path = write(tmp_path / "c.toml", f"{ALL}{file}\n")
 
     with pytest.raises(FailedPrecondition) as caught:
@@ -250,7 +248,7 @@ def test_what_would_be_unsafe_to_ignore_starts_nothing(
     assert str(path) in str(caught.value)
 
 
-def test_what_has_no_effect_or_no_meaning_is_said(tmp_path: Path) -> None:
+def test_annotations_without_effect_and_unknown_ones_are_findings(tmp_path: Path) -> None:
     effective = applied(
         tmp_path / "c.toml",
         ALL,
@@ -283,14 +281,14 @@ def test_what_has_no_effect_or_no_meaning_is_said(tmp_path: Path) -> None:
     ("name", "error", "reason"),
     [("remote", FailedPrecondition, "has no table hypervisor.remote"), ("nonsense", InvalidArgument, "is not one of")],
 )
-def test_a_pod_may_not_choose_a_hypervisor_that_is_not_there(
+def test_a_pod_cannot_choose_a_hypervisor_without_a_table(
     tmp_path: Path, name: str, error: type[Exception], reason: str
 ) -> None:
     with pytest.raises(error, match=reason):
         load_config(options(write(tmp_path / "c.toml", "")), {C + "runtime.hypervisor_name": name}, {})
 
 
-def test_no_list_lets_a_pod_choose_directories_of_its_node(tmp_path: Path) -> None:
+def test_the_annotation_sandbox_bind_mounts_is_always_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match=r"refuse annotation '.*sandbox_bind_mounts'"):
         applied(tmp_path / "c.toml", ALL, {C + "runtime.sandbox_bind_mounts": "/etc"})
 
@@ -299,7 +297,7 @@ def test_no_list_lets_a_pod_choose_directories_of_its_node(tmp_path: Path) -> No
     ("name", "hint"),
     [("no_such_key", ""), ("default_memroy", rf" \(did you mean {H}default_memory\?\)"), ("enable_numa", "")],
 )
-def test_an_unknown_annotation_for_the_vm_starts_nothing(tmp_path: Path, name: str, hint: str) -> None:
+def test_an_unknown_hypervisor_annotation_is_refused(tmp_path: Path, name: str, hint: str) -> None:
     """Who sets it means the VM's size or safety."""
     with pytest.raises(InvalidArgument, match=f"{H}{name}': it is not a known annotation{hint}"):
         applied(tmp_path / "c.toml", ALL, {H + name: "1"})
@@ -326,7 +324,7 @@ def test_the_layers_of_a_block_snapshotter_are_refused_by_name(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("name", ["io.katacontainers.asset_hash_type", f"{H}asset_hash_type", f"{H}kernel_hash"])
-def test_annotations_about_hashes_are_no_keys_and_are_accepted(tmp_path: Path, name: str) -> None:
+def test_hash_annotations_are_accepted(tmp_path: Path, name: str) -> None:
     text = '[hypervisor.qemu]\nenable_annotations = [".*"]\n'
 
     before = applied(tmp_path / "c.toml", text, {})

@@ -1,4 +1,4 @@
-"""A configuration is read again when, and only when, something that decides about it has changed."""
+"""A configuration is read again only after a change of its files or of the programs that it names."""
 
 import os
 import time
@@ -39,7 +39,7 @@ def test_a_configuration_that_has_not_changed_is_not_read_again(tmp_path: Path) 
     assert cache.get(options(path), {}) is cache.get(options(path), {})
 
 
-def test_pods_whose_annotations_change_nothing_share_what_was_made_of_it(tmp_path: Path) -> None:
+def test_pods_whose_annotations_change_nothing_share_one_config(tmp_path: Path) -> None:
     path, cache = write(tmp_path / "c.toml", named("/a") + 'enable_annotations = ["default_vcpus"]\n'), later()
     fill_caches(cache.get(options(path), {}))
     shared = typed(cache.get(options(path), {}))
@@ -49,7 +49,7 @@ def test_pods_whose_annotations_change_nothing_share_what_was_made_of_it(tmp_pat
     assert (other.hypervisor.default_vcpus, shared.hypervisor.default_vcpus) == (3, 1)
 
 
-def test_the_link_may_change_that_leads_to_the_file(tmp_path: Path) -> None:
+def test_a_changed_link_to_the_file_is_followed(tmp_path: Path) -> None:
     link, cache = tmp_path / "c.toml", later()
     link.symlink_to(write(tmp_path / "a" / "c.toml", named("/a")))
     before = kernel(cache.get(options(link), {}))
@@ -100,13 +100,13 @@ def test_a_program_that_is_installed_later_is_found(tmp_path: Path, monkeypatch:
     assert cache.get(options(path), {}).of(Table.HYPERVISOR, "path").value == places[1]
 
 
-def test_a_file_of_this_moment_may_change_without_another_identity_and_is_not_kept(tmp_path: Path) -> None:
+def test_a_file_changed_just_now_is_not_cached(tmp_path: Path) -> None:
     path, cache = write(tmp_path / "c.toml", named("/a")), ConfigCache()
 
     assert cache.get(options(path), {}) is not cache.get(options(path), {})
 
 
-def test_what_cannot_be_read_is_said_each_time_until_it_can(tmp_path: Path) -> None:
+def test_a_read_error_is_raised_until_the_file_can_be_read(tmp_path: Path) -> None:
     path, cache = tmp_path / "c.toml", later()
 
     for _ in range(2):
@@ -125,7 +125,7 @@ def test_a_text_of_the_options_is_read_each_time() -> None:
     assert [kernel(cache.get(text, {})) for text in texts] == ["/a", "/b"]
 
 
-def test_clients_that_name_ever_new_files_do_not_fill_the_memory(tmp_path: Path) -> None:
+def test_the_cache_has_a_limited_size(tmp_path: Path) -> None:
     cache = later()
     paths = [write(tmp_path / f"{number}.toml", named(f"/{number}")) for number in range(40)]
 

@@ -1,4 +1,4 @@
-"""The key table against Kata's inventory, against the nouns, and against the code that is said to honour it."""
+"""The key table compared with Kata's keys, with the structs of the configuration, and with the code that reads them."""
 
 import ast
 from pathlib import Path
@@ -94,7 +94,7 @@ def test_an_annotation_outside_the_groups_is_known() -> None:
     assert annotated()["io.katacontainers.enable_vcpus_pinning"].name == "enable_vcpus_pinning"
 
 
-def test_no_place_belongs_to_two_keys() -> None:
+def test_no_spelling_belongs_to_two_keys() -> None:
     places = [(table, name) for table, name in spellings()]
     written = sum(1 + len(key.aliases) for key in KEYS)
 
@@ -103,7 +103,7 @@ def test_no_place_belongs_to_two_keys() -> None:
 
 
 @pytest.mark.parametrize("table", NOUNS, ids=str)
-def test_the_noun_of_a_table_has_the_fields_of_its_keys(table: Table) -> None:
+def test_the_struct_of_a_table_has_the_fields_of_its_keys(table: Table) -> None:
     from_keys = {key.field for key in KEYS if key.table is table and key.field}
 
     assert {*NOUNS[table].__struct_fields__} == from_keys
@@ -129,7 +129,7 @@ def test_a_key_is_honoured_exactly_when_the_code_reads_it() -> None:
     assert (pretended, unsung) == ([], [])
 
 
-def test_a_key_that_decides_nothing_has_a_field_only_for_katas_state() -> None:
+def test_a_key_without_effect_has_a_field_only_for_katas_state() -> None:
     copied = {
         name for file in ("kata_config.py", "kata_state.py") for name in _fields_read(PACKAGE / "pod/plan" / file)
     }
@@ -157,7 +157,7 @@ def _fields_read(path: Path) -> set[str]:
     return found
 
 
-def test_every_path_that_a_pod_may_name_and_the_vm_opens_has_a_list() -> None:
+def test_every_honoured_path_with_an_annotation_has_a_list() -> None:
     opened = {key.name for key in KEYS if key.kind is PATH and key.annotations and key.verdict is Verdict.HONOURED}
 
     assert opened <= set(PATH_LISTS)

@@ -20,7 +20,7 @@ def read(path: Path) -> Config:
     return build_config(read_source(options(path), {}))
 
 
-def test_the_shipped_file_is_complete_and_every_key_of_it_counts() -> None:
+def test_the_shipped_file_is_complete_and_every_key_of_it_has_an_effect() -> None:
     source = read_source(None, {}, (SHIPPED_PATH,))
 
     assert warnings(examine(source)) == ()
@@ -47,7 +47,7 @@ def test_drop_ins_are_merged_in_name_order_and_only_toml_counts(tmp_path: Path) 
     assert (config.hypervisor.default_memory_mib, config.hypervisor.default_bridges) == (1024, 2)
 
 
-def test_a_drop_in_is_looked_for_beside_the_resolved_file(tmp_path: Path) -> None:
+def test_drop_ins_are_beside_the_resolved_file(tmp_path: Path) -> None:
     real = write(tmp_path / "real/c.toml", "")
     write(tmp_path / "real/config.d/a.toml", "[hypervisor.qemu]\ndefault_memory = 333\n")
     link = tmp_path / "link.toml"
@@ -152,7 +152,7 @@ def test_every_key_without_effect_is_named_once(tmp_path: Path) -> None:
     )
 
 
-def test_what_is_set_in_vain_is_logged_at_a_sandboxs_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_keys_without_effect_are_logged_at_a_sandboxs_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = write(tmp_path / "c.toml", "[factory]\nvm_cache_number = 1\n")
 
     load_config(options(path), {"io.katacontainers.config.runtime.agent_name": "other", "other": "x"}, {})

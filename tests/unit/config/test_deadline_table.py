@@ -16,7 +16,7 @@ def test_each_constant_has_the_seconds_of_the_table(row: WaitLimit) -> None:
 
 
 @pytest.mark.parametrize("row", [row for row in DEADLINES if row.key], ids=lambda row: row.key)
-def test_each_key_of_the_table_is_one_that_counts(row: WaitLimit) -> None:
+def test_each_key_of_the_table_is_honoured(row: WaitLimit) -> None:
     (key,) = [key for key in KEYS if (key.table, key.name) == (row.table, row.key)]
 
     assert key.field

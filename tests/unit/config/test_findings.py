@@ -1,4 +1,4 @@
-"""The result of a document: origins, aliases of both dialects, lines of mistakes."""
+"""The effective configuration of a document: origins, spellings of both runtimes, lines of mistakes."""
 
 import os
 import tomllib

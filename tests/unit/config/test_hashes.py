@@ -1,4 +1,4 @@
-"""A file is the one a pod demands, or there is no sandbox."""
+"""A sandbox starts only with the files whose hashes its pod demands."""
 
 import hashlib
 import os
@@ -98,13 +98,13 @@ def test_a_file_changed_and_dated_back_is_read_again(remembered: Path, cache: st
     assert sha512_of(str(remembered), FileAnswers(cache)) == digest(remembered)
 
 
-def test_a_cache_that_others_may_write_is_not_believed(remembered: Path, cache: str) -> None:
+def test_a_cache_that_others_can_write_is_not_used(remembered: Path, cache: str) -> None:
     os.chmod(cache, 0o777)
 
     assert sha512_of(str(remembered), FileAnswers(cache)) == digest(remembered)
 
 
-def test_a_file_changed_this_moment_is_not_remembered(kernel: Path, cache: str) -> None:
+def test_the_hash_of_a_file_changed_just_now_is_not_stored(kernel: Path, cache: str) -> None:
     sha512_of(str(kernel), FileAnswers(cache))
 
     assert not os.path.exists(cache)

@@ -18,7 +18,7 @@ CHOOSER = "io.katacontainers.config.runtime.hypervisor_name"
 OPEN = "[hypervisor.remote]\nenable_annotations = ['machine_type', 'image', 'default_', 'gpu_model', 'shared_fs']\n"
 
 
-def test_without_a_word_about_them_keys_have_the_one_value_that_works(tmp_path: Path) -> None:
+def test_keys_default_to_their_only_permitted_value(tmp_path: Path) -> None:
     config = load_config(options(write(tmp_path / "c.toml", "[hypervisor.remote]\n")), {}, {})
 
     assert config.hypervisor.shared_fs == "none"
@@ -41,7 +41,7 @@ def test_only_the_set_up_of_a_remote_sandbox_has_more_time_than_other_requests(
     assert (config.agent.request_timeout_s, config.set_up_timeout_s) == (request_s, set_up_s)
 
 
-HELD = [
+FIXED = [
     ("[hypervisor.remote]\nshared_fs = 'virtio-fs'", "shares no files"),
     ("[hypervisor.remote]\n[runtime]\ninternetworking_model = 'tcfilter'", "connects the pod's network"),
     ("[hypervisor.remote]\n[runtime]\nstatic_sandbox_resource_mgmt = false", "keeps its size"),
@@ -49,7 +49,7 @@ HELD = [
 ]
 
 
-@pytest.mark.parametrize(("text", "why"), HELD, ids=[why for _, why in HELD])
+@pytest.mark.parametrize(("text", "why"), FIXED, ids=[why for _, why in FIXED])
 def test_another_value_is_an_error_with_its_line(tmp_path: Path, text: str, why: str) -> None:
     path = write(tmp_path / "c.toml", text)
 
@@ -59,7 +59,7 @@ def test_another_value_is_an_error_with_its_line(tmp_path: Path, text: str, why:
     assert f"line {len(text.splitlines())}" in str(caught.value)
 
 
-def test_names_of_the_services_are_no_paths_and_no_machines_of_qemu(tmp_path: Path) -> None:
+def test_machine_type_and_image_are_names_of_the_service(tmp_path: Path) -> None:
     path = write(tmp_path / "c.toml", "[hypervisor.remote]\nimage = './podvm:7'\nmachine_type = 'Standard_B2s'\n")
 
     config = load_config(options(path), {}, {})
@@ -118,7 +118,7 @@ def test_keys_of_a_vmm_on_this_host_have_no_effect_and_are_named(tmp_path: Path)
     )
 
 
-def test_a_confidential_guest_is_not_promised(tmp_path: Path) -> None:
+def test_a_confidential_guest_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "c.toml", "[hypervisor.remote]\nconfidential_guest = true\n")
 
     with pytest.raises(FailedPrecondition, match=r"hypervisor\.remote\.confidential_guest = true"):
@@ -141,7 +141,7 @@ def test_one_file_for_both_and_the_pod_chooses(tmp_path: Path) -> None:
     assert (chosen.hypervisor_name, chosen.hypervisor.shared_fs) == ("remote", "none")
 
 
-def test_a_pod_does_not_choose_what_its_node_was_not_set_up_for(tmp_path: Path) -> None:
+def test_a_pod_cannot_choose_a_hypervisor_without_a_table(tmp_path: Path) -> None:
     with pytest.raises(FailedPrecondition, match=r"has no table hypervisor\.remote"):
         load_config(options(write(tmp_path / "c.toml", "[hypervisor.qemu]\n")), {CHOOSER: "remote"}, {})
     with pytest.raises(FailedPrecondition, match=r"has no table hypervisor\.qemu"):

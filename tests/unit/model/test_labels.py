@@ -28,6 +28,6 @@ def test_another_form_is_refused_by_name(text: str) -> None:
         vmm_selinux_label(text, "container_kvm_t")
 
 
-def test_a_type_that_would_be_more_of_the_label_is_refused() -> None:
+def test_a_type_with_a_colon_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="selinux_vmm_type 'a:s0' is not an SELinux type"):
         vmm_selinux_label("u:r:t:s0", "a:s0")

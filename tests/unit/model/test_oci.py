@@ -82,7 +82,7 @@ def test_null_members_are_as_if_missing() -> None:
         pytest.param({"args": ["a"], "cwd": 3}, "process.cwd", id="cwd-of-another-type"),
     ],
 )
-def test_a_process_that_cannot_be_meant_is_refused_by_name(process: dict[str, object], named: str) -> None:
+def test_an_invalid_process_is_refused_by_name(process: dict[str, object], named: str) -> None:
     data = json.dumps({"process": process, "root": {"path": "rootfs"}}).encode()
 
     with pytest.raises(InvalidArgument, match=r"^read spec '/b/config\.json': ") as refused:

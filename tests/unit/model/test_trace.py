@@ -55,7 +55,7 @@ def test_a_failure_ends_its_spans_and_is_named() -> None:
     ]
 
 
-def test_a_mark_is_told_and_the_number_of_spans_is_bounded() -> None:
+def test_a_mark_is_reported_and_the_number_of_spans_is_bounded() -> None:
     marks: list[int] = []
     trace = Trace(lambda: 1, on_mark=lambda: marks.append(1))
 
@@ -83,7 +83,7 @@ class Follower:
         return f"within {number}"
 
 
-def test_a_follower_hears_of_what_has_ended_before_and_ends_later() -> None:
+def test_a_follower_receives_earlier_and_later_spans() -> None:
     trace, follower = counted(), Follower()
 
     async def work() -> None:
@@ -99,7 +99,7 @@ def test_a_follower_hears_of_what_has_ended_before_and_ends_later() -> None:
     assert follower.heard == dict(enumerate(trace.spans))
 
 
-def test_what_is_not_kept_is_heard_with_all_that_is_within_it() -> None:
+def test_a_follower_receives_spans_that_are_not_kept_and_their_inner_spans() -> None:
     trace, follower = counted(), Follower()
 
     async def work() -> None:
@@ -120,7 +120,7 @@ def test_what_is_not_kept_is_heard_with_all_that_is_within_it() -> None:
     ]
 
 
-def test_a_follower_hears_of_more_spans_than_are_kept() -> None:
+def test_a_follower_receives_more_spans_than_are_kept() -> None:
     trace, follower = counted(), Follower()
     trace.follow(follower)
 
@@ -162,6 +162,6 @@ def test_a_saved_trace_reads_as_it_was() -> None:
     "saved",
     [[], {"Spans": 1}, {"Spans": [["a", -1, 1, 2]]}, {"Spans": [["a", 0, 1, 2, ""]]}, {"Spans": [[1, -1, 1, 2, ""]]}],
 )
-def test_what_is_no_trace_is_refused(saved: object) -> None:
+def test_a_document_that_is_no_trace_is_refused(saved: object) -> None:
     with pytest.raises(ValueError, match=r"trace|span"):
         spans_from_json(saved)
