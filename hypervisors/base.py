@@ -31,7 +31,7 @@ class Hypervisor(Protocol):
         """
 
     async def stop(self) -> None:
-        """The VMM has ended: it was asked to, then killed. Idempotent; allowed after a failed `create`."""
+        """The VMM has ended, by its own command or by SIGKILL. Idempotent; allowed after a failed `create`."""
 
     async def wait(self) -> VmExit:
         """Waits for the end of the VM and returns how it ended. Every caller gets the same answer."""

@@ -104,17 +104,16 @@ def bridge(index: int, *, has_firmware: bool) -> Args:
     """
     addr = f"{FIRST_BRIDGE_SLOT + index:#x}"
     window: Fields = {"io-reserve": "4k", "mem-reserve": "1m", "pref64-reserve": "1m"}
-    own: Fields = {"bus": ROOT_BUS, "id": bridge_id(index), "chassis_nr": index + 1, "shpc": False, "addr": addr}
     if not has_firmware:
-        return ("-device", option("pci-bridge", own | window))
+        bridge: Fields = {"bus": ROOT_BUS, "id": bridge_id(index), "chassis_nr": index + 1, "shpc": False, "addr": addr}
+        return ("-device", option("pci-bridge", bridge | window))
     port = f"rp-{bridge_id(index)}"
-    own = {"bus": ROOT_BUS, "id": port, "chassis": _BRIDGE_PORT_CHASSIS + index, "slot": 0, "addr": addr}
-    behind: Fields = {"bus": port, "id": bridge_id(index), "addr": "0x0"}
+    root_port: Fields = {"bus": ROOT_BUS, "id": port, "chassis": _BRIDGE_PORT_CHASSIS + index, "slot": 0, "addr": addr}
     return (
         "-device",
-        option("pcie-root-port", own | {"multifunction": False, "bus-reserve": 1} | window),
+        option("pcie-root-port", root_port | {"multifunction": False, "bus-reserve": 1} | window),
         "-device",
-        option("pcie-pci-bridge", behind),
+        option("pcie-pci-bridge", {"bus": port, "id": bridge_id(index), "addr": "0x0"}),
     )
 
 

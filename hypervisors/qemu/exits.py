@@ -13,7 +13,7 @@ _GUEST_CAUSES = frozenset({"guest-shutdown", "guest-reset"})
 
 
 class ExitFacts(msgspec.Struct, kw_only=True):
-    """What is known about the end of a VM; collected while it runs."""
+    """Facts about the end of a VM, collected while it runs."""
 
     stop_requested: bool = False
     panic_event: bool = False

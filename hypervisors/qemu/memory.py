@@ -40,7 +40,7 @@ def virtio_mem_mib(config: MemoryConfig) -> int:
 def virtio_mem(config: MemoryConfig) -> Args:
     """The virtio-mem device, with no memory plugged. `reserve=off`: the host gives memory only as the guest gets it.
 
-    `prealloc` is the device's, which touches what it plugs. The backend would touch its whole size at once.
+    `prealloc` is set on the device, which touches what it plugs; the backend would touch its whole size at once.
     """
     fields = memory_backend(config, backend_id="virtiomem", size_mib=virtio_mem_mib(config))
     prealloc = fields.pop("prealloc", False)

@@ -88,7 +88,7 @@ class VhostUserDisks:
             await self._remove(disk)
         except ShimError as error:
             raise Unavailable(
-                f"plug {disk.id!r}: qemu still holds it from an attempt that the program at {disk.path!r} did not "
+                f"plug {disk.id!r}: qemu still has it from an attempt that the program at {disk.path!r} did not "
                 f"answer: {error} (hint: with vhost_user_reconnect_timeout_sec qemu waits until that program ends)"
             ) from error
 

@@ -69,7 +69,7 @@ from pyshim.model.vm import (
 log = logging.getLogger(__name__)
 
 _VSOCK_PAUSE_S = 0.02
-"""Seconds between two queries whether the guest uses its vsock: it boots in some hundred ms, or in seconds."""
+"""Seconds between two queries of the vsock's state. The guest boots in some hundred ms, or in seconds."""
 
 
 class Phase(StrEnum):

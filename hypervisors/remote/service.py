@@ -45,7 +45,7 @@ class ServiceRefused(FailedPrecondition):
     def __init__(self, text: str, reply: RemoteError) -> None:
         super().__init__(text)
         self.status = reply.code
-        self.words = reply.message
+        self.message = reply.message
 
 
 class RemoteService:
@@ -92,7 +92,7 @@ class RemoteService:
             async with asyncio.timeout(timeout_s):
                 await self._call(action, "StopVM", pb.StopVMRequest(id=vm_id), pb.StopVMResponse, None)
         except ServiceRefused as exc:
-            if is_unknown_vm(vm_id, exc.status, exc.words):
+            if is_unknown_vm(vm_id, exc.status, exc.message):
                 raise NotFound(str(exc)) from exc
             raise
         except TimeoutError as exc:

@@ -1,4 +1,4 @@
-"""What SEV, SEV-ES and SNP guests need before they run.
+"""Prepares the launch of SEV, SEV-ES and SNP guests.
 
 The argv of all three needs the host's encryption bit, which a QEMU without a machine reports. The launch of SEV and
 SEV-ES is measured before the guest's first instruction. The operator's hook gets the measurement and asks the guest's

@@ -463,7 +463,7 @@ def test_a_disk_that_qemu_still_has_cannot_be_plugged(program: socket.socket, re
     with pytest.raises(DeadlineExceeded):
         asyncio.run(disks.plug(wanted))
 
-    with pytest.raises(Unavailable, match=r"plug 'd': qemu still holds it .* program at '.*/program' did not answer"):
+    with pytest.raises(Unavailable, match=r"plug 'd': qemu still has it .* program at '.*/program' did not answer"):
         asyncio.run(disks.plug(wanted))
 
     qemu.said.clear()
