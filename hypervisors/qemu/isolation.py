@@ -14,6 +14,7 @@ from hypervisors.qemu.user import (
     first_unusable,
     grant_files,
     missing_users_reason,
+    reserve_user,
     root_reason,
     vsock_user,
 )
@@ -35,8 +36,13 @@ ROOT_CAPABILITIES = frozenset({CAP_DAC_OVERRIDE, CAP_IPC_LOCK})
 locks all of the guest's memory. Disks, taps, vhost-net, vhost-vsock and QMP come as descriptors."""
 
 
+async def reserved_user(config: VmConfig) -> User | None:
+    """The user reserved for the VM; None if none is configured, or if the shim's user namespace lacks the users."""
+    return await reserve_user(config) if config.first_user_id and not missing_users_reason(config) else None
+
+
 async def isolated_qemu(config: VmConfig, reserved: User | None, fds: ExitStack) -> Apart:
-    """QEMU's isolation, valid until `fds` are closed. `reserved` is the VM's user; None where it cannot have one."""
+    """QEMU's isolation, valid until `fds` are closed. `reserved` is the VM's user."""
     view = await _view("qemu", _qemu_paths(config), config, fds)
     user = await _qemu_user(config, reserved, view)
     return _apart(config, view, user, ROOT_CAPABILITIES if user is None else frozenset())

@@ -12,13 +12,14 @@ import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 
+from hypervisors.qemu.view import may_have_vfio
 from pyshim.host.fds import OwnedFd
 from pyshim.host.mounts.view import enter_view
 from pyshim.host.processes.launch import User, become
 from pyshim.host.processes.own_thread import in_own_thread
 from pyshim.model.errors import ResourceExhausted
 from pyshim.model.host_facts import Accelerator
-from pyshim.model.vm import VfioDevice, VmConfig
+from pyshim.model.vm import VmConfig
 
 COUNT = 65536
 """Users in the range, two for each sandbox: far more than a node needs. The search starts at a hash of the sandbox's
@@ -32,7 +33,7 @@ def root_reason(config: VmConfig) -> str:
         return "privileged_vmm is set"
     if config.guard is not None:
         return "a confidential guest needs the host's encryption devices"
-    if config.pci.hot_plug is not None or any(isinstance(placed.device, VfioDevice) for placed in config.pci.placed):
+    if may_have_vfio(config):
         return "VFIO devices, or a port for them (hot_plug_vfio), need /dev/vfio"
     if config.opens_sockets:
         return "connecting again to vhost-user programs (vhost_user_reconnect_timeout_sec) needs their sockets"

@@ -31,7 +31,7 @@ def vmm_view(config: VmConfig, *, program: str) -> tuple[ViewPath, ...]:
     paths = [*CODE, ViewPath(path=home_of(program), why="QEMU's own libraries, firmware and data")]
     paths.append(ViewPath(path=config.hypervisor_path, why="QEMU"))
     paths.append(ViewPath(path="/sys", why="CPUs, memory nodes, limits of disks", is_recursive=False, may_lack=True))
-    if config.guard is not None or _passes_devices(config):
+    if config.guard is not None or may_have_vfio(config):
         # The nodes that VFIO and the guards open depend on the device, and may appear while QEMU runs. The cgroup's
         # device list decides which nodes QEMU may open.
         paths.append(ViewPath(path="/dev", why="VFIO, or the host's encryption", is_recursive=False, is_writable=True))
@@ -68,5 +68,6 @@ def vsock_view(channel: VhostUserVsockChannel) -> tuple[ViewPath, ...]:
     )
 
 
-def _passes_devices(config: VmConfig) -> bool:
+def may_have_vfio(config: VmConfig) -> bool:
+    """The VM boots with a VFIO device, or one can be plugged."""
     return config.pci.hot_plug is not None or any(isinstance(each.device, VfioDevice) for each in config.pci.placed)

@@ -36,11 +36,10 @@ from hypervisors.qemu.devices import VSOCK_ID, bus_of, vsock_path
 from hypervisors.qemu.guards.launch import attest, query_encryption
 from hypervisors.qemu.guards.sev import NO_ENCRYPTION, Encryption
 from hypervisors.qemu.hotplug import Hotplug, capabilities_of
-from hypervisors.qemu.isolation import isolated_qemu, isolated_vsock_program
+from hypervisors.qemu.isolation import isolated_qemu, isolated_vsock_program, reserved_user
 from hypervisors.qemu.process import QemuProcess, VmStartFailed
 from hypervisors.qemu.qmp import Monitor, QmpError
 from hypervisors.qemu.saved_machine import continue_machine, empty_memory, fill_memory, save_machine, saved_memory
-from hypervisors.qemu.user import missing_users_reason, reserve_user
 from hypervisors.qemu.vsock import reserve_cid, start_program
 from pyshim.concurrency.deadlines import CHANGE_S, MARGIN_S, VM_S, given_s, within_s
 from pyshim.concurrency.tasks import succeeded, together
@@ -163,7 +162,7 @@ class QemuVm:
 
     async def _create(self, config: VmConfig, image_bytes: int, fds: ExitStack) -> None:
         self._make_vm_dir(config)
-        reserved = await reserve_user(config) if config.first_user_id and not missing_users_reason(config) else None
+        reserved = await reserved_user(config)
         self._console = Console(log_path=f"{config.vm_dir}/console.log", to_log=config.debug)
         qemu_fds = {QMP_FD: fds.enter_context(listening_socket(qmp_path(config))).fileno()}
         for number in (CONSOLE_FD, SERIAL_FD):
