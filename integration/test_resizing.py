@@ -130,3 +130,18 @@ def test_vm_of_a_pod_follows_its_containers_as_they_come_and_end(ctr: Ctr, name:
 def _member_of(sandbox: str, kind: str) -> tuple[str, ...]:
     keys = {"container-type": kind, "sandbox-id": sandbox}
     return tuple(word for key, value in keys.items() for word in ("--annotation", f"io.kubernetes.cri.{key}={value}"))
+
+
+def test_virtio_mem_follows_updates_up_and_down(ctr: Ctr, name: str, scratch: Path) -> None:
+    config = _config(scratch, default_memory=256, default_maxmemory=2816, enable_virtio_mem=True)
+    guest = _run(ctr, name, config)
+    _, boot_mib = guest.look()
+    assert guest.granted() == (1, 256)
+
+    update_task(guest.name, memory={"limit": 2560 * MIB})
+    assert guest.granted() == (1, 2816)
+    assert guest.look()[1] == boot_mib + 2560
+    update_task(guest.name, memory={"limit": 256 * MIB})
+
+    eventually(lambda: guest.granted() == (1, 512), what=lambda: f"memory given back: {guest.record()}")
+    assert guest.look()[1] == boot_mib + 256
