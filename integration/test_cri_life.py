@@ -184,6 +184,22 @@ def test_a_pod_whose_guest_hangs_is_stopped_and_removed(cri: Cri, runtime: Runti
         assert not runtime.vmms(pod.id)
 
 
+def test_a_pod_is_recreated_after_its_loss(cri: Cri, runtime: Runtime) -> None:
+    """The kubelet's answer to a sandbox that is not ready: the same pod with the next attempt."""
+    with cri.pod("phoenix") as pod:
+        (vmm,) = runtime.vmms(pod.id)
+        os.kill(vmm.pid, signal.SIGKILL)
+        eventually(lambda: not pod.is_ready, what="the sandbox is not ready")
+        pod.stop()
+        again = type(pod.config).FromString(pod.config.SerializeToString())
+        again.metadata.attempt = 1
+        second = Pod.run(cri, again)
+        try:
+            assert second.start("echo", "back").run_to_end() == "back\n"
+        finally:
+            second.remove()
+
+
 @needs_pause_container
 def test_the_sandbox_container_brings_nothing_into_the_guest(cri: Cri) -> None:
     """Neither its image nor a mount of it: only a shared pid namespace needs a process to hold it."""
