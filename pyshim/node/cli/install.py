@@ -167,10 +167,7 @@ def command(
         todo = changes(plan, manifest, disk, keep_edited=keep_edited)
         has_release = disk.is_directory(plan.release_path)
         if dry_run:
-            print(f"release {plan.release.id}: {'is there' if has_release else 'would be made'}")
-            if not todo:
-                print("no file would change")
-            print_changes(todo)
+            _print_dry_run(plan, todo, has_release)
             return 0
         if is_this_node and any(handler.is_local for handler in handlers):
             _require_programs()
@@ -184,20 +181,7 @@ def command(
             with_pod=not no_pod,
             is_installed=has_release and _is_installed(plan, manifest, todo),
         )
-        try:
-            with steps() as begin_step, undone_at_sigterm():
-                done = apply(
-                    plan,
-                    disk,
-                    make_release=lambda place: sources.make(
-                        disk.at(place), plan.release_path, plan.release, begin_step
-                    ),
-                    check=partial(node.check, begin_step) if is_this_node else lambda: None,
-                    rolled_back=node.rolled_back if is_this_node else lambda: None,
-                    keep_edited=keep_edited,
-                )
-        except (OSError, ShimError) as error:
-            raise failure("install pyshim", error) from error
+        done = _applied(plan, disk, sources, node if is_this_node else None, keep_edited=keep_edited)
     print_changes(done)
     print(f"release {plan.release.id}" + ("" if done else ": nothing to do"))
     if is_this_node:
@@ -205,6 +189,31 @@ def command(
     if is_this_node and not restart:
         print(f"next: systemctl restart {caller.unit} && pyshim verify")
     return 0
+
+
+def _print_dry_run(plan: InstallPlan, todo: tuple[Change, ...], has_release: bool) -> None:
+    print(f"release {plan.release.id}: {'is there' if has_release else 'would be made'}")
+    if not todo:
+        print("no file would change")
+    print_changes(todo)
+
+
+def _applied(
+    plan: InstallPlan, disk: Disk, sources: Sources, node: NodeCheck | None, *, keep_edited: bool
+) -> tuple[Change, ...]:
+    """The node is as `plan` has it, and `node` has checked it. Returns the changes; ShimError when none were made."""
+    try:
+        with steps() as begin_step, undone_at_sigterm():
+            return apply(
+                plan,
+                disk,
+                make_release=lambda place: sources.make(disk.at(place), plan.release_path, plan.release, begin_step),
+                check=partial(node.check, begin_step) if node else lambda: None,
+                rolled_back=node.rolled_back if node else lambda: None,
+                keep_edited=keep_edited,
+            )
+    except (OSError, ShimError) as error:
+        raise failure("install pyshim", error) from error
 
 
 def _is_installed(plan: InstallPlan, manifest: Manifest, todo: tuple[Change, ...]) -> bool:
@@ -228,7 +237,7 @@ def _prune(disk: Disk, plan: InstallPlan) -> None:
         if name == plan.release.id:
             continue
         path = f"{plan.prefix}/releases/{name}"
-        pids = [pid for pid in running.running_of(path) if not running.is_zygote(pid)]
+        pids = [pid for pid in running.processes_of(path) if not running.is_zygote(pid)]
         if pids:
             print(f"release {name} stays: {len(pids)} processes of running pods use it")
             continue

@@ -31,7 +31,7 @@ def command(prefix: str, root: str, state_dir: str, as_json: bool) -> int:
     files = states(manifest, disk)
     caller = runtime.container_runtime(root=disk.root)
     names = disk.names(f"{prefix}/releases")
-    releases = {name: len(running.running_of(f"{prefix}/releases/{name}")) for name in names}
+    releases = {name: len(running.processes_of(f"{prefix}/releases/{name}")) for name in names}
     pods = _pods_of(names, state_dir) if root == "/" else {}
     bad = [path for path, state in files if state != "ok"]
     if as_json:

@@ -42,22 +42,9 @@ def command(prefix: str, root: str, kind: str | None, socket: str, keep_edited: 
         if read_manifest(disk, prefix) is None:
             print("nothing is installed")
             return 0
-        pids = running.running_of(f"{prefix}/releases") if root == "/" else ()
-        zygotes = [pid for pid in pids if running.is_zygote(pid)]
-        verbs = {pid: words for pid in pids if (words := running.operators_command(pid))}
-        pods = [pid for pid in pids if pid not in zygotes and pid not in verbs]
-        if pods:
-            raise FailedPrecondition(
-                f"uninstall pyshim: pods run with it, as processes {', '.join(map(str, pods[:20]))}"
-                " (hint: remove them first)"
-            )
-        if verbs:
-            found = "; ".join(f"'{words[:60]}' as process {pid}" for pid, words in verbs.items())
-            raise FailedPrecondition(
-                f"uninstall pyshim: commands of it run: {found}"
-                " (hint: end them first, units by 'systemctl disable --now')"
-            )
+        zygotes: tuple[int, ...] = ()
         if root == "/":
+            zygotes = _zygotes_alone(prefix)
             running.stop_units()
         try:
             with undone_at_sigterm():
@@ -74,3 +61,22 @@ def command(prefix: str, root: str, kind: str | None, socket: str, keep_edited: 
     elif root == "/":
         print(f"next: systemctl restart {caller.unit}")
     return 0
+
+
+def _zygotes_alone(prefix: str) -> tuple[int, ...]:
+    """The zygotes of the installation. Raises FailedPrecondition if other processes of it run."""
+    pids = running.processes_of(f"{prefix}/releases")
+    zygotes = tuple(pid for pid in pids if running.is_zygote(pid))
+    verbs = {pid: words for pid in pids if (words := running.operators_command(pid))}
+    pods = [pid for pid in pids if pid not in zygotes and pid not in verbs]
+    if pods:
+        raise FailedPrecondition(
+            f"uninstall pyshim: pods run with it, as processes {', '.join(map(str, pods[:20]))}"
+            " (hint: remove them first)"
+        )
+    if verbs:
+        found = "; ".join(f"'{words[:60]}' as process {pid}" for pid, words in verbs.items())
+        raise FailedPrecondition(
+            f"uninstall pyshim: commands of it run: {found} (hint: end them first, units by 'systemctl disable --now')"
+        )
+    return zygotes

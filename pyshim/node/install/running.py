@@ -60,7 +60,7 @@ def _units(names: tuple[str, ...]) -> dict[str, tuple[bool, bool]]:
     return found
 
 
-def running_of(directory: str) -> tuple[int, ...]:
+def processes_of(directory: str) -> tuple[int, ...]:
     """Processes whose command line has a path below `directory`: shims and VMs of that release."""
     return tuple(process.pid for process in find_by_argument(f"{directory}/"))
 
