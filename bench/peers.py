@@ -162,7 +162,8 @@ def as_markdown(rounds: list[dict[str, Samples]], facts: dict[str, str], note: s
         more_is_better = series in _MORE_IS_BETTER
         best = {each: max(both) if more_is_better else min(both) for each, both in ratios.items()}
         lines.append(f"| {title} | {' | '.join(shown)} | {' | '.join(f'{ratio:.2f}' for ratio in best.values())} |")
-        lost += [f"- {title}: {each}" for each, ratio in best.items() if (ratio < 1 if more_is_better else ratio > 1)]
+        if ahead := [each for each, ratio in best.items() if (ratio < 1 if more_is_better else ratio > 1)]:
+            lost.append(f"- {title}: {', '.join(ahead)}")
     lines += ["", "A ratio is the median of its rounds' ratios, so that slow drift cancels out."]
     lines += ["Less is better where a row does not say otherwise."]
     lines += ["CPU time includes that of ended children (runc), which the kernel counts in steps of 10 ms."]
