@@ -437,7 +437,7 @@ class AgentClient:
         """
         limit_s = self._timeout_s if timeout_s == CONFIGURED_S else timeout_s
         is_span = limit_s is not None and service == AGENT_SERVICE
-        with span(f"agent {method}", kept=False) if is_span else nullcontext():
+        with span(f"agent {method}", saved=False) if is_span else nullcontext():
             traceparent = context() if is_span else ""
             started = asyncio.get_running_loop().time()
             try:

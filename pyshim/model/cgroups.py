@@ -73,7 +73,7 @@ class CgroupPlan(msgspec.Struct, frozen=True, kw_only=True):
         return next(group for group in self.groups if group.role is role)
 
     @property
-    def listed(self) -> tuple[Role, ...]:
+    def with_device_list(self) -> tuple[Role, ...]:
         """The groups that get a device list. The shim is in none of them: it mounts disks."""
         serving = {Role.DEVICES}
         if self.mode is CgroupMode.V2:

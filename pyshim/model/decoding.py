@@ -8,7 +8,7 @@ import msgspec
 from msgspec import inspect
 
 T = TypeVar("T")
-Text = Annotated[str, msgspec.Meta(pattern=r"\A[^\0\ud800-\udfff]*\Z", description="no text a kernel would take")]
+Text = Annotated[str, msgspec.Meta(pattern=r"\A[^\0\ud800-\udfff]*\Z", description="not text that the kernel accepts")]
 """A string without NUL bytes and without lone surrogates, which JSON's escapes can spell."""
 
 _MESSAGE = re.compile(r"(.*?)(?: - at `(?:key` in `)?\$([^`]*)`)?", re.DOTALL)

@@ -3,8 +3,8 @@
 `span` and `traced` record into the trace of the surrounding `Trace.of`; outside of one they record nothing. A task
 inherits the trace of the task that made it, so that all work of a call is within the caller's span.
 
-Spans are kept or not. Kept spans are saved with the sandbox's state. The others (execs, the end of a sandbox, calls of
-the agent) only go to the trace's follower, and are not recorded without one.
+Spans are saved with the sandbox's state, except those of execs, of calls to the agent and of the sandbox's end. These
+only go to the trace's follower, and are not recorded without one.
 """
 
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
@@ -17,14 +17,14 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 MAX_SPANS = 256
-"""The most spans that are kept: enough for the first containers of a pod. The others are numbered from here on."""
+"""The most spans that are saved: enough for the first containers of a pod. The others are numbered from here on."""
 NO_PARENT = -1
 
 
 class Span(NamedTuple):
     name: str
     parent: int
-    """The number of the parent span, or NO_PARENT. A kept span's number is its index in `Trace.spans`."""
+    """The number of the parent span, or NO_PARENT. A saved span's number is its index in `Trace.spans`."""
     start_ns: int
     end_ns: int
     """0 before the span's end; a mark's `start_ns`."""
@@ -48,26 +48,26 @@ class Trace:
         self._clock_ns = clock_ns
         self._on_mark = on_mark
         self.spans: list[Span] = []
-        """The kept spans."""
+        """The spans to save."""
         self._json: Mapping[str, object] | None = None
         """The result of `as_json`; None after a change of `spans`."""
         self._follower: Follower | None = None
-        self._next_unkept = MAX_SPANS
-        """The number of the next span that is not kept."""
+        self._next_unsaved = MAX_SPANS
+        """The number of the next span that is not saved."""
 
     def follow(self, follower: Follower) -> None:
-        """Passes every span to `follower`, first the kept ones that have ended. It replaces an earlier follower."""
+        """Passes every span to `follower`, first those of `spans` that have ended. It replaces an earlier follower."""
         self._follower = follower
         for number, ended in enumerate(self.spans):
             if ended.end_ns:
                 follower.ended(number, ended)
 
-    def of(self, name: str, *, kept: bool = True) -> AbstractContextManager[None]:
+    def of(self, name: str, *, saved: bool = True) -> AbstractContextManager[None]:
         """Records the block as a span of this trace; inner spans and those of the block's tasks belong to it, too.
 
-        They are kept only if `kept` is true.
+        They are saved only if `saved` is true.
         """
-        return self._within(name, NO_PARENT, kept)
+        return self._within(name, NO_PARENT, saved)
 
     def as_json(self) -> Mapping[str, object]:
         """The document that `spans_from_json` reads."""
@@ -80,13 +80,13 @@ class Trace:
         return self._follower.context(number) if self._follower is not None else ""
 
     @contextmanager
-    def _within(self, name: str, parent: int, kept: bool = True) -> Iterator[None]:
-        kept = self._keeps(kept, parent)
-        if not kept and self._follower is None:
+    def _within(self, name: str, parent: int, saved: bool = True) -> Iterator[None]:
+        saved = self._is_saved(saved, parent)
+        if not saved and self._follower is None:
             yield
             return
         began = Span(name, parent, self._clock_ns(), 0, "")
-        number = self._number(began, kept)
+        number = self._number(began, saved)
         token = _current.set((self, number))
         error = ""
         try:
@@ -97,49 +97,49 @@ class Trace:
         finally:
             _current.reset(token)
             over = began._replace(end_ns=self._clock_ns(), error=error)
-            if kept:
+            if saved:
                 self.spans[number] = over
                 self._json = None
             if self._follower is not None:
                 self._follower.ended(number, over)
 
     def _mark(self, name: str, parent: int) -> None:
-        kept = self._keeps(True, parent)
-        if not kept and self._follower is None:
+        saved = self._is_saved(True, parent)
+        if not saved and self._follower is None:
             return
         now_ns = self._clock_ns()
         moment = Span(name, parent, now_ns, now_ns, "")
-        number = self._number(moment, kept)
+        number = self._number(moment, saved)
         if self._follower is not None:
             self._follower.ended(number, moment)
-        if kept:
+        if saved:
             self._on_mark()
 
-    def _keeps(self, wanted: bool, parent: int) -> bool:
+    def _is_saved(self, wanted: bool, parent: int) -> bool:
         return wanted and parent < MAX_SPANS and len(self.spans) < MAX_SPANS
 
-    def _number(self, began: Span, kept: bool) -> int:
-        """The new span's number. A kept span is appended to `spans`."""
-        if kept:
+    def _number(self, began: Span, saved: bool) -> int:
+        """The new span's number. A saved span is appended to `spans`."""
+        if saved:
             self.spans.append(began)
             self._json = None
             return len(self.spans) - 1
-        self._next_unkept += 1
-        return self._next_unkept - 1
+        self._next_unsaved += 1
+        return self._next_unsaved - 1
 
 
 _current: ContextVar[tuple[Trace, int] | None] = ContextVar("trace", default=None)
 
 
 @contextmanager
-def span(name: str, *, kept: bool = True) -> Iterator[None]:
-    """Records the block as a span of the current trace, if there is one. `kept` as in `Trace.of`."""
+def span(name: str, *, saved: bool = True) -> Iterator[None]:
+    """Records the block as a span of the current trace, if there is one. `saved` as in `Trace.of`."""
     current = _current.get()
     if current is None:
         yield
         return
     trace, parent = current
-    with trace._within(name, parent, kept):
+    with trace._within(name, parent, saved):
         yield
 
 

@@ -295,7 +295,7 @@ class Pod:
     async def start(self, container_id: ContainerId, exec_id: ExecId | None) -> int:
         container = self._find(container_id)
         name = f"exec {container_id}/{exec_id}" if exec_id else f"start {container_id}"
-        with self._trace.of(name, kept=not exec_id):
+        with self._trace.of(name, saved=not exec_id):
             return await container.start(exec_id)
 
     def state(self, container_id: ContainerId, exec_id: ExecId | None) -> ProcessState:
@@ -394,7 +394,7 @@ class Pod:
         return await joined(task, f"delete container '{container_id}'")
 
     async def _delete(self, container: Container) -> tuple[int, ExitStatus]:
-        with self._trace.of(f"delete {container.id}", kept=False):
+        with self._trace.of(f"delete {container.id}", saved=False):
             exit_status = await self._remove(container)
         self._env.publisher.publish(TaskDeleted(container_id=container.id, pid=container.pid, exit=exit_status))
         return container.pid, exit_status
@@ -514,7 +514,7 @@ class Pod:
         self._report_end(EXIT_SANDBOX_LOST)
 
     async def _end_traced(self, agent_gone: bool = False) -> None:
-        with self._trace.of("end sandbox", kept=False):
+        with self._trace.of("end sandbox", saved=False):
             await self._end_sandbox(agent_gone)
 
     def container_met_oom(self, container_id: str) -> None:

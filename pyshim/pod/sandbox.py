@@ -254,7 +254,7 @@ class Sandbox:
         async with self._stop_lock:
             await cancel_all(*self._watchers)
             self._watchers.clear()
-            with nullcontext() if self.is_stopped else span("stop vm", kept=False):
+            with nullcontext() if self.is_stopped else span("stop vm", saved=False):
                 if self._agent is not None and not self.failure and not self.is_stopped:
                     await self._ask_guest_to_end(self._agent)
                 await self._undo.run()
@@ -269,7 +269,7 @@ class Sandbox:
 
     async def _leave(self) -> None:
         async with self._leave_lock:
-            with nullcontext() if self.has_left else span("leave cgroups", kept=False):
+            with nullcontext() if self.has_left else span("leave cgroups", saved=False):
                 await self._undo_after_stop.run()
             self.has_left = True
 

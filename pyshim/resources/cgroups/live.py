@@ -172,7 +172,7 @@ class SandboxCgroups:
         starts the VMM gets its list after the shim has left it.
         """
         vmm_role = self._plan.members.get(Member.VMM)
-        await self._write_device_list([role for role in self._plan.listed if role is not vmm_role])
+        await self._write_device_list([role for role in self._plan.with_device_list if role is not vmm_role])
 
     async def _write_device_list(self, roles: Iterable[Role]) -> None:
         if roles:
@@ -189,7 +189,7 @@ class SandboxCgroups:
         if not self._plan.groups or not vmm_pid:
             return
         programs: tuple[int, ...] = (vmm_pid, virtiofsd_pid, *self._hypervisor.helper_pids)
-        if (vmm_role := self._plan.members[Member.VMM]) in self._plan.listed:
+        if (vmm_role := self._plan.members[Member.VMM]) in self._plan.with_device_list:
             await self._write_device_list([vmm_role])
             programs = (virtiofsd_pid,)  # the others started in this cgroup
         moved = self._host.join_family(self._plan.group(Role.DEVICES), filter(None, programs))
@@ -203,7 +203,7 @@ class SandboxCgroups:
     async def allow(self, device: Device) -> None:
         """The VMM may open the device that is plugged next."""
         path = getattr(device, "path", "")
-        if roles := self._plan.listed:
+        if roles := self._plan.with_device_list:
             rules = await self._host.device_rules((path,) if path else ())
             await self._settings.apply(setting for role in roles for setting in allowed_devices(role, rules))
 

@@ -73,11 +73,11 @@ def test_a_mark_is_reported_and_the_number_of_spans_is_bounded() -> None:
 
 class Follower:
     def __init__(self) -> None:
-        self.heard: dict[int, Span] = {}
+        self.received: dict[int, Span] = {}
 
     def ended(self, number: int, span: Span) -> None:
-        assert number not in self.heard
-        self.heard[number] = span
+        assert number not in self.received
+        self.received[number] = span
 
     def context(self, number: int) -> str:
         return f"within {number}"
@@ -90,37 +90,37 @@ def test_a_follower_receives_earlier_and_later_spans() -> None:
         with span("before"):
             pass
         trace.follow(follower)
-        assert follower.heard == {1: Span("before", 0, 2, 3, "")}
+        assert follower.received == {1: Span("before", 0, 2, 3, "")}
         with span("after"):
             assert context() == "within 2"
 
     with trace.of("all"):
         asyncio.run(work())
-    assert follower.heard == dict(enumerate(trace.spans))
+    assert follower.received == dict(enumerate(trace.spans))
 
 
-def test_a_follower_receives_spans_that_are_not_kept_and_their_inner_spans() -> None:
+def test_a_follower_receives_spans_that_are_not_saved_and_their_inner_spans() -> None:
     trace, follower = counted(), Follower()
 
     async def work() -> None:
         with span("inner"):
             mark("moment")
 
-    with trace.of("unheard", kept=False):
+    with trace.of("without follower", saved=False):
         asyncio.run(work())
     trace.follow(follower)
-    with trace.of("heard", kept=False):
+    with trace.of("with follower", saved=False):
         asyncio.run(work())
 
     assert trace.spans == []
-    assert [(number - MAX_SPANS, s.name, s.parent) for number, s in sorted(follower.heard.items())] == [
-        (0, "heard", NO_PARENT),
+    assert [(number - MAX_SPANS, s.name, s.parent) for number, s in sorted(follower.received.items())] == [
+        (0, "with follower", NO_PARENT),
         (1, "inner", MAX_SPANS),
         (2, "moment", MAX_SPANS + 1),
     ]
 
 
-def test_a_follower_receives_more_spans_than_are_kept() -> None:
+def test_a_follower_receives_more_spans_than_are_saved() -> None:
     trace, follower = counted(), Follower()
     trace.follow(follower)
 
@@ -132,8 +132,8 @@ def test_a_follower_receives_more_spans_than_are_kept() -> None:
     with trace.of("all"):
         asyncio.run(work())
     assert len(trace.spans) == MAX_SPANS
-    assert len(follower.heard) == 2 * MAX_SPANS + 1
-    assert {s.parent for s in follower.heard.values()} == {NO_PARENT, 0}
+    assert len(follower.received) == 2 * MAX_SPANS + 1
+    assert {s.parent for s in follower.received.values()} == {NO_PARENT, 0}
 
 
 def test_without_a_follower_there_is_no_context() -> None:

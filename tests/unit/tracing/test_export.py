@@ -90,14 +90,14 @@ async def test_spans_arrive_as_they_were_under_the_ids_that_the_state_gives_them
         return sender
 
     async def execute() -> None:
-        with span("agent ExecProcess", kept=False):
+        with span("agent ExecProcess", saved=False):
             pass
 
     children = Children()
     async with receiver.listening():
         with trace.of("create c1"):
             sender = await create(children)
-        with trace.of("exec c1/e1", kept=False):
+        with trace.of("exec c1/e1", saved=False):
             await execute()
         await sender.close()
     assert children.alive == ()

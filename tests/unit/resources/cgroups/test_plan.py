@@ -64,7 +64,7 @@ def test_a_remote_vm_has_only_the_shim_in_cgroups(mode: CgroupMode, only: bool, 
 
     assert [group.path for group in plan.groups] == paths
     assert {plan.group(role).path for role in plan.members.values()} == {paths[-1]}
-    assert plan.listed == ()
+    assert plan.with_device_list == ()
 
 
 @pytest.mark.parametrize(
@@ -301,9 +301,9 @@ def test_device_rules_deny_everything_first() -> None:
 def test_programs_that_serve_the_guest_have_a_device_list_and_the_shim_has_none(mode: CgroupMode, only: bool) -> None:
     plan = _plan(host(cgroup_mode=mode), sandbox_cgroup_only=only)
 
-    assert Role.DEVICES in plan.listed
-    assert plan.members[Member.SHIM] not in plan.listed
-    assert mode is CgroupMode.V1 or plan.members[Member.VCPUS] in plan.listed
+    assert Role.DEVICES in plan.with_device_list
+    assert plan.members[Member.SHIM] not in plan.with_device_list
+    assert mode is CgroupMode.V1 or plan.members[Member.VCPUS] in plan.with_device_list
 
 
 @pytest.mark.parametrize(

@@ -130,7 +130,7 @@ def test_a_direct_volume_is_known_by_its_record(tmp_path: Path) -> None:
         (b"[" * 30000, "not JSON"),
         (b"[]", "not a JSON object"),
         (b'{"device": 7}', "device is not a string"),
-        (b'{"device": "a\\u0000b"}', "device is no text a kernel would take"),
+        (b'{"device": "a\\u0000b"}', "device is not text that the kernel accepts"),
         (b'{"options": "ro"}', "options is not a list"),
         (b'{"metadata": {"fsGroup": 7}}', "metadata is not an object of strings"),
         (b" " * 70_000, "larger than"),
