@@ -9,8 +9,9 @@ import logging
 import socket
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, nullcontext
+from functools import partial
 
 import msgspec
 from aiohttp import web
@@ -115,63 +116,65 @@ class _UnderWay:
             log.warning("requests abandoned", extra={"requests": len(self._protocols)})
 
 
-def _application(
-    classes: Mapping[str, PodClass], figures: _Figures, under_way: _UnderWay, *, body_timeout_s: float
-) -> web.Application:
-    """POST /mutate and /validate, GET /healthz and /metrics."""
-    large_bodies = asyncio.Semaphore(LARGE_BODIES)
+class _Webhook:
+    """Handles POST /mutate and /validate, GET /healthz and /metrics."""
 
-    async def body_of(request: web.Request) -> bytes:
-        """Raises TimeoutError, ConnectionResetError, HTTPRequestEntityTooLarge."""
-        is_small = request.content_length is not None and request.content_length <= SMALL_BODY_BYTES
-        async with asyncio.timeout(body_timeout_s), nullcontext() if is_small else large_bodies:
-            return await request.read()
+    def __init__(self, classes: Mapping[str, PodClass], figures: _Figures, *, body_timeout_s: float) -> None:
+        self.under_way = _UnderWay()
+        self._classes = classes
+        self._figures = figures
+        self._body_timeout_s = body_timeout_s
+        self._large_bodies = asyncio.Semaphore(LARGE_BODIES)
 
-    def reviewer(action: Action) -> Callable[[web.Request], Awaitable[web.Response]]:
-        async def review(request: web.Request) -> web.Response:
-            with under_way.on(request.protocol):
-                return await reviewed(request)
+    def application(self) -> web.Application:
+        app = web.Application(client_max_size=MAX_BODY_BYTES)
+        app.router.add_post("/mutate", partial(self._reviewed, Action.MUTATE))
+        app.router.add_post("/validate", partial(self._reviewed, Action.VALIDATE))
+        app.router.add_get("/healthz", self._healthy)
+        app.router.add_get("/metrics", self._metrics)
+        return app
 
-        async def reviewed(request: web.Request) -> web.Response:
+    async def _reviewed(self, action: Action, request: web.Request) -> web.Response:
+        with self.under_way.on(request.protocol):
             try:
-                body = await body_of(request)
+                body = await self._body_of(request)
             except TimeoutError:
-                figures.reviews[action, "late"] += 1
+                self._figures.reviews[action, "late"] += 1
                 # The rest of the body may still arrive, and would be read as the next request.
                 return web.Response(status=408, text="read body: too slow\n", headers={"Connection": "close"})
             except ConnectionResetError:
-                figures.reviews[action, "lost"] += 1
+                self._figures.reviews[action, "lost"] += 1
                 return web.Response(status=400)
             except web.HTTPRequestEntityTooLarge:
-                figures.reviews[action, "too large"] += 1
+                self._figures.reviews[action, "too large"] += 1
                 raise
-            started = time.monotonic()
-            try:
-                found = answer(body, classes, action)
-            except InvalidArgument as error:
-                figures.reviews[action, "malformed"] += 1
-                return web.Response(status=400, text=f"{error}\n")
-            figures.decisions.took(action, time.monotonic() - started)
-            figures.reviews[action, found.outcome] += 1
-            figures.warnings.update(found.kinds)
-            if found.message:
-                log.info("pod denied", extra={"reason": found.message})
-            return web.json_response(found.document)
+            return self._answered(action, body)
 
-        return review
+    async def _body_of(self, request: web.Request) -> bytes:
+        """Raises TimeoutError, ConnectionResetError, HTTPRequestEntityTooLarge."""
+        is_small = request.content_length is not None and request.content_length <= SMALL_BODY_BYTES
+        async with asyncio.timeout(self._body_timeout_s), nullcontext() if is_small else self._large_bodies:
+            return await request.read()
 
-    async def healthy(_request: web.Request) -> web.Response:
+    def _answered(self, action: Action, body: bytes) -> web.Response:
+        started = time.monotonic()
+        try:
+            found = answer(body, self._classes, action)
+        except InvalidArgument as error:
+            self._figures.reviews[action, "malformed"] += 1
+            return web.Response(status=400, text=f"{error}\n")
+        self._figures.decisions.took(action, time.monotonic() - started)
+        self._figures.reviews[action, found.outcome] += 1
+        self._figures.warnings.update(found.kinds)
+        if found.message:
+            log.info("pod denied", extra={"reason": found.message})
+        return web.json_response(found.document)
+
+    async def _healthy(self, _request: web.Request) -> web.Response:
         return web.Response(text="ok\n")
 
-    async def metrics(_request: web.Request) -> web.Response:
-        return web.Response(text=figures.text(), headers={"Content-Type": CONTENT_TYPE})
-
-    app = web.Application(client_max_size=MAX_BODY_BYTES)
-    app.router.add_post("/mutate", reviewer(Action.MUTATE))
-    app.router.add_post("/validate", reviewer(Action.VALIDATE))
-    app.router.add_get("/healthz", healthy)
-    app.router.add_get("/metrics", metrics)
-    return app
+    async def _metrics(self, _request: web.Request) -> web.Response:
+        return web.Response(text=self._figures.text(), headers={"Content-Type": CONTENT_TYPE})
 
 
 @asynccontextmanager
@@ -179,10 +182,9 @@ async def serving(
     classes: Mapping[str, PodClass], certificate: Certificate, *, host: str, port: int, limits: Limits
 ) -> AsyncIterator[int]:
     """Yields the port. After the block, new requests are refused and those under way were answered."""
-    under_way = _UnderWay()
-    app = _application(classes, _Figures(certificate), under_way, body_timeout_s=limits.body_s)
+    webhook = _Webhook(classes, _Figures(certificate), body_timeout_s=limits.body_s)
     runner = web.AppRunner(
-        app,
+        webhook.application(),
         keepalive_timeout=limits.idle_s,
         shutdown_timeout=limits.end_s,
         lingering_time=LINGERING_S,
@@ -191,7 +193,7 @@ async def serving(
     )
     await runner.setup()
     assert runner.server is not None, "set up above"
-    connections = Connections(runner.server, under_way.has, certificate.context, handshake_s=limits.handshake_s)
+    connections = Connections(runner.server, webhook.under_way.has, certificate.context, handshake_s=limits.handshake_s)
     try:
         with _listening(host, port) as listener:
             accepting = asyncio.ensure_future(connections.accept(listener))
@@ -201,7 +203,7 @@ async def serving(
                 await cancel_all(accepting)
         await connections.close()
         # aiohttp itself drops a body that is still arriving.
-        await under_way.ended(within_s=limits.end_s)
+        await webhook.under_way.ended(within_s=limits.end_s)
     finally:
         await runner.cleanup()
 
