@@ -123,12 +123,12 @@ BLOCK: tuple[Key, ...] = (
             f"{which}_rate_limiter_{what}_{limit}",
             whole(0, _MAX_RATE),
             0,
-            f"Limit of {'disks' if which == 'disk' else 'network interfaces'}: {what} {limit.replace('_', ' ')}.",
+            f"Limit of {devices}: {limit_text} of {unit_text}.",
             _OTHER_VMM,
         )
-        for which in ("disk", "net")
-        for what in ("bw", "ops")
-        for limit in ("max_rate", "one_time_burst")
+        for which, devices in (("disk", "disks"), ("net", "network interfaces"))
+        for what, unit_text in (("bw", "bits"), ("ops", "operations"))
+        for limit, limit_text in (("max_rate", "rate"), ("one_time_burst", "initial burst"))
     ),
     _H.used(
         "disable_image_nvdimm",
@@ -152,7 +152,7 @@ DEVICES: tuple[Key, ...] = (
         "virtio devices reach all of the guest's memory",
         ann=True,
     ),
-    _H.used("disable_vhost_net", BOOL, False, "QEMU moves the network's frames, not the host's kernel.", ann=True),
+    _H.used("disable_vhost_net", BOOL, False, "QEMU moves the network's frames, not the kernel's vhost-net.", ann=True),
     _RS.used(
         "network_queues",
         whole(0, 256),
@@ -261,7 +261,7 @@ DEBUG: tuple[Key, ...] = (
         " enable_debug, else none.",
     ),
     _H.later("hypervisor_loglevel", whole(0, 3), 1, "How much the hypervisor logs."),
-    _RS.later("log_level", TEXT, "", "How much the hypervisor logs, as a word."),
+    _RS.later("log_level", TEXT, "", "How much the hypervisor logs, as the name of a level."),
 )
 
 REMOTE: tuple[Key, ...] = (

@@ -54,8 +54,7 @@ AGENT: tuple[Key, ...] = (
         "dial_timeout",
         SECONDS,
         30.0,
-        "Seconds within which the agent must answer for the first time; reconnect_timeout_ms is the same in"
-        " milliseconds.",
+        "Seconds within which the agent must answer for the first time.",
         aliases=(("reconnect_timeout_ms", Table.AGENT, MILLISECONDS),),
     ),
     _A_RS.never(
@@ -85,7 +84,7 @@ AGENT: tuple[Key, ...] = (
         "cdh_api_timeout",
         SECONDS,
         50.0,
-        "Seconds for a call to the guest's data hub; cdh_api_timeout_ms is the same in milliseconds.",
+        "Seconds for a call to the guest's data hub.",
         aliases=(("cdh_api_timeout_ms", Table.AGENT, MILLISECONDS),),
         also=("config.agent.cdh_api_timeout_ms",),
     ),
@@ -98,7 +97,7 @@ AGENT: tuple[Key, ...] = (
     ),
     _A_RS.never("server_port", _PORT, 1024, "The agent's vsock port.", _FIXED_PORT),
     _A_RS.never("log_port", _PORT, 1025, "The agent's vsock port for logs.", _FIXED_PORT),
-    _A_RS.never("log_level", TEXT, "", "How much the agent logs, as a word.", "enable_debug decides"),
+    _A_RS.never("log_level", TEXT, "", "How much the agent logs, as the name of a level.", "enable_debug decides"),
     _A_RS.later(
         "passfd_listener_port",
         _PORT,
@@ -138,14 +137,14 @@ RUNTIME: tuple[Key, ...] = (
         "hypervisor_name",
         choice("", "qemu", "remote", *OTHER_VMMS),
         "",
-        "Which [hypervisor.NAME] is used. Empty: the only one of the file.",
+        "The table [hypervisor.NAME] to use. Empty: the only one of the file.",
         ann=True,
         field="",
     ),
     _R_RS.never("name", TEXT, "virt_container", "Kind of runtime.", "there is only one", ann=True),
-    _R_RS.never("agent_name", TEXT, "kata", "Which [agent.NAME] is used.", "there is only one", ann=True),
+    _R_RS.never("agent_name", TEXT, "kata", "The table [agent.NAME] to use.", "there is only one", ann=True),
     _R.used("enable_debug", BOOL, False, "The shim logs more."),
-    _R_RS.never("log_level", TEXT, "", "How much the shim logs, as a word.", "enable_debug decides"),
+    _R_RS.never("log_level", TEXT, "", "How much the shim logs, as the name of a level.", "enable_debug decides"),
     _R.used(
         "internetworking_model",
         choice("tcfilter", "macvtap", "none", refused=("l3forwarding",)),
@@ -261,7 +260,7 @@ RUNTIME: tuple[Key, ...] = (
         "create_container_timeout",
         SECONDS,
         60.0,
-        "Seconds within which the guest must create a container; also accepted in [agent.kata].",
+        "Seconds within which the guest must create a container.",
         ann=True,
         aliases=(("create_container_timeout", Table.AGENT, SECONDS),),
     ),
@@ -356,14 +355,14 @@ FACTORY: tuple[Key, ...] = (
         "VMs continue from a template of their machine, which is made with the first of them (docs/WARM_PODS.md).",
     ),
     _F.used("template_path", PATH, "/run/vc/vm/template", "Directory of the templates, on a file system in memory."),
-    _F.later("vm_cache_number", whole(0, _U32), 0, "VMs started ahead."),
+    _F.later("vm_cache_number", whole(0, _U32), 0, "Number of VMs to start in advance."),
     _F.later(
         "vm_cache_endpoint", PATH, "/var/run/kata-containers/cache.sock", "Socket of the service that holds these VMs."
     ),
 )
 
 REMOVED: Mapping[tuple[Table, str], str] = {
-    (Table.HYPERVISOR, "hotplug_vfio_on_root_bus"): "hot_plug_vfio says where devices are added",
+    (Table.HYPERVISOR, "hotplug_vfio_on_root_bus"): "hot_plug_vfio decides where devices are plugged",
     (Table.HYPERVISOR, "enable_swap"): "guest memory follows the host's swap settings",
 }
 """Keys that Kata has removed, and what replaces them."""

@@ -308,6 +308,8 @@ def toml_value(value: Any) -> str:
     if isinstance(value, Fraction | float):
         return str(int(value)) if value == int(value) else _decimal(Fraction(value))
     if isinstance(value, Mapping):
+        if not value:
+            return "{}"
         return "{ " + ", ".join(f"{toml_value(str(key))} = {toml_value(item)}" for key, item in value.items()) + " }"
     if isinstance(value, Sequence):
         return "[" + ", ".join(toml_value(item) for item in value) + "]"

@@ -8,6 +8,7 @@ from pyshim.config.catalogue import GROUPS, KEYS
 from pyshim.config.deadlines import DEADLINES, WaitLimit
 from pyshim.config.hashes import HASHED_ASSETS
 from pyshim.config.keys import Alias, Dialect, Key, Table, Verdict, document_table
+from pyshim.config.keys_devices import REMOTE
 from pyshim.config.keys_runtime import REMOVED, REMOVED_TABLES
 from pyshim.config.sources import DEFAULT_PATHS, MAX_CONFIG_BYTES
 from pyshim.config.values import toml_value
@@ -104,7 +105,8 @@ def markdown() -> str:
     paths = "\n".join(f"   - `{path}`" for path in DEFAULT_PATHS)
     text = _INTRODUCTION.format(paths=paths, limit=MAX_CONFIG_BYTES)
     for title, keys in GROUPS:
-        text += f"## {title}: `[{document_table(keys[0].table)}]`\n\n"
+        hypervisor = "remote" if keys is REMOTE else "qemu"
+        text += f"## {title}: `[{document_table(keys[0].table, hypervisor)}]`\n\n"
         text += "| key | value | default | meaning | effect |\n|---|---|---|---|---|\n"
         text += "".join(_row(key) for key in keys) + "\n"
     text += _ANNOTATIONS
@@ -142,9 +144,9 @@ def commented_toml() -> str:
 
 def _row(key: Key) -> str:
     name = f"`{key.name}`" + ("" if key.dialect is Dialect.KATA else f"<br>({key.dialect})")
-    name += "".join(f"<br>also `{_spelled(key, alias)}`" for alias in key.aliases)
-    here = f"**{key.verdict}**" + (f": {key.why}" if key.why else "")
-    cells = (name, _holds(key), f"`{toml_value(key.default)}`", key.meaning, here)
+    name += "".join(f"<br>also `{_name(alias, key)}`{_unit(alias, key)}" for alias in key.aliases)
+    effect = f"**{key.verdict}**" + (f": {key.why}" if key.why else "")
+    cells = (name, _values(key), f"`{toml_value(key.default)}`", key.meaning, effect)
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
 
 
@@ -156,7 +158,8 @@ def _deadline(each: WaitLimit) -> str:
 
 def _comment(key: Key) -> Iterator[str]:
     yield from _wrapped(key.meaning)
-    yield from _wrapped(f"{_holds(key)}." + "".join(f" Also {_spelled(key, alias)}." for alias in key.aliases))
+    aliases = "".join(f" Also {_name(alias, key)}{_unit(alias, key)}." for alias in key.aliases)
+    yield from _wrapped(f"{_values(key)}.{aliases}")
     if key.dialect is not Dialect.KATA:
         yield f"# A key of {key.dialect}'s."
     if key.verdict is Verdict.NO_EFFECT:
@@ -169,15 +172,18 @@ def _wrapped(text: str) -> Iterator[str]:
     return (f"# {line}" for line in textwrap.wrap(text, _TOML_WIDTH, break_long_words=False))
 
 
-def _holds(key: Key) -> str:
+def _values(key: Key) -> str:
+    """The type, range and unit of the key's values."""
     text = key.kind.type_name + (f", {key.kind.allowed}" if key.kind.allowed else "")
     return text + (f" ({key.kind.unit})" if key.kind.unit else "")
 
 
-def _spelled(key: Key, alias: Alias) -> str:
-    name = alias.name if alias.table is key.table else f"[{document_table(alias.table)}] {alias.name}"
-    unit = f" in {alias.kind.unit}" if alias.kind is not key.kind else ""
-    return name + unit
+def _name(alias: Alias, key: Key) -> str:
+    return alias.name if alias.table is key.table else f"[{document_table(alias.table)}] {alias.name}"
+
+
+def _unit(alias: Alias, key: Key) -> str:
+    return f" in {alias.kind.unit}" if alias.kind is not key.kind else ""
 
 
 def _removed() -> Iterator[str]:

@@ -38,8 +38,8 @@ FOUND = [
     "subpattern at position 0",
     "9: error: hypervisor.qemu.block_device_logical_sector_size: 1000 is neither 0 nor a power of two between 512 and "
     "65536",
-    "10: warning: hypervisor.qemu.hotplug_vfio_on_root_bus: was removed from Kata: hot_plug_vfio says where devices "
-    "are added",
+    "10: warning: hypervisor.qemu.hotplug_vfio_on_root_bus: was removed from Kata: hot_plug_vfio decides where "
+    "devices are plugged",
     "13: error: agent.kata.reconnect_timeout_ms: contradicts agent.kata.dial_timeout, which is the same key",
     "14: warning: runtme: is not a known table (did you mean runtime?)",
 ]
