@@ -9,7 +9,7 @@ import asyncio
 import json
 import posixpath
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
@@ -30,35 +30,37 @@ HOST_RESOLV_CONF = "/etc/resolv.conf"
 PING_TIMEOUT_S = 5.0
 
 
+class _Created(NamedTuple):
+    request: SandboxRequest
+    hooks: ContainerHooks
+    at_ns: int
+
+
 class ServedSandbox:
     """Implements `task.sandbox_service.SandboxApi` for `pod`."""
 
     def __init__(self, *, pod: Pod, environment: Environment, options: RuntimeOptions | None) -> None:
         """`options` are the runtime handler's, which containerd passes to `start` only."""
         self._pod = pod
-        self._host = environment.host
-        self._host_facts = environment.host_facts
-        self._clock_ns = environment.clock_ns
+        self._env = environment
         self._options = options
-        self._request: SandboxRequest | None = None
-        self._hooks: ContainerHooks | None = None
+        self._created: _Created | None = None
         self._sandbox: Sandbox | None = None
-        self._created_at_ns = 0
         self._exit: ExitStatus | None = None
         self._ended = asyncio.Event()
 
     async def create(self, request: CreateSandbox) -> None:
-        if self._request is not None:
-            raise AlreadyExists(f"create sandbox '{request.sandbox_id}': this shim has '{self._request.sandbox_id}'")
+        if self._created is not None:
+            other = self._created.request.sandbox_id
+            raise AlreadyExists(f"create sandbox '{request.sandbox_id}': this shim has '{other}'")
         self._pod.serve_sandbox(request.sandbox_id, self._latch)
         try:
             found = await self._read(request)
         except BaseException:
             self._pod.drop_sandbox()
             raise
-        self._request = found
-        self._hooks = ContainerHooks(self._host, found.spec, name=request.sandbox_id, bundle=request.bundle)
-        self._created_at_ns = self._clock_ns()
+        hooks = ContainerHooks(self._env.host, found.spec, name=request.sandbox_id, bundle=request.bundle)
+        self._created = _Created(found, hooks, self._env.clock_ns())
 
     async def _read(self, request: CreateSandbox) -> SandboxRequest:
         """The pod as a spec, which the plan takes. Raises InvalidArgument."""
@@ -66,11 +68,11 @@ class ServedSandbox:
             return await self._read_spec(request)
         pod = request.pod
         if not pod.hostname and "network" in pod.host_namespaces:
-            pod = replace(pod, hostname=(await self._host_facts()).hostname)
+            pod = replace(pod, hostname=(await self._env.host_facts()).hostname)
         contents = pod_files(request.sandbox_id, pod, await self._resolv_conf(pod))
         files = {path: HostPath(f"{request.bundle}/{posixpath.basename(path)}") for path in contents}
         for path, content in contents.items():
-            await self._host.write_bytes(files[path], content, 0o644)
+            await self._env.host.write_bytes(files[path], content, 0o644)
         return SandboxRequest(
             sandbox_id=request.sandbox_id,
             kind=ContainerKind.POD_SANDBOX,
@@ -81,7 +83,7 @@ class ServedSandbox:
 
     async def _resolv_conf(self, pod: PodConfig) -> bytes:
         try:
-            return b"" if pod.dns else await self._host.read_bytes(HOST_RESOLV_CONF, MAX_RESOLV_CONF_BYTES)
+            return b"" if pod.dns else await self._env.host.read_bytes(HOST_RESOLV_CONF, MAX_RESOLV_CONF_BYTES)
         except NotFound:
             return b""
 
@@ -89,7 +91,7 @@ class ServedSandbox:
         """The sandbox of a bundle's spec, from `ctr sandboxes run`."""
         action, where = f"create sandbox '{request.sandbox_id}'", f"{request.bundle}/config.json"
         try:
-            spec = await read_spec(self._host, request.bundle)
+            spec = await read_spec(self._env.host, request.bundle)
         except NotFound as exc:
             problem = f"neither options of type 'runtime.v1.PodSandboxConfig' nor '{where}'"
             raise InvalidArgument(f"{action}: {problem}") from exc
@@ -99,39 +101,38 @@ class ServedSandbox:
         return SandboxRequest(sandbox_id=request.sandbox_id, kind=kind, spec=spec, options=self._options)
 
     async def start(self, sandbox_id: SandboxId) -> SandboxReport:
-        request, hooks = self._known(sandbox_id)
+        created = self._find(sandbox_id)
         if self._exit is not None:
             raise FailedPrecondition(f"start sandbox '{sandbox_id}': it has ended")
-        self._sandbox = await self._pod.open_sandbox(request, hooks)
-        await hooks.after_start(self._sandbox.pid)
+        self._sandbox = await self._pod.open_sandbox(created.request, created.hooks)
+        await created.hooks.after_start(self._sandbox.pid)
         return self.status(sandbox_id, verbose=False)
 
     async def update(self, sandbox_id: SandboxId, resources: Mapping[str, Any]) -> None:
         await self._running(sandbox_id).resizer.update_pod(resources)
 
     def check(self, sandbox_id: SandboxId) -> None:
-        self._known(sandbox_id)
+        self._find(sandbox_id)
 
     def status(self, sandbox_id: SandboxId, verbose: bool) -> SandboxReport:
-        request, _ = self._known(sandbox_id)
-        sandbox = self._sandbox
+        created, sandbox = self._find(sandbox_id), self._sandbox
         return SandboxReport(
             sandbox_id=sandbox_id,
             pid=sandbox.pid if sandbox else 0,
             is_ready=sandbox is not None and self._exit is None,
-            created_at_ns=self._created_at_ns,
+            created_at_ns=created.at_ns,
             exit=self._exit,
             info=_info(sandbox) if sandbox and verbose else {},
-            spec=request.spec.raw if sandbox else {},
+            spec=created.request.spec.raw if sandbox else {},
         )
 
     async def stop(self, sandbox_id: SandboxId) -> None:
-        _, hooks = self._known(sandbox_id)
+        created = self._find(sandbox_id)
         await self._pod.stop_sandbox()
-        await hooks.after_delete()
+        await created.hooks.after_delete()
 
     async def wait(self, sandbox_id: SandboxId) -> ExitStatus:
-        self._known(sandbox_id)
+        self._find(sandbox_id)
         await self._ended.wait()
         assert self._exit is not None, "it is set before the event"
         return self._exit
@@ -145,22 +146,22 @@ class ServedSandbox:
 
     async def shutdown(self, sandbox_id: SandboxId) -> None:
         """The sandbox is gone. Works for one that was refused, too: containerd waits for the end of its shim."""
-        if self._request is not None or not self._pod.is_empty:
+        if self._created is not None or not self._pod.is_empty:
             await self.stop(sandbox_id)
         await self._pod.close()
 
     def _latch(self, status: int) -> None:
         if self._exit is None:
-            self._exit = ExitStatus(status=status, exited_at_ns=self._clock_ns())
+            self._exit = ExitStatus(status=status, exited_at_ns=self._env.clock_ns())
             self._ended.set()
 
-    def _known(self, sandbox_id: SandboxId) -> tuple[SandboxRequest, ContainerHooks]:
-        if self._request is None or self._hooks is None or self._request.sandbox_id != sandbox_id:
+    def _find(self, sandbox_id: SandboxId) -> _Created:
+        if self._created is None or self._created.request.sandbox_id != sandbox_id:
             raise NotFound(f"find sandbox '{sandbox_id}': no such sandbox in this shim")
-        return self._request, self._hooks
+        return self._created
 
     def _running(self, sandbox_id: SandboxId) -> Sandbox:
-        self._known(sandbox_id)
+        self._find(sandbox_id)
         if self._sandbox is None or self._exit is not None:
             state = "has not been started" if self._exit is None else "has ended"
             raise FailedPrecondition(f"use sandbox '{sandbox_id}': it {state}")
