@@ -124,8 +124,8 @@ class RemoteVm:
         return ""
 
     def saved(self) -> Mapping[str, object]:
-        config, remote = self._config("save the remote vm"), self._service_config("save the remote vm")
-        return {"Type": "remote", "UUID": config.uuid, "APISocket": remote.socket_path, "Pid": 0}
+        config = self._config("save the remote vm")
+        return {"Type": "remote", "UUID": config.uuid, "APISocket": self._remote.socket_path, "Pid": 0}
 
     # From create to stop
 
@@ -142,7 +142,7 @@ class RemoteVm:
         self._vm = config
         self._exit = asyncio.get_running_loop().create_future()
         try:
-            await self._create(config, self._service_config("create"))
+            await self._create(config)
         except BaseException:
             try:
                 await self.stop()
@@ -151,13 +151,13 @@ class RemoteVm:
             raise
         self._set_phase(Phase.CREATED)
 
-    async def _create(self, config: VmConfig, remote: RemoteServiceConfig) -> None:
-        service = self._service()
+    async def _create(self, config: VmConfig) -> None:
+        remote = self._remote
         # Before the VM is in the ledger: a service that cannot be reached has made nothing.
-        version = await self._version(service)
+        version = await self._version()
         self._require("create remote vm", Phase.NEW)  # a `stop` meanwhile found no VM
-        self._record_call(remote, RemoteVmState.ASKED)
-        request = service.create_vm(
+        self._record_call(RemoteVmState.ASKED)
+        request = self._service.create_vm(
             config.sandbox_id, dict(remote.annotations), config.netns_path or "", remote.timeout_s, self._late_s
         )
         with span(f"ask CreateVM of {config.machine_type}" if config.machine_type else "ask CreateVM"):
@@ -190,9 +190,9 @@ class RemoteVm:
         # Some ttrpc servers send this status at the deadline while the call goes on.
         return self._late_s if isinstance(error, ServiceRefused) and error.status == Code.DEADLINE_EXCEEDED else 0
 
-    async def _version(self, service: RemoteService) -> str:
+    async def _version(self) -> str:
         try:
-            return await service.version()
+            return await self._service.version()
         except ServiceRefused as exc:
             # Kata's runtimes never send Version, so a service may lack it.
             log.debug("version of remote hypervisor", extra={"error": str(exc)})
@@ -201,9 +201,8 @@ class RemoteVm:
     @within_s(lambda self: given_s(self._vm and self._vm.start_timeout_s), "start vm")
     async def start(self) -> None:
         config = self._require("start", Phase.CREATED)
-        remote = self._service_config("start")
-        self._record_call(remote, RemoteVmState.STARTED)
-        request = self._service().start_vm(config.sandbox_id, remote.timeout_s, self._late_s)
+        self._record_call(RemoteVmState.STARTED)
+        request = self._service.start_vm(config.sandbox_id, self._remote.timeout_s, self._late_s)
         with span("ask StartVM"):
             await self._run_call("StartVM", f"start remote vm {config.sandbox_id!r}", self._finish_start(request))
         _check_agent_socket(config.sandbox_id, self._agent_path)
@@ -237,7 +236,7 @@ class RemoteVm:
             await asyncio.wait([self._call])
         if self._entry is not None:
             if self._entry.detail["state"] not in (RemoteVmState.STOPPED, RemoteVmState.LOST):
-                self._record(await self._end(self._service_config("stop")))
+                self._record(await self._end(self._config("stop").sandbox_id))
             await self._ledger.release(self._entry)
             self._entry = None
         if self._exit is not None and not self._exit.done():
@@ -245,17 +244,17 @@ class RemoteVm:
             reason = f"remote vm {self._vm.sandbox_id!r} was stopped"
             self._exit.set_result(VmExit(kind=VmExitKind.REQUESTED, reason=reason))
 
-    async def _end(self, remote: RemoteServiceConfig) -> RemoteVmState:
+    async def _end(self, vm_id: str) -> RemoteVmState:
         """STOPPED after the service has answered StopVM or never had the VM; LOST when it no longer has a started VM.
 
         Raises ShimError after any other answer, and without one.
         """
-        vm_id = self._config("stop").sandbox_id
+        remote = self._remote
         loop = asyncio.get_running_loop()
         until, pause_s = loop.time() + self._retry_s, FIRST_PAUSE_S
         while True:
             try:
-                await self._service().stop_vm(vm_id, remote.stop_timeout_s)
+                await self._service.stop_vm(vm_id, remote.stop_timeout_s)
                 return RemoteVmState.STOPPED
             except NotFound as exc:
                 if self._entry is not None and self._entry.detail["state"] == RemoteVmState.STARTED:
@@ -277,7 +276,7 @@ class RemoteVm:
 
     async def _run_call(self, method: str, action: str, call: Coroutine[Any, Any, None]) -> None:
         """The call has ended. It goes on after its deadline or a cancellation; `stop` then waits for it."""
-        remote = self._service_config(action)
+        remote = self._remote
         call_task = asyncio.create_task(call, name=f"{method}/{self._config(action).sandbox_id}")
         call_task.add_done_callback(_log_failure)
         self._call = call_task
@@ -286,16 +285,16 @@ class RemoteVm:
             raise DeadlineExceeded(f"{action}: '{remote.socket_path}' has not answered within {remote.timeout_s:g} s")
         call_task.result()
 
-    def _record_call(self, remote: RemoteServiceConfig, state: RemoteVmState) -> None:
+    def _record_call(self, state: RemoteVmState) -> None:
         """The ledger has the state and the time by which the call, sent next, has ended."""
-        self._asked_until_s = math.ceil(self._clock_s() + remote.timeout_s + self._late_s)
+        self._asked_until_s = math.ceil(self._clock_s() + self._remote.timeout_s + self._late_s)
         self._record(state)
 
     def _record(self, state: RemoteVmState) -> None:
         """The ledger has the VM in this state."""
-        config, remote = self._config("note"), self._service_config("note")
+        remote = self._remote
         entry = remote_vm_entry(
-            config.sandbox_id,
+            self._config("record the remote vm").sandbox_id,
             socket_path=remote.socket_path,
             state=state,
             agent=self._agent_path,
@@ -358,13 +357,15 @@ class RemoteVm:
             raise FailedPrecondition(f"{doing}: the remote vm was not created")
         return self._vm
 
-    def _service_config(self, doing: str) -> RemoteServiceConfig:
-        remote = self._config(doing).remote
+    @property
+    def _remote(self) -> RemoteServiceConfig:
+        remote = self._config("reach service").remote
         assert remote is not None, "_check_config has refused a VM without it"
         return remote
 
+    @property
     def _service(self) -> RemoteService:
-        return RemoteService(self._service_config("reach service").socket_path)
+        return RemoteService(self._remote.socket_path)
 
     def _require(self, doing: str, *phases: Phase) -> VmConfig:
         if self._phase is Phase.ENDED:
