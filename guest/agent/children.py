@@ -14,8 +14,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from guest.agent.errors import AgentError, DeadlineExceeded, Internal, os_cause
 
@@ -30,8 +29,7 @@ PYTHON_ENVIRONMENT = {**ENVIRONMENT, "PYTHONPATH": os.path.realpath(f"{__file__}
 """For programs of this package, with the agent's import path."""
 
 
-@dataclass(frozen=True, slots=True)
-class Finished:
+class Finished(NamedTuple):
     """A program's end: `code` is the exit status, or 128 + signal; `stdout` and `stderr` have at most 1 MiB."""
 
     code: int

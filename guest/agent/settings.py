@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 # Parameter -> attribute of Settings.
 _NUMBERS = {
@@ -14,34 +14,33 @@ _NUMBERS = {
 }
 
 
-@dataclass(slots=True)
 class Settings:
     """Parsed words of the command line; a malformed value keeps the default and is listed in `problems`."""
 
-    server_addr: str = "vsock://-1:1024"
-    """`vsock://CID:PORT` (CID -1: any), `serial:///dev/virtio-ports/NAME` or `unix://PATH`."""
-    log_level: str = "info"
-    debug_console: bool = False
-    debug_console_vport: int = 1026
-    hotplug_timeout_s: float = 30.0
-    """Seconds that a call waits for a device. kata-agent has 3 s, too short for a guest on a busy host."""
-    container_pipe_size: int = 256 << 10
-    """Bytes of each stdio pipe, 0 for the kernel's default. 256 KiB because the shim reads pieces of that size: under
-    emulation the number of pieces costs time, not the bytes."""
-    cdi_timeout_s: float = 100.0
-    """Seconds that CreateContainer waits for the CDI spec of a device asked for by name."""
-    visible_cdi_devices: bool = False
-    """A container may choose devices of the guest by its environment."""
-    image_source: str = ""
-    """The source of images that are pulled here: `http://HOST[:PORT]` (a registry) or `oci:PATH` (an OCI image layout).
-    kata-agent has no such setting."""
-    image_pull_timeout_s: float = 1200.0
-    forwarder: ForwarderSettings | None = None
-    problems: list[str] = field(default_factory=list)
+    def __init__(self) -> None:
+        self.server_addr = "vsock://-1:1024"
+        """`vsock://CID:PORT` (CID -1: any), `serial:///dev/virtio-ports/NAME` or `unix://PATH`."""
+        self.log_level = "info"
+        self.debug_console = False
+        self.debug_console_vport = 1026
+        self.hotplug_timeout_s = 30.0
+        """Seconds that a call waits for a device. kata-agent has 3 s, too short for a guest on a busy host."""
+        self.container_pipe_size = 256 << 10
+        """Bytes of each stdio pipe, 0 for the kernel's default. 256 KiB because the shim reads pieces of that size:
+        under emulation the number of pieces costs time, not the bytes."""
+        self.cdi_timeout_s = 100.0
+        """Seconds that CreateContainer waits for the CDI spec of a device asked for by name."""
+        self.visible_cdi_devices = False
+        """A container may choose devices of the guest by its environment."""
+        self.image_source = ""
+        """The source of images that are pulled here: `http://HOST[:PORT]` (a registry) or `oci:PATH` (an OCI image
+        layout). kata-agent has no such setting."""
+        self.image_pull_timeout_s = 1200.0
+        self.forwarder: ForwarderSettings | None = None
+        self.problems: list[str] = []
 
 
-@dataclass(slots=True, frozen=True)
-class ForwarderSettings:
+class ForwarderSettings(NamedTuple):
     """`forwarder.port` and `forwarder.address`: the agent's socket `agent` is reached over TCP and TLS, see
     `guest.forwarder`.
 

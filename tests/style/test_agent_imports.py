@@ -9,7 +9,7 @@ from .project_files import ROOT
 
 LATER = {
     *("pyshim.cdi", "shutil", "pathlib", "tempfile", "urllib", "http", "email", "_ssl", "hashlib", "yaml", "site"),
-    *("pickle", "google.protobuf.text_format"),
+    *("dataclasses", "pickle", "google.protobuf.text_format"),
 }
 """Few containers need them. The image's `start.py` hides what asyncio and protobuf would import of them."""
 

@@ -9,7 +9,6 @@ import asyncio
 import logging
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 
 from protos.agent.agent_pb2 import Storage
 
@@ -42,12 +41,12 @@ DRIVERS = tuple(
 )
 
 
-@dataclass(slots=True)
 class _UsedStorage:
-    driver: str
-    verified: str = ""
-    """The device that checks what is mounted."""
-    users: list[str] = field(default_factory=list)
+    def __init__(self, driver: str, verified: str) -> None:
+        self.driver = driver
+        self.verified = verified
+        """The device that checks what is mounted."""
+        self.users: list[str] = []
 
 
 class StorageTable:
