@@ -6,6 +6,7 @@ import importlib
 import os
 import signal
 import socket
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from typing import NoReturn
@@ -61,6 +62,9 @@ def run(
     with suppress(OSError):  # each shim says why it has none
         filter_program()
     shim_log.set_up(debug=False)  # most shims find their level set
+    # A lookup of an attribute replaces an entry of the interpreter's cache, and so writes to the name that was in it: a
+    # name of the imports, which no child uses, in a page that the child would copy for that.
+    sys._clear_type_cache()
     gc.collect()
     gc.freeze()  # no collection in a child looks at what is shared, which would copy it
     with suppress(OSError):  # a kernel built without it
