@@ -16,8 +16,6 @@ from pyshim.state.store import StateStore
 
 log = logging.getLogger(__name__)
 
-STRUCK_OUT_AT_ONCE = EXCLUSIVE | {ResourceKind.REMOTE_VM}
-"""Kinds whose strike-out is written at once: another sandbox may take the key, or a second undo takes long."""
 STRIKE_OUT_WITHIN_S = 0.05
 """Seconds within which a strike-out is on disk, by a write of its own if there is no other. A Delete ends with a write,
 so its strike-outs need none. A crash before that costs one idempotent undo for each."""
@@ -89,7 +87,7 @@ class SandboxRecords:
         if self._entries.get(slot) is not current:
             return
         del self._entries[slot]
-        if entry.kind in STRUCK_OUT_AT_ONCE:
+        if entry.kind in EXCLUSIVE:
             self._strike_out()
         elif self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(STRIKE_OUT_WITHIN_S, self._strike_out)

@@ -150,6 +150,21 @@ async def test_the_next_write_takes_strike_outs_along(
     assert writes == [["/b"]]
 
 
+async def test_a_stopped_remote_vm_is_struck_out_with_the_next_write(
+    records: SandboxRecords, store: StateStore, monkeypatch: pytest.MonkeyPatch, fast_clock: None
+) -> None:
+    """Its entry says that nothing is left to be done."""
+    vm = LedgerEntry(kind=ResourceKind.REMOTE_VM, key="sb1", detail={"state": "stopped"})
+    records.ledger.acquire(mount("/a"), vm)
+    writes = counted(store, monkeypatch)
+
+    await records.ledger.release(vm)
+    await records.ledger.release(mount("/a"))
+    await asyncio.sleep(2 * STRIKE_OUT_WITHIN_S)
+
+    assert writes == [[]]
+
+
 def test_the_shims_end_between_undo_and_strike_out_leaves_the_entry_on_disk(
     records: SandboxRecords, store: StateStore, undo: Undo
 ) -> None:
