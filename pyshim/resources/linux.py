@@ -25,7 +25,9 @@ from pyshim.model.errors import FailedPrecondition, InvalidArgument, NotFound, U
 from pyshim.model.host_facts import CgroupMode
 from pyshim.model.ledger import Ledger, LedgerEntry, ResourceKind
 from pyshim.model.mounts import HostMount
+from pyshim.model.observation import METRICS_DIRECTORY
 from pyshim.model.oci import OciHook
+from pyshim.model.remote_vms import RemoteVmState
 from pyshim.model.task import Stdio
 from pyshim.model.vm import VmConfig
 from pyshim.model.volumes import SourceFacts, VirtiofsdPlan
@@ -41,6 +43,8 @@ from pyshim.resources.volumes.host.virtiofsd_flavours import VirtiofsdFlavours
 log = logging.getLogger(__name__)
 
 P = ParamSpec("P")
+_IN_MEMORY = ("/run/vc/", f"{METRICS_DIRECTORY}/")
+"""Where the shim has sockets and small files of its own."""
 _LOG_FD, _LOCK_FD = 2, 3
 _MAKER = "from pyshim.__main__ import operator_main; sys.exit(operator_main({words!r}))"
 T = TypeVar("T")
@@ -196,7 +200,10 @@ class LinuxHost:
         """
         if entry.key in self._stuck:
             raise FailedPrecondition(f"release {entry.kind.value} {entry.key!r}: an earlier change of it has not ended")
-        await self._change(entry.key, self._undo, entry)
+        if _is_quick(entry):
+            self._undo(entry)
+        else:
+            await self._change(entry.key, self._undo, entry)
 
     def _undo(self, entry: LedgerEntry) -> None:
         if entry.kind is ResourceKind.MOUNT and self._share is not None:
@@ -213,6 +220,13 @@ class LinuxHost:
                 log.error("change given up", extra={"path": path})
                 self._stuck[path] = work
                 work.add_done_callback(lambda _: self._stuck.pop(path, None))
+
+
+def _is_quick(entry: LedgerEntry) -> bool:
+    """Its undo takes less time than the start of a thread."""
+    if entry.kind is ResourceKind.REMOTE_VM:
+        return entry.detail.get("state") == RemoteVmState.STOPPED
+    return entry.kind in (ResourceKind.SOCKET, ResourceKind.DIRECTORY) and entry.key.startswith(_IN_MEMORY)
 
 
 async def _reading(what: str, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

@@ -1,6 +1,7 @@
 import asyncio
 import os
 import stat
+import threading
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from pyshim.cleanup.release import release
 from pyshim.concurrency.threads import thread_to_the_end
 from pyshim.host.processes.children import Children
 from pyshim.model.errors import FailedPrecondition, InvalidArgument, NotFound, ShimError
+from pyshim.model.ledger import LedgerEntry, ResourceKind
 from pyshim.model.mounts import SourceKind
 from pyshim.resources.linux import LinuxHost
 
@@ -114,3 +116,23 @@ async def test_a_cancelled_change_has_ended_before_its_undo_can_start(tmp_path: 
     order.append("undo")
 
     assert order == ["change", "undo"]
+
+
+@pytest.mark.parametrize(
+    ("entry", "is_quick"),
+    [
+        (LedgerEntry(kind=ResourceKind.SOCKET, key="/run/vc/sbs/sb1/shim-monitor.sock"), True),
+        (LedgerEntry(kind=ResourceKind.DIRECTORY, key="/run/vc/vm/sb1"), True),
+        (LedgerEntry(kind=ResourceKind.REMOTE_VM, key="sb1", detail={"state": "stopped"}), True),
+        (LedgerEntry(kind=ResourceKind.REMOTE_VM, key="sb1", detail={"state": "started"}), False),
+        (LedgerEntry(kind=ResourceKind.DIRECTORY, key="/run/kata-containers/shared/sandboxes/sb1"), False),
+        (LedgerEntry(kind=ResourceKind.MOUNT, key="/run/vc/vm/sb1"), False),
+    ],
+)
+def test_only_what_may_take_long_is_undone_in_a_thread(entry: LedgerEntry, is_quick: bool) -> None:
+    threads: list[threading.Thread] = []
+    host = LinuxHost(children=Children(), release=lambda entry: threads.append(threading.current_thread()))
+
+    asyncio.run(host.release(entry))
+
+    assert [thread is threading.main_thread() for thread in threads] == [is_quick]
