@@ -37,6 +37,8 @@ PROGRAM_PATHS: Mapping[str, tuple[str, ...]] = {
 """By key, the paths where a program is searched for if its key is empty: those of Debian, Fedora and kata-deploy."""
 FORCE_GUEST_PULL = "force_guest_pull"
 """The only feature that `experimental` may name."""
+_HUGEPAGE_MIB = 2
+"""The size of an ordinary huge page of x86-64, in MiB."""
 _TOP_LEVEL_TABLES = ("hypervisor", "agent", "runtime", "factory")
 
 
@@ -317,6 +319,9 @@ def contradictions(settings: Mapping[tuple[Table, str], Setting], hypervisor: st
     bypass = ("block_device_cache_set", "block_device_cache_direct")
     if hypervisor != REMOTE and aio.value == "native" and not all(get(Table.HYPERVISOR, name).value for name in bypass):
         yield finding(aio, f'"native" needs {bypass[0]} = true and {bypass[1]} = true')
+    most_memory = get(Table.HYPERVISOR, "default_maxmemory")
+    if get(Table.HYPERVISOR, "enable_hugepages").value and 0 < most_memory.value < _HUGEPAGE_MIB:
+        yield finding(most_memory, f"{most_memory.value} MiB is less than a huge page, {_HUGEPAGE_MIB} MiB")
     netns, model = get(Table.RUNTIME, "disable_new_netns"), get(Table.RUNTIME, "internetworking_model")
     if netns.value and model.value != "none":
         yield finding(netns, f'true needs internetworking_model = "none", not "{model.value}"')

@@ -134,6 +134,7 @@ WITH_LINES = [
         3,
         '"native" needs block_device_cache_set = true and block_device_cache_direct = true',
     ),
+    ("[hypervisor.qemu]\nenable_hugepages = true\ndefault_maxmemory = 1", 3, "1 MiB is less than a huge page"),
     ("runtime = 3", 1, "is not a table"),
     ("[hypervisor.qemu]\nrootless_user = 3", 2, "expected a table"),
     ("[[hypervisor.qemu.guest_extension_images]]\nname = 'x'", 1, "lacks the string 'path'"),
