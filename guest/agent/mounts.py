@@ -127,8 +127,8 @@ def mount(source: str, target: str, fstype: str, words: Iterable[str]) -> None:
 def _mount_when_driver_is_loaded(source: str, target: str, fstype: str, flags: int, data: str) -> None:
     """mount(2), tried again while the kernel does not know `fstype` and a module is being loaded.
 
-    The image's loader loads modules while the agent runs. The kernel asks modprobe for a file system it does not know;
-    modprobe fails at once for a module that the loader is loading at that moment, and mount(2) answers ENODEV.
+    `load_drivers` loads modules while the agent runs. The kernel asks modprobe for a file system it does not know;
+    modprobe fails at once for a module that is being loaded at that moment, and mount(2) answers ENODEV.
     """
     spare = _SPARE_TRIES
     deadline = time.monotonic() + _DRIVER_WAIT_S

@@ -51,17 +51,15 @@ said=$(mount -t "$type" -o "$flags" "$root" /root 2>&1) || fail "mount root imag
 said=$(chroot /root mount -a 2>&1) || fail "mount what /etc/fstab lists: $said"
 mkdir /root/var/lib /root/var/log
 
-later=$(echo $(cat /etc/modules.later))
 if [ -x /root/usr/bin/kata-agent ]; then
     # It mounts /proc and all else itself: modprobe has one of its own, and is done before.
     mount -t proc proc /root/proc
-    chroot /root modprobe -a $later
+    chroot /root modprobe -a $(cat /etc/modules.later)
     umount /root/proc
     set -- /usr/bin/kata-agent
 else
-    # Drivers that our agent's start does not need are loaded beside it, by a shell of the root image: a process of the
-    # initrd may find that switch_root has removed its program before it was executed.
-    set -- /bin/sh -c "modprobe -a $later & exec /usr/bin/python3 -IS /usr/lib/agent/start.py"
+    # Our agent loads the other drivers itself, with the lowest priority.
+    set -- /usr/bin/python3 -IS /usr/lib/agent/start.py
 fi
 case $0 in
     */shell) set -- /bin/setsid -c /bin/sh -l ;;

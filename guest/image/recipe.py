@@ -77,8 +77,8 @@ FIRST_MODULES: Final = ("virtio_pci", "virtio_mmio", "virtio_rng", "virtio_conso
 # Loaded with them when the root image is persistent memory (`root=/dev/pmem0p1`): the bus and the driver.
 PMEM_MODULES: Final = ("nfit", "nd_pmem")
 
-# Loaded from the root image while the agent starts, in order of urgency: drivers of devices that no program opens by
-# name, and file systems that every pod mounts.
+# Loaded from the root image, by our agent or before kata-agent starts, in order of urgency: drivers of devices that no
+# program opens by name, and file systems that every pod mounts.
 LATER_MODULES: Final = (
     *("virtiofs", "overlay", "virtio_net", "vmw_vsock_virtio_transport"),
     *("virtio_scsi", "sd_mod", "virtio_mem", "virtio_balloon", "pvpanic_mmio"),

@@ -72,6 +72,7 @@ def add_own_agent(root: Path, *, checkout: Path, site_packages: Path) -> None:
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, target)
     shutil.copyfile(_HERE / "start.py", agent / "start.py")
+    (agent / "drivers").write_text("".join(f"{module}\n" for module in recipe.LATER_MODULES))
     _compile(root)
 
 
@@ -132,7 +133,7 @@ def write_initrd(directory: Path, *, busybox: Path, store: ModuleStore) -> None:
     for name, modules in (
         ("modules", recipe.FIRST_MODULES),
         ("modules.pmem", recipe.PMEM_MODULES),
-        ("modules.later", recipe.LATER_MODULES),
+        ("modules.later", recipe.LATER_MODULES),  # for kata-agent: ours has a list of its own
     ):
         (directory / "etc" / name).write_text("".join(f"{module}\n" for module in modules))
     store.install(directory, (*recipe.FIRST_MODULES, *recipe.PMEM_MODULES))

@@ -148,7 +148,7 @@ def test_the_agent_starts_as_the_first_process_starts_it(root: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("changing the root needs root")
     (line,) = (line for line in INIT.read_text().splitlines() if "start.py" in line)
-    words = shlex.split(line)[-1].rpartition("exec ")[2].split()
+    words = shlex.split(line)[2:]  # after `set --`
     (root / "dev/null").touch()
     argv = ["chroot", root, *words, "agent.server_addr=unix:///run/agent.sock"]
     with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True) as agent:
