@@ -30,10 +30,12 @@ for word in $words; do
 done
 
 # A driver that cannot be loaded is missed by what needs it.
-modprobe -a $(cat /etc/modules)
+read -r modules </etc/modules
 case $root in
-    /dev/pmem*) modprobe -a $(cat /etc/modules.pmem) ;;
+    /dev/pmem*) read -r pmem </etc/modules.pmem ;;
+    *) pmem= ;;
 esac
+modprobe -a $modules $pmem
 
 # The console's driver is there only now. A machine without a console device is no reason to stop.
 if (: </dev/console) 2>/dev/null; then
@@ -54,7 +56,8 @@ mkdir /root/var/lib /root/var/log
 if [ -x /root/usr/bin/kata-agent ]; then
     # It mounts /proc and all else itself: modprobe has one of its own, and is done before.
     mount -t proc proc /root/proc
-    chroot /root modprobe -a $(cat /etc/modules.later)
+    read -r modules </etc/modules.later
+    chroot /root modprobe -a $modules
     umount /root/proc
     set -- /usr/bin/kata-agent
 else

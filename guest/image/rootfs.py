@@ -135,7 +135,7 @@ def write_initrd(directory: Path, *, busybox: Path, store: ModuleStore) -> None:
         ("modules.pmem", recipe.PMEM_MODULES),
         ("modules.later", recipe.LATER_MODULES),  # for kata-agent: ours has a list of its own
     ):
-        (directory / "etc" / name).write_text("".join(f"{module}\n" for module in modules))
+        (directory / "etc" / name).write_text(" ".join(modules) + "\n")
     store.install(directory, (*recipe.FIRST_MODULES, *recipe.PMEM_MODULES))
 
 
