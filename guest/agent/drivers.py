@@ -9,11 +9,13 @@ from guest.agent.files import read_text
 
 LISTED = "/usr/lib/agent/drivers"
 """The names of kernel modules, in order of urgency. Only our own image has the file."""
-_LEAST_URGENT = 19
+NICENESS = 10
+"""Calls of the host get nine tenths of a busy CPU. Not 19: a container that keeps the only CPU busy would leave that a
+hundredth, and a disk or NIC that is plugged then would wait for its driver for many seconds."""
 
 
 def load_drivers(children: Children, *, listed: str = LISTED, modprobe: str = "/sbin/modprobe") -> Child | None:
-    """`modprobe` runs with the modules of the file `listed`, with the lowest priority. None if there is no such file.
+    """`modprobe` runs with the modules of the file `listed`, at NICENESS. None if there is no such file.
 
     Under emulation loading takes 0.3 s of the guest's one CPU, which calls of the host get first. A call that needs a
     device waits for it; the mount of a file system loads its module.
@@ -23,5 +25,5 @@ def load_drivers(children: Children, *, listed: str = LISTED, modprobe: str = "/
     except FileNotFoundError:
         return None
     child = children.spawn([modprobe, "-a", *names], stderr=2)
-    os.setpriority(os.PRIO_PROCESS, child.pid, _LEAST_URGENT)
+    os.setpriority(os.PRIO_PROCESS, child.pid, NICENESS)
     return child

@@ -61,7 +61,7 @@ if [ -x /root/usr/bin/kata-agent ]; then
     umount /root/proc
     set -- /usr/bin/kata-agent
 else
-    # Our agent loads the other drivers itself, with the lowest priority.
+    # Our agent loads the other drivers itself, at a low priority.
     set -- /usr/bin/python3 -IS /usr/lib/agent/start.py
 fi
 case $0 in

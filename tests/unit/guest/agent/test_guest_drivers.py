@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from guest.agent.children import Children
-from guest.agent.drivers import load_drivers
+from guest.agent.drivers import NICENESS, load_drivers
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def modprobe(tmp_path: Path) -> Path:
     return program
 
 
-def test_the_listed_modules_are_loaded_with_the_lowest_priority(tmp_path: Path, modprobe: Path) -> None:
+def test_the_listed_modules_are_loaded_at_a_low_priority(tmp_path: Path, modprobe: Path) -> None:
     (tmp_path / "drivers").write_text("virtiofs\noverlay\n")
 
     child = load_drivers(Children(), listed=str(tmp_path / "drivers"), modprobe=str(modprobe))
@@ -30,7 +30,7 @@ def test_the_listed_modules_are_loaded_with_the_lowest_priority(tmp_path: Path, 
     priority = os.getpriority(os.PRIO_PROCESS, child.pid)
     (tmp_path / "go").write_text("\n")
     os.waitpid(child.pid, 0)
-    assert priority == 19
+    assert priority == NICENESS
     assert (tmp_path / "words").read_text() == "-a virtiofs overlay\n"
 
 
