@@ -300,6 +300,8 @@ class Sandbox:
                 log.warning("template discarded", extra={**facts, "error": str(exc)})
                 await self._host.discard_template(template, str(exc))
             await self.hypervisor.stop()
+            self.resizer.start_again()
+            self.network.start_again()
             if self._virtiofsd is not None:
                 await self._virtiofsd.stop()  # it ends with its first VM
                 await self._start_virtiofsd()

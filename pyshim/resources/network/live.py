@@ -91,6 +91,10 @@ class SandboxNetwork:
         for nic in self.vm.nics:
             self._plugged[nic.mac] = (await self._services.vm_devices.plug(nic)).pci_path
 
+    def start_again(self) -> None:
+        """Another VM boots with the interfaces: what was plugged into the former one does not count."""
+        self._plugged.clear()
+
     async def set_up(self, agent: Agent) -> None:
         """The guest has its interfaces, routes and neighbours."""
         network = self.connected

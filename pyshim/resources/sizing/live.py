@@ -88,18 +88,20 @@ class Resizer:
     async def grow_from(self, base: VmConfig, agent: Agent) -> None:
         """A VM that runs with the size of `base` has the planned one; memory is rounded up to whole blocks.
 
-        Raises ShimError when the VM cannot grow. The recorded size is then that of a VM booted with the planned size.
+        Raises ShimError when the VM cannot grow.
         """
         planned = self.vcpus, self.memory_mib
         self.vcpus, self.memory_mib = base.cpu.boot_vcpus, base.memory.boot_mib
-        try:
-            await self._grow_to(*planned, base, agent)
-        except BaseException:
-            self.vcpus, self.memory_mib = planned
-            raise
+        await self._grow_to(*planned, base, agent)
         if planned != (base.cpu.boot_vcpus, base.memory.boot_mib):
             self._keep(self.record)
             await self._fit((), replace(self.record))  # another record: the new vCPUs' threads are placed
+
+    def start_again(self) -> None:
+        """Another VM boots, with the planned size: what was plugged into the former one does not count."""
+        self.vcpus, self.memory_mib = self._plan.vm.cpu.boot_vcpus, self._plan.vm.memory.boot_mib
+        self._block_mib = self._dimms = 0
+        self._keep(self._plan.sizing)
 
     async def _grow_to(self, vcpus: int, memory_mib: int, base: VmConfig, agent: Agent) -> None:
         if vcpus > self.vcpus:
@@ -109,6 +111,7 @@ class Resizer:
             self._block_mib = (await agent.guest_details()).memory_block_bytes // MIB or _NO_BLOCKS
             for step_mib in growth_steps(self._size(base), memory_mib):
                 self.memory_mib = await self._hypervisor.resize_memory(step_mib)
+                self._dimms += 1
                 await agent.online_cpu_memory(self.vcpus, cpu_only=False)
         if self.vcpus < vcpus or self.memory_mib < memory_mib:
             raise FailedPrecondition(

@@ -134,6 +134,23 @@ async def test_a_failure_after_the_guest_has_answered_boots_and_keeps_the_templa
     await end(stack)
 
 
+async def test_a_vm_that_boots_after_a_failed_clone_has_its_own_size_and_places(stack: Stack) -> None:
+    stack.document, stack.host.template = WARM, TEMPLATE
+    stack.networks.links = ("eth0", "eth1")
+    stack.host.faults.plan({"plug": 3})  # the share and the first interface are plugged, the second is not
+
+    namespaces = [{"type": "network", "path": "/run/netns/n1"}]
+    await stack.run("c1", ["sleep"], linux={"namespaces": namespaces, **LARGE["linux"]})
+
+    (vm,) = stack.hypervisors
+    assert vm.config is not None
+    assert (vm.config.saved_machine, len(vm.config.nics)) == ("", 2)
+    observed = stack.host.monitors[0].pod.observe()
+    assert (observed.vcpus.current, observed.memory_mib.current) == (3, vm.config.memory.boot_mib)
+    assert [each.devicePath for each in stack.agent.interfaces] == ["", ""]
+    await end(stack)
+
+
 @pytest.mark.parametrize("method", ["Check", "ReseedRandomDev", "SetGuestDateTime"])
 async def test_a_guest_that_does_not_answer_is_replaced_by_one_that_boots(method: str, stack: Stack) -> None:
     stack.document, stack.host.template = WARM, TEMPLATE
