@@ -320,7 +320,8 @@ def contradictions(settings: Mapping[tuple[Table, str], Setting], hypervisor: st
     if hypervisor != REMOTE and aio.value == "native" and not all(get(Table.HYPERVISOR, name).value for name in bypass):
         yield finding(aio, f'"native" needs {bypass[0]} = true and {bypass[1]} = true')
     most_memory = get(Table.HYPERVISOR, "default_maxmemory")
-    if get(Table.HYPERVISOR, "enable_hugepages").value and 0 < most_memory.value < _HUGEPAGE_MIB:
+    huge = hypervisor != REMOTE and get(Table.HYPERVISOR, "enable_hugepages").value
+    if huge and 0 < most_memory.value < _HUGEPAGE_MIB:
         yield finding(most_memory, f"{most_memory.value} MiB is less than a huge page, {_HUGEPAGE_MIB} MiB")
     netns, model = get(Table.RUNTIME, "disable_new_netns"), get(Table.RUNTIME, "internetworking_model")
     if netns.value and model.value != "none":

@@ -77,8 +77,10 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
         return (self, *self.aliases)
 
     def verdict_of(self, value: Any) -> Verdict:
-        """The key's effect with `value`. A refused key accepts its default; any key refuses its kind's `refused`."""
-        if value in self.kind.refused:
+        """The key's effect with `value`. A refused key accepts its default; a key with an effect refuses its kind's
+        `refused`.
+        """
+        if self._refuses(value):
             return Verdict.REFUSED
         if self.verdict is Verdict.REFUSED and value == self.default:
             return Verdict.HONOURED
@@ -86,7 +88,10 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
 
     def why_of(self, value: Any) -> str:
         """The reason for `verdict_of(value)`."""
-        return NOT_SUPPORTED if value in self.kind.refused else self.why
+        return NOT_SUPPORTED if self._refuses(value) else self.why
+
+    def _refuses(self, value: Any) -> bool:
+        return value in self.kind.refused and self.verdict is not Verdict.NO_EFFECT
 
     def kind_under(self, annotation: str) -> Kind:
         """The kind of the annotation's value: that of the alias whose name the annotation has, else the key's."""

@@ -108,14 +108,20 @@ def test_what_a_pod_may_not_choose_is_refused(tmp_path: Path, annotation: str, v
 
 
 def test_keys_of_a_vmm_on_this_host_have_no_effect_and_are_named(tmp_path: Path) -> None:
-    text = "[hypervisor.remote]\nkernel = '/boot/vmlinuz'\nvirtio_fs_cache = 'always'\ndefault_vcpus = 2\n"
+    text = (
+        "[hypervisor.remote]\nkernel = '/boot/vmlinuz'\nvirtio_fs_cache = 'always'\ndefault_vcpus = 2\n"
+        "block_device_driver = 'virtio-blk-ccw'\nenable_hugepages = true\ndefault_maxmemory = 1\n"
+    )
 
     effective = examined(tmp_path / "c.toml", text)
 
     assert warnings(effective) == (
         "hypervisor.remote.kernel has no effect: the service that makes remote VMs decides",
         "hypervisor.remote.virtio_fs_cache has no effect: the service that makes remote VMs decides",
+        "hypervisor.remote.block_device_driver has no effect: the service that makes remote VMs decides",
+        "hypervisor.remote.enable_hugepages has no effect: the service that makes remote VMs decides",
     )
+    assert load_config(options(tmp_path / "c.toml"), {}, {}).hypervisor.default_maxmemory_mib == 1
 
 
 def test_a_confidential_guest_is_refused(tmp_path: Path) -> None:

@@ -71,7 +71,8 @@ def disk_tuning(config: Config) -> DiskTuning:
     logical = hypervisor.block_device_logical_sector_size
     physical = hypervisor.block_device_physical_sector_size
     return DiskTuning(
-        bus=_BUSES[hypervisor.block_device_driver],
+        # Only a remote VM's configuration has other values, without effect: its block devices are refused when plugged.
+        bus=_BUSES.get(hypervisor.block_device_driver, DiskBus.VIRTIO_SCSI),
         aio=DiskAio(hypervisor.block_device_aio),
         cache=cache,
         logical_block_bytes=logical,
