@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 _IN_MEMORY = ("/run/vc/", f"{METRICS_DIRECTORY}/")
-"""Where the shim has sockets and small files of its own."""
+"""Where the shim has sockets of its own, on a file system in memory."""
 _LOG_FD, _LOCK_FD = 2, 3
 _MAKER = "from pyshim.__main__ import operator_main; sys.exit(operator_main({words!r}))"
 T = TypeVar("T")
@@ -226,7 +226,7 @@ def _is_quick(entry: LedgerEntry) -> bool:
     """Its undo takes less time than the start of a thread."""
     if entry.kind is ResourceKind.REMOTE_VM:
         return entry.detail.get("state") == RemoteVmState.STOPPED
-    return entry.kind in (ResourceKind.SOCKET, ResourceKind.DIRECTORY) and entry.key.startswith(_IN_MEMORY)
+    return entry.kind is ResourceKind.SOCKET and entry.key.startswith(_IN_MEMORY)
 
 
 async def _reading(what: str, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

@@ -122,7 +122,7 @@ async def test_a_cancelled_change_has_ended_before_its_undo_can_start(tmp_path: 
     ("entry", "is_quick"),
     [
         (LedgerEntry(kind=ResourceKind.SOCKET, key="/run/vc/sbs/sb1/shim-monitor.sock"), True),
-        (LedgerEntry(kind=ResourceKind.DIRECTORY, key="/run/vc/vm/sb1"), True),
+        (LedgerEntry(kind=ResourceKind.DIRECTORY, key="/run/vc/vm/sb1"), False),
         (LedgerEntry(kind=ResourceKind.REMOTE_VM, key="sb1", detail={"state": "stopped"}), True),
         (LedgerEntry(kind=ResourceKind.REMOTE_VM, key="sb1", detail={"state": "started"}), False),
         (LedgerEntry(kind=ResourceKind.DIRECTORY, key="/run/kata-containers/shared/sandboxes/sb1"), False),
