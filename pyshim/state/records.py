@@ -88,19 +88,22 @@ class SandboxRecords:
             return
         del self._entries[slot]
         if entry.kind in EXCLUSIVE:
-            self._strike_out()
+            self._strike_out(entry)
         elif self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(STRIKE_OUT_WITHIN_S, self._strike_out)
 
-    def _strike_out(self) -> None:
+    def _strike_out(self, released: LedgerEntry | None = None) -> None:
         """The ledger is on disk, without the entries that were released. A failure is only logged.
+
+        `released` is named in the log: an exclusive entry, which no other sandbox gets while it stays on disk.
 
         Their resources are gone; after a crash each entry that stays on disk costs one idempotent undo.
         """
         try:
             self._write()
         except ShimError as error:
-            log.warning("strike out of ledger", extra={"sandbox": self._sandbox_id, "error": str(error)})
+            named = {} if released is None else {"kind": released.kind.value, "key": released.key}
+            log.warning("strike out of ledger", extra={"sandbox": self._sandbox_id, **named, "error": str(error)})
 
     # ---- what other sandboxes have
 
