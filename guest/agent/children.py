@@ -20,9 +20,9 @@ from guest.agent.errors import AgentError, DeadlineExceeded, Internal, os_cause
 
 log = logging.getLogger(__name__)
 
-# Of a program's stdout, and of its stderr; the rest is dropped.
 _LOAD_TIMEOUT_S = 30.0
 _MAX_OUTPUT_BYTES = 1 << 20
+"""Bytes of a program's stdout, and of its stderr, that are read; the rest is dropped."""
 _SEARCH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 ENVIRONMENT = {"PATH": ":".join(_SEARCH)}
 PYTHON_ENVIRONMENT = {**ENVIRONMENT, "PYTHONPATH": os.path.realpath(f"{__file__}/../../..")}
