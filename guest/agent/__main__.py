@@ -23,6 +23,7 @@ from guest.agent.container.crun import Crun
 from guest.agent.container.named_devices import NamedDevices
 from guest.agent.container.oom import OomEvents
 from guest.agent.drivers import load_drivers
+from guest.agent.errors import AgentError
 from guest.agent.files import read_text
 from guest.agent.pull.images import Images
 from guest.agent.sandbox import Sandbox
@@ -82,8 +83,11 @@ async def _serve(configured: Settings) -> None:
     tasks = [asyncio.create_task(transport.serve(server, configured.server_addr), name="transport")]
     if configured.debug_console:
         tasks.append(asyncio.create_task(console.serve(children, configured.debug_console_vport), name="console"))
-    if os.getpid() == 1:
-        load_drivers(children)  # else this is another's kernel
+    if os.getpid() == 1:  # otherwise the kernel is not this guest's
+        try:
+            load_drivers(children)
+        except (AgentError, OSError) as error:
+            _log.warning("drivers not loaded", extra={"error": str(error)})
     waiting = asyncio.create_task(destroyed.wait(), name="destroyed")
     await asyncio.wait({waiting, tasks[0]}, return_when=asyncio.FIRST_COMPLETED)
     if not destroyed.is_set():

@@ -17,8 +17,8 @@ hundredth, and a disk or NIC that is plugged then would wait for its driver for 
 def load_drivers(children: Children, *, listed: str = LISTED, modprobe: str = "/sbin/modprobe") -> Child | None:
     """`modprobe` runs with the modules of the file `listed`, at NICENESS. None if there is no such file.
 
-    Under emulation loading takes 0.3 s of the guest's one CPU, which calls of the host get first. A call that needs a
-    device waits for it; the mount of a file system loads its module.
+    Under emulation, loading takes 0.3 s of the guest's only CPU; at this priority it hardly delays calls of the host. A
+    call that needs a device waits for it; the mount of a file system loads its module. Raises AgentError, OSError.
     """
     try:
         names = read_text(listed).split()

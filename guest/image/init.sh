@@ -54,7 +54,7 @@ said=$(chroot /root mount -a 2>&1) || fail "mount what /etc/fstab lists: $said"
 mkdir /root/var/lib /root/var/log
 
 if [ -x /root/usr/bin/kata-agent ]; then
-    # It mounts /proc and all else itself: modprobe has one of its own, and is done before.
+    # kata-agent mounts /proc and everything else itself. modprobe needs /proc too, so it is mounted until modprobe ends.
     mount -t proc proc /root/proc
     read -r modules </etc/modules.later
     chroot /root modprobe -a $modules

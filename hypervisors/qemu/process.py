@@ -90,7 +90,7 @@ class QemuProcess:
         self._facts.stop_requested = True
 
     async def stop(self) -> None:
-        """QEMU has exited, after the command `quit` or by SIGKILL, and `exit` is set."""
+        """QEMU has exited, after the command `quit` or by SIGKILL; `exit` is set if `connect` had succeeded."""
         await self._end()
         await self.wait()
 

@@ -384,11 +384,13 @@ class Monitor:
 
     async def _execute_with_fd(self, command: str, arguments: Mapping[str, object] | None, fd: int) -> object:
         """Like `execute`, with a copy of `fd` for the command. One at a time: QEMU keeps only the newest descriptor."""
+        name = (arguments or {}).get("fdname")
+        what = f"descriptor {name!r}" if name else "descriptor"
         async with self._fd_lock:
             try:
                 self._client.send_fd_scm(fd)
             except (QMPError, OSError) as error:
-                raise QmpGone(f"send descriptor to qemu for {command!r}: {_cause(error)}") from error
+                raise QmpGone(f"send {what} to qemu for {command!r}: {_cause(error)}") from error
             return await self.execute(command, arguments)
 
     async def dump_guest_memory(self, fd_name: str, *, paging: bool) -> None:

@@ -62,8 +62,8 @@ def run(
     with suppress(OSError):  # each shim says why it has none
         filter_program()
     shim_log.set_up(debug=False)  # most shims find their level set
-    # A lookup of an attribute replaces an entry of the interpreter's cache, and so writes to the name that was in it: a
-    # name of the imports, which no child uses, in a page that the child would copy for that.
+    # The interpreter caches lookups of attributes. A lookup in a child replaces an entry and so changes the reference
+    # count of the name that was there, which is mostly a name of the imports, and the write would copy the name's page.
     sys._clear_type_cache()
     gc.collect()
     gc.freeze()  # no collection in a child looks at what is shared, which would copy it

@@ -19,7 +19,7 @@ _ALL_SETS_OF = 2
 
 
 class PlacementError(ResourceExhausted):
-    """The machine has not enough free CPUs of the requested kind."""
+    """The placement is not possible: too few free CPUs, or CPUs, nodes or VMs that are taken or do not exist."""
 
 
 class Other(msgspec.Struct, frozen=True, kw_only=True):
