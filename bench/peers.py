@@ -117,7 +117,7 @@ def measure(
     progress: Callable[[str], None],
 ) -> list[dict[str, Samples]]:
     """Each round's samples by column and row; `peers` by the titles of their columns, those in `rust` are Kata's Rust
-    shim. A round before them, thrown away, fills the caches.
+    shim. A round before them, which does not count, fills the caches.
     """
     contestants = (
         Contestant(title=_OURS[0], runtime=PYKATA, forked=True),

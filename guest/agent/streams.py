@@ -78,7 +78,7 @@ class ReadEnd(_Stream):
             return b""
 
     def is_unread(self) -> bool:
-        """No read waits, and none has come since the last such question; or the stream is closed."""
+        """The stream is closed, or no read waits and none has come since the last call of this method."""
         was_read, self._was_read = self._was_read or self._lock.locked(), False
         return self.closed or not was_read
 

@@ -2,8 +2,8 @@
 
 The files are the guest's memory, sparse where the guest has not used it, and the state of the devices. The state is
 QEMU's migration stream, from which `x-ignore-shared` leaves out the memory, the file of `-object memory-backend-file`.
-A VM that continues gets its memory as a descriptor without a name: the saved file, mapped privately, if QEMU can use a
-file that it may only read and no other program maps the VM's memory; else a copy. Source: QEMU's docs/devel/migration
+A VM that continues gets its memory as a descriptor without a name. It maps the saved file privately; it gets a copy if
+its QEMU cannot use a read-only file, or if another program maps its memory. Source: QEMU's docs/devel/migration
 and docs/system/vm-templating.
 """
 

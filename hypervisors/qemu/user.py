@@ -55,9 +55,9 @@ def missing_users_reason(config: VmConfig, *, proc: str = "/proc/self") -> str:
 
 
 async def reserve_user(config: VmConfig) -> User:
-    """This user and the next are the VM's until its directory, which exists, is removed: its group is the user's.
+    """Reserves this user and the next for the VM, whose directory must exist: its group becomes the user's.
 
-    Raises ResourceExhausted, OSError.
+    Both are free again when the directory is removed. Raises ResourceExhausted, OSError.
     """
     return await in_own_thread(_reserve, config)
 

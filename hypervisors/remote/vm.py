@@ -95,7 +95,7 @@ class RemoteVm:
     # State
 
     def capabilities(self) -> Capabilities:
-        """None: a remote VM can only be stopped."""
+        """No capability: a remote VM can only be stopped."""
         self._config("ask capabilities")
         return Capabilities(
             block_hotplug=False,
@@ -247,7 +247,7 @@ class RemoteVm:
     async def _end(self, vm_id: str) -> RemoteVmState:
         """STOPPED after the service has answered StopVM or never had the VM; LOST when it no longer has a started VM.
 
-        Raises ShimError after any other answer, and without one.
+        Raises ShimError if the service answers anything else, or does not answer.
         """
         remote = self._remote
         loop = asyncio.get_running_loop()

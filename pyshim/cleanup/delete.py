@@ -28,7 +28,7 @@ from pyshim.start.errors import BootstrapError, os_failure
 STATE_ROOT = "/run/vc/sbs"
 REGISTER = "/run/pyshim/sandboxes"
 CarryOut = Callable[[Work, str, float], Outcome]
-"""`apart`: work, its name for errors, until when it is waited for."""
+"""The type of `apart`: takes the work, its name in errors, and the time until which to wait for it."""
 EXIT_KILLED = 128 + signal.SIGKILL
 DEADLINE_S = 4.0
 """Seconds from the start of this process until the answer: containerd kills `delete` after five."""

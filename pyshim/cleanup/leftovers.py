@@ -55,7 +55,7 @@ def clean_sandbox(
     report: Reporter,
     register: str | None = None,
 ) -> None:
-    """All that no shim serves of the sandbox is gone, except for what the reported errors name.
+    """Everything of the sandbox that no shim serves is removed. For each thing that stays an error is reported.
 
     Reports the answer first (`_answer`), if there is a state.
 

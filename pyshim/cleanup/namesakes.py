@@ -1,4 +1,4 @@
-"""What has to be true of an id's earlier sandbox before a new one of the id is made."""
+"""Checks before a new sandbox: no other running shim has its id, and what a dead one left under that id is undone."""
 
 import time
 
@@ -37,7 +37,7 @@ def refuse_running_namesake(store: StateStore, sandbox_id: SandboxId, ours: Shim
 def clear_remains(store: StateStore, sandbox_id: SandboxId) -> None:
     """What a dead shim left of a sandbox of this id is undone, before its only record is overwritten.
 
-    Blocks. Raises FailedPrecondition naming what cannot be undone: no later record would have it.
+    Blocks. Raises FailedPrecondition naming what cannot be undone: the new sandbox's record would not list it.
     """
     errors = undo_remains(store, sandbox_id, deadline=time.monotonic() + REMAINS_TIMEOUT_S)
     if errors:

@@ -1,7 +1,8 @@
 """The one undo of each kind of ledger entry. Every undo is idempotent: what is already gone is success.
 
 Synchronous and with few imports: the daemon runs it in a thread, `delete` in an interpreter that has a few seconds.
-The process that made a resource may have died before the resource was complete, so each undo takes a part of it, too.
+The process that made a resource may have died before the resource was complete, so each undo also accepts
+a half-made resource.
 """
 
 import contextlib

@@ -48,7 +48,7 @@ async def cancel_all(*tasks: asyncio.Future[Any]) -> None:
 
 
 async def to_the_end(work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, which has ended even when the caller was cancelled meanwhile, be it twice.
+    """The result of `work`. Waits for its end even if the caller is cancelled, once or more.
 
     The cancellation is raised after that. The work must have a limit of its own.
     """

@@ -107,7 +107,9 @@ class Container:
         return process
 
     def processes(self) -> tuple[ProcessInfo, ...]:
-        """The init, also after its end, and the execs that run: a restarted containerd removes a task without."""
+        """The init and the execs that run. The init is there after its end, too: a restarted containerd removes a task
+        without processes.
+        """
         running = [exec_id for exec_id, process in self._execs.items() if process.status is Status.RUNNING]
         return (
             ProcessInfo(pid=self.pid, exec_id=None),

@@ -40,7 +40,7 @@ class SavedState:
         self._soon: asyncio.TimerHandle | None = None
 
     def save(self) -> None:
-        """The state on disk is current. A failure is logged: a full disk must not fail the call before it."""
+        """The state on disk is current. A failure is only logged: a full disk must not fail the call that is saved."""
         self._cancel_soon()
         self._is_saved = True
         snapshot = self._take()

@@ -26,10 +26,10 @@ class Executed:
         self._pid = pid
 
     def release(self) -> None:
-        """It serves."""
+        """Nothing to do: an executed daemon serves already."""
 
     def end(self) -> None:
-        """It has ended."""
+        """The daemon was killed and reaped."""
         os.kill(self._pid, _SIGKILL)
         os.waitpid(self._pid, 0)
 

@@ -22,9 +22,9 @@ K = TypeVar("K")
 
 @contextmanager
 def pinned_cpus(sandbox_id: str, root: str = ROOT) -> Iterator[Mapping[int, str]]:
-    """The sandbox of each CPU that another one pins.
+    """For each CPU that another sandbox has pinned, that sandbox.
 
-    No other shim decides within the block, at whose end our pins have to be on disk. Entering it blocks.
+    Within the block no other shim can pin CPUs; our pins must be on disk before it ends. Entering it blocks.
     Raises DeadlineExceeded, FailedPrecondition.
     """
     with _locked(root, _WAIT_S, "pin cpus"):

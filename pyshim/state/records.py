@@ -17,8 +17,9 @@ from pyshim.state.store import StateStore
 log = logging.getLogger(__name__)
 
 STRIKE_OUT_WITHIN_S = 0.05
-"""Seconds within which a strike-out is on disk, by a write of its own if there is no other. A Delete ends with a write,
-so its strike-outs need none. A crash before that costs one idempotent undo for each."""
+"""Seconds within which a strike-out is on disk, with another write if one comes sooner. A Delete ends with a write, so
+its strike-outs need none of their own. After a crash before the write, the resource is undone once more, which is
+harmless."""
 
 
 class SandboxRecords:
@@ -108,7 +109,7 @@ class SandboxRecords:
     # ---- what other sandboxes have
 
     def pins(self) -> AbstractContextManager[Mapping[int, str]]:
-        """The sandbox of each CPU that another one pins; no other shim decides within the block.
+        """For each CPU that another sandbox has pinned, that sandbox. No other shim pins CPUs within the block.
 
         Entering it blocks; raises ShimError.
         """

@@ -113,7 +113,7 @@ class StateStore:
             names = os.listdir(self._register)
         except (FileNotFoundError, NotADirectoryError):
             return ()
-        return tuple(name for name in names if not name.endswith(ASIDE))  # which ends no id
+        return tuple(name for name in names if not name.endswith(ASIDE))  # no id ends so
 
     def names_us(self, sandbox_id: str) -> bool:
         """The state, however damaged, contains our key."""

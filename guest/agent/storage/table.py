@@ -45,7 +45,7 @@ class _UsedStorage:
     def __init__(self, driver: str, verified: str) -> None:
         self.driver = driver
         self.verified = verified
-        """The device that checks what is mounted."""
+        """The dm-verity device below the mount; empty without one."""
         self.users: list[str] = []
 
 

@@ -69,7 +69,7 @@ class Apart(msgspec.Struct, frozen=True, kw_only=True):
     view: OwnedFd | None = None
     """It sees the files of this mount namespace only (`mounts/view.py`), and starts in their root."""
     capabilities: frozenset[int] | None = None
-    """It has these at most, and gains no rights by an exec; None: the shim's."""
+    """The capabilities that it may have at most; an exec adds none. None: the shim's."""
     user: User | None = None
     """Its user, who has no capabilities."""
     labels: ProcessLabels = NO_LABELS

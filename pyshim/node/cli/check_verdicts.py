@@ -119,7 +119,7 @@ def _kernel(host: HostReport) -> Iterator[HostVerdict]:
     elif lacking:
         yield _ok("modules", f"the kernel loads {', '.join(lacking)} when they are needed")
     else:
-        yield _ok("modules", "tun and those of traffic control are there")
+        yield _ok("modules", "tun and the modules of traffic control are there")
     mode = host.facts.cgroup_mode
     manager = ", systemd manages them" if host.facts.systemd else ""
     if mode is CgroupMode.NONE:

@@ -102,7 +102,7 @@ class PodSizing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def aggregate(pod: PodSizing, kind: str) -> dict[str, Fraction]:
-    """The greater of the sum of containers and sidecars, and the most at any time of the start; by resource.
+    """For each resource, the sum over containers and sidecars, or what the start needs at any moment, if that is more.
 
     Init containers run one after another, each beside the sidecars started before it.
     """

@@ -65,7 +65,7 @@ class Merge:
         self._series: dict[str, set[int]] = {}
 
     def text(self, sources: Iterable[SandboxMetrics]) -> str:
-        """The families of all sources. The series of other sandboxes are dropped."""
+        """The families of all sources. The series of sandboxes that are not among them are forgotten."""
         former, self._series = self._series, {}
         heads: dict[str, list[str]] = {}
         lines: dict[str, list[str]] = {}

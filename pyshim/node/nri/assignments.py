@@ -3,8 +3,8 @@
 A VM is placed once, as a whole, before it boots. In this order:
 
 1. Nodes: the fewest whose free CPUs and free memory suffice, and of those the nearest to each other. Memory is that of
-   the same nodes; a node without memory brings the nearest that has some. If no nodes have enough memory, it comes from
-   all of them.
+   the same nodes; for a node without memory, it is that of the nearest node that has some. If no nodes have enough
+   memory, it comes from all of them.
 2. Exclusive CPUs, as many as vCPUs: within one socket, one die, one L3 where that is possible, in whole cores. Among
    these, the group of CPUs that has the fewest left over is taken, so that large groups stay whole for large VMs. CPUs
    that other VMs share are taken last. Isolated CPUs are taken first, and never shared.

@@ -132,7 +132,10 @@ def _chosen_cpus(capacity: Capacity, cpus: tuple[int, ...], count: int) -> tuple
 
 
 def _nearby(capacity: Capacity, cpus: tuple[int, ...], count: int, levels: tuple[str, ...]) -> tuple[int, ...]:
-    """`count` of `cpus` from the best group of the first level that has so many; else the largest group and others."""
+    """`count` of `cpus`, from the best group of the first level that has so many.
+
+    If no group has, all of the largest group and the rest from other groups.
+    """
     if not levels:
         return _from_cores(capacity, cpus, count)
     groups: dict[int, list[int]] = {}
@@ -193,7 +196,7 @@ def _groups(capacity: Capacity, cpus: Iterable[int], level: str) -> int:
 
 
 def _harm_to_shared_vms(capacity: Capacity, cpus: tuple[int, ...], choice: _NodeChoice) -> tuple[object, ...]:
-    """The harm to shared VMs: CPUs they lack for one CPU per vCPU, then whether the nodes lose all shared CPUs."""
+    """The harm to shared VMs: first the shared CPUs missing for one per vCPU, then whether none is left."""
     remaining = [capacity.of_nodes(capacity.shared - set(cpus), (node,)) for node in choice.cpu_nodes]
     missing = sum(
         max(Fraction(0), capacity.load[node] - len(left))

@@ -102,8 +102,8 @@ def _emulated_clock(tsc_khz: int, kernel_hz: int) -> tuple[str, ...]:
       counts only when it differs by less than one percent. Source: the kernel's arch/x86/kernel/tsc.c.
     - lpj: ticks of the counter per tick of the timer, for short delays. Without it every CPU but the first measures it
       when it comes online, while both spin: this takes seconds, and many on a crowded host. The value depends on the
-      kernel's timer rate: one for fewer timer ticks makes delays too long, and above 17 GHz far too short, since lpj
-      has 32 bits. Source: init/calibrate.c and arch/x86/lib/delay.c.
+      kernel's timer rate; one for a lower rate makes delays too long. Above 17 GHz it does not fit lpj's 32 bits, and
+      delays are far too short. Source: init/calibrate.c and arch/x86/lib/delay.c.
     """
     lpj = (tsc_khz or _FASTEST_KHZ) * 1000 // kernel_hz if kernel_hz else 0
     return (*((f"lpj={lpj}",) if lpj else ()), *((f"tsc_early_khz={tsc_khz}",) if tsc_khz else ()))

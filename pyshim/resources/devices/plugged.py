@@ -50,7 +50,7 @@ class PluggedDevices:
             yield
 
     async def detach(self, user: str) -> None:
-        """`user` has lost its devices, and each has left the VM with its last user.
+        """`user` has no devices any more. A device without users is unplugged.
 
         Waits `UNPLUG_WAIT_S` at most for all devices; a slow guest releases them in the background.
         """

@@ -95,7 +95,7 @@ class Resizer:
         await self._grow_to(*planned, base, agent)
         if planned != (base.cpu.boot_vcpus, base.memory.boot_mib):
             self._keep(self.record)
-            await self._fit((), replace(self.record))  # another record: the new vCPUs' threads are placed
+            await self._fit((), replace(self.record))  # a copy: `fit` places threads for a new record only
 
     def start_again(self) -> None:
         """Another VM boots, with the planned size: what was plugged into the former one does not count."""

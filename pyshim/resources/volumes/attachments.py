@@ -106,13 +106,13 @@ class Attachments:
             raise Unimplemented(f"plug '{disk.path}': this vm takes no devices while it runs")
 
     async def _mark(self, volume: DirectVolume) -> None:
-        """The sandbox's id lies beside the record; `direct-volume stats` finds the sandbox by it."""
+        """An empty file beside the record is named after the sandbox; `direct-volume stats` finds the sandbox by it."""
         mark = f"{volume.record_dir}/{self._services.plan.sandbox_id}"
         self._services.hold(LedgerEntry(kind=ResourceKind.FILE, key=mark))
         await self._services.host.write_bytes(mark, b"", 0o600)
 
     async def detach(self, user: str) -> None:
-        """`user` has no disk; each disk leaves the VM with its last user."""
+        """`user` has no disks any more. A disk without users is unplugged."""
         await self._plugged.detach(user)
 
     def all(self) -> tuple[tuple[BlockDevice, GuestLocation, int], ...]:

@@ -52,10 +52,10 @@ class LinuxCgroups:
 
     @within_s(CHANGE_S, "wait for moves between cgroups")
     async def hasten_moves(self) -> None:
-        """Moves of processes in the next milliseconds are quick; nothing has moved.
+        """Moves between cgroups in the next milliseconds are fast.
 
-        The first of several moves waits for a grace period of RCU, 10 to 20 ms; a move to where this process is already
-        is one. Sources: the kernel's kernel/cgroup/cgroup.c, cgroup_attach_lock; kernel/rcu/sync.c.
+        The first of several moves waits for a grace period of RCU, 10 to 20 ms. Here that is a move of this process to
+        the cgroup that it is in. Sources: the kernel's kernel/cgroup/cgroup.c, cgroup_attach_lock; kernel/rcu/sync.c.
         """
         await asyncio.to_thread(self._tree.stay)
 
