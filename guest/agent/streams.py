@@ -108,7 +108,7 @@ class WriteEnd(_Stream):
             self.close()
 
 
-class News:
+class EdgeEvents:
     """`callback` runs each time the kernel announces `events` (of epoll) about `fd`, once for each announcement.
 
     asyncio calls a reader as long as a state lasts, and some files never leave it: a virtio-serial port without a host

@@ -19,7 +19,7 @@ from pyshim.ttrpc import Server
 
 from guest.agent.errors import InvalidArgument
 from guest.agent.files import names_in, read_text, remove_file
-from guest.agent.streams import News
+from guest.agent.streams import EdgeEvents
 
 log = logging.getLogger(__name__)
 
@@ -141,7 +141,7 @@ class Port:
         """A host is connected."""
         changed = asyncio.Event()
         # A host that connects makes the port writable.
-        news = News(self._fd, select.EPOLLIN | select.EPOLLOUT, changed.set)
+        news = EdgeEvents(self._fd, select.EPOLLIN | select.EPOLLOUT, changed.set)
         try:
             while not self._has_host():
                 await changed.wait()

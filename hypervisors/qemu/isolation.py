@@ -24,7 +24,7 @@ from pyshim.host.fds import OwnedFd
 from pyshim.host.mounts.view import ViewPath, make_view
 from pyshim.host.os_errors import describe_os_error
 from pyshim.host.processes.identity import is_script
-from pyshim.host.processes.launch import Apart, User
+from pyshim.host.processes.launch import Isolation, User
 from pyshim.host.processes.own_thread import in_own_thread
 from pyshim.host.syscalls import CAP_DAC_OVERRIDE, CAP_IPC_LOCK
 from pyshim.model.vm import VhostUserVsockChannel, VmConfig
@@ -41,16 +41,16 @@ async def reserved_user(config: VmConfig) -> User | None:
     return await reserve_user(config) if config.first_user_id and not missing_users_reason(config) else None
 
 
-async def isolated_qemu(config: VmConfig, reserved: User | None, fds: ExitStack) -> Apart:
+async def isolated_qemu(config: VmConfig, reserved: User | None, fds: ExitStack) -> Isolation:
     """QEMU's isolation, valid until `fds` are closed. `reserved` is the VM's user."""
     view = await _view("qemu", _qemu_paths(config), config, fds)
     user = await _qemu_user(config, reserved, view)
-    return _apart(config, view, user, ROOT_CAPABILITIES if user is None else frozenset())
+    return _isolation(config, view, user, ROOT_CAPABILITIES if user is None else frozenset())
 
 
 async def isolated_vsock_program(
     channel: VhostUserVsockChannel, config: VmConfig, reserved: User | None, fds: ExitStack
-) -> Apart:
+) -> Isolation:
     """The vsock program's isolation, valid until `fds` are closed. Its directory exists and belongs to its user."""
     sees_host = config.is_privileged or is_script(channel.program)
     view = await _view("vsock program", () if sees_host else vsock_view(channel), config, fds)
@@ -65,7 +65,7 @@ async def isolated_vsock_program(
             log.warning("vsock program runs as root", extra={"sandbox": config.sandbox_id, "reason": reason})
             os.chown(directory, 0, 0)
             user = None
-    return _apart(config, view, user, frozenset())
+    return _isolation(config, view, user, frozenset())
 
 
 def _qemu_paths(config: VmConfig) -> tuple[ViewPath, ...]:
@@ -116,8 +116,8 @@ async def _qemu_user(config: VmConfig, reserved: User | None, view: OwnedFd | No
     return None
 
 
-def _apart(config: VmConfig, view: OwnedFd | None, user: User | None, capabilities: frozenset[int]) -> Apart:
-    return Apart(
+def _isolation(config: VmConfig, view: OwnedFd | None, user: User | None, capabilities: frozenset[int]) -> Isolation:
+    return Isolation(
         netns_path=config.netns_path,
         empty_netns=config.has_empty_netns,
         view=view,

@@ -217,7 +217,7 @@ class QemuVm:
     ) -> None:
         """QEMU runs and QMP answers. `qemu_fds`: QEMU's numbers to the shim's descriptors, which `fds` has closed."""
         assert self._console is not None
-        apart = await isolated_qemu(config, reserved, fds)
+        isolation = await isolated_qemu(config, reserved, fds)
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
             # Connected before the spawn: if QEMU exits early, its listener closes, and this end sees that at once.
@@ -225,7 +225,7 @@ class QemuVm:
             child = await self._children.spawn(
                 argv,
                 fds=qemu_fds,
-                apart=apart,
+                isolation=isolation,
                 dumps_core=config.dumps_core,
                 ledger=self._ledger,
                 ledger_key=config.uuid,
@@ -266,7 +266,7 @@ class QemuVm:
                 channel,
                 self._children,
                 self._ledger,
-                apart=await isolated_vsock_program(channel, config, reserved, fds),
+                isolation=await isolated_vsock_program(channel, config, reserved, fds),
                 dumps_core=config.dumps_core,
                 timeout_s=config.start_timeout_s,
             )

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pyshim.host.fds import OwnedFd
 from pyshim.host.os_errors import describe_os_error, os_errors
 from pyshim.host.processes.children import Child, Children
-from pyshim.host.processes.launch import Apart
+from pyshim.host.processes.launch import Isolation
 from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, Internal, ResourceExhausted
 from pyshim.model.ledger import Ledger, LedgerEntry, ResourceKind
 from pyshim.model.vm import VhostUserVsockChannel
@@ -76,7 +76,7 @@ async def start_program(
     children: Children,
     ledger: Ledger,
     *,
-    apart: Apart,
+    isolation: Isolation,
     dumps_core: bool,
     timeout_s: float,
 ) -> tuple[Child, socket.socket]:
@@ -92,7 +92,7 @@ async def start_program(
         f"--uds-path={channel.socket_path}",
     )
     child = await children.spawn(
-        argv, apart=apart, dumps_core=dumps_core, ledger=ledger, ledger_key=channel.device_path
+        argv, isolation=isolation, dumps_core=dumps_core, ledger=ledger, ledger_key=channel.device_path
     )
     try:
         async with asyncio.timeout(timeout_s):

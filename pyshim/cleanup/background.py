@@ -55,7 +55,7 @@ class Outcome:
                 self.waits_for = text
 
 
-def apart(work: Work, action: str, deadline: float, *, clock: Clock = time.monotonic) -> Outcome:
+def run_in_background(work: Work, action: str, deadline: float, *, clock: Clock = time.monotonic) -> Outcome:
     """The reports of `work`, which goes on in a process of its own when it is not done at `deadline`.
 
     Later reports are dropped. The caller must be a process of one thread. Where the system has no room for

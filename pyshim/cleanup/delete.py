@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from pyshim.cleanup.background import Outcome, Reporter, Work, apart
+from pyshim.cleanup.background import Outcome, Reporter, Work, run_in_background
 from pyshim.cleanup.dead_socket import remove_dead_socket
 from pyshim.host.mounts.table import unmount_all
 from pyshim.host.processes.stat import start_ticks_of
@@ -28,7 +28,7 @@ from pyshim.start.errors import BootstrapError, os_failure
 STATE_ROOT = "/run/vc/sbs"
 REGISTER = "/run/pyshim/sandboxes"
 CarryOut = Callable[[Work, str, float], Outcome]
-"""The type of `apart`: takes the work, its name in errors, and the time until which to wait for it."""
+"""The type of `run_in_background`: takes the work, its name in errors, and the time until which to wait for it."""
 EXIT_KILLED = 128 + signal.SIGKILL
 DEADLINE_S = 4.0
 """Seconds from the start of this process until the answer: containerd kills `delete` after five."""
@@ -64,7 +64,7 @@ def delete(
     register: str,
     deadline: float,
     errors: list[str],
-    carry_out: CarryOut = apart,
+    carry_out: CarryOut = run_in_background,
 ) -> bytes:
     """The DeleteResponse for `call.id`. Its leftovers are gone, or the process that stderr names undoes them.
 

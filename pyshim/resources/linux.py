@@ -46,7 +46,8 @@ P = ParamSpec("P")
 _IN_MEMORY = ("/run/vc/", f"{METRICS_DIRECTORY}/")
 """Where the shim has sockets of its own, on a file system in memory."""
 _LOG_FD, _LOCK_FD = 2, 3
-_MAKER = "from pyshim.__main__ import operator_main; sys.exit(operator_main({words!r}))"
+_OPERATOR_COMMAND = "from pyshim.__main__ import operator_main; sys.exit(operator_main({words!r}))"
+"""The Python text of a child that runs the command `pyshim`."""
 T = TypeVar("T")
 
 
@@ -151,7 +152,7 @@ class LinuxHost:
         store = TemplateStore(root)
         key = await _reading(root, lambda: template_key(vm, machine_facts(vm)))
         command = python_command(
-            _MAKER.format(words=["factory", "init", "--config", str(source), "--lock", f"{_LOCK_FD}"])
+            _OPERATOR_COMMAND.format(words=["factory", "init", "--config", str(source), "--lock", f"{_LOCK_FD}"])
         )
         with os_errors(f"make template in {root!r}"), contextlib.suppress(Unavailable), store.locked() as lock:
             if not store.was_tried(key):

@@ -49,24 +49,24 @@ class StartParams:
 
 def params_of(stdin: bytes, call: Invocation) -> StartParams:
     """The parameters in `stdin` of `call`. Bytes of neither dialect count as options that `start` does not use."""
-    said = StartParams()
+    params = StartParams()
     if not stdin:
-        return said
+        return params
     try:
         fields = decode(stdin)
     except WireError:
-        return said
+        return params
     if not _are_params_of(fields, call):
-        _read_options(fields, said)
-        return said
-    said.bootstrap = True
-    said.debug = any(number == 3 and isinstance(v, int) and signed(v) <= _LOG_LEVEL_DEBUG for number, v in fields)
-    said.ttrpc_address = _text(fields, 5)
-    said.socket_dir = _text(fields, 9)
+        _read_options(fields, params)
+        return params
+    params.bootstrap = True
+    params.debug = any(number == 3 and isinstance(v, int) and signed(v) <= _LOG_LEVEL_DEBUG for number, v in fields)
+    params.ttrpc_address = _text(fields, 5)
+    params.socket_dir = _text(fields, 9)
     for number, extension in fields:
         if number == 8 and isinstance(extension, bytes):
-            _read_extension(extension, said)
-    return said
+            _read_extension(extension, params)
+    return params
 
 
 def _are_params_of(fields: list[tuple[int, int | bytes]], call: Invocation) -> bool:
@@ -85,16 +85,16 @@ def _text(fields: list[tuple[int, int | bytes]], wanted: int) -> str:
     return found
 
 
-def _read_extension(extension: bytes, said: StartParams) -> None:
+def _read_extension(extension: bytes, params: StartParams) -> None:
     try:
         for number, value in decode(extension):
             if number == 1 and isinstance(value, bytes):
-                _read_options(decode(value), said)
+                _read_options(decode(value), params)
     except WireError:
         return
 
 
-def _read_options(any_fields: list[tuple[int, int | bytes]], said: StartParams) -> None:
+def _read_options(any_fields: list[tuple[int, int | bytes]], params: StartParams) -> None:
     """Reads from an Any what `start` uses: `shim_cgroup` of runc's options, and the configuration of ours."""
     name = _text(any_fields, 1).rpartition("/")[2]
     try:
@@ -103,9 +103,9 @@ def _read_options(any_fields: list[tuple[int, int | bytes]], said: StartParams) 
                 continue
             options = decode(value)
             if name == _RUNC_OPTIONS:
-                said.shim_cgroup = _text(options, 3)
+                params.shim_cgroup = _text(options, 3)
             elif name == _RUNTIME_OPTIONS:
-                said.config_path = _text(options, 2)
-                said.config_body = next((body for n, body in options if n == 3 and isinstance(body, bytes)), b"")
+                params.config_path = _text(options, 2)
+                params.config_body = next((body for n, body in options if n == 3 and isinstance(body, bytes)), b"")
     except WireError:
         return

@@ -61,14 +61,14 @@ def start(
     give the same answer. Raises BootstrapError, and then neither daemon nor socket nor `address` file of ours is left.
     """
     _check(call)
-    said = _read_all(stdin_fd)
+    stdin = _read_all(stdin_fd)
     bundle = os.path.abspath(call.bundle or ".")
     if not call.address:
         # CRI-O makes no sandbox without a spec. For an infra container that it has dropped, it calls the default
         # runtime without a bundle, in CRI-O's own directory, which must stay as it is.
         spec.require(bundle)
     group = spec.group_id(bundle, call.id)
-    params = dialect.params_of(said, call)
+    params = dialect.params_of(stdin, call)
     path = address.socket_path(params.socket_dir or socket_dir, call.address, call.namespace, group)
     listener = address.claim(path)
     if listener is None:

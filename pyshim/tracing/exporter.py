@@ -16,7 +16,7 @@ from contextlib import suppress
 
 from pyshim import __version__
 from pyshim.host.processes.children import Child, Children
-from pyshim.host.processes.launch import Apart
+from pyshim.host.processes.launch import Isolation
 from pyshim.host.python_child.asking import spawn_python
 from pyshim.model.caller import pod_of
 from pyshim.model.errors import ShimError
@@ -87,7 +87,9 @@ class SpanExporter:
 
     async def _started(self) -> None:
         # Without capabilities, since it reads the answers of a remote server.
-        wanted = spawn_python(self._children, _CHILD, kind=socket.SOCK_SEQPACKET, apart=Apart(capabilities=frozenset()))
+        wanted = spawn_python(
+            self._children, _CHILD, kind=socket.SOCK_SEQPACKET, isolation=Isolation(capabilities=frozenset())
+        )
         try:
             self._child, ours = await wanted
         except (ShimError, OSError) as error:

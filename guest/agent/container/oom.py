@@ -8,7 +8,7 @@ import select
 
 from guest.agent.container.container import Container
 from guest.agent.errors import Unavailable
-from guest.agent.streams import News
+from guest.agent.streams import EdgeEvents
 
 # If no shim asks, the oldest events are dropped.
 _MAX_EVENTS = 100
@@ -60,7 +60,7 @@ class OomEvents:
             seen = now
 
         # Kernel files report a change as POLLPRI and POLLERR until read again.
-        news = News(fd, select.EPOLLPRI, look)
+        news = EdgeEvents(fd, select.EPOLLPRI, look)
 
         def end(_code: int) -> None:
             look()  # the kill that ended init may not have been noticed yet

@@ -20,7 +20,7 @@ import msgspec
 from pyshim.host.fds import OwnedFd
 from pyshim.host.os_errors import os_errors
 from pyshim.host.paced_text import PacedText
-from pyshim.host.processes.launch import AS_THE_SHIM, Apart, Launch, SpawnFailed, file_actions, kill_and_reap
+from pyshim.host.processes.launch import AS_THE_SHIM, Isolation, Launch, SpawnFailed, file_actions, kill_and_reap
 from pyshim.host.processes.stat import start_ticks_of
 from pyshim.host.waiting import until_readable
 from pyshim.model.errors import DeadlineExceeded, ShimError
@@ -170,7 +170,7 @@ class Children:
         stdin: int | None = None,
         stdout: int | None = None,
         stderr: int | None = None,
-        apart: Apart = AS_THE_SHIM,
+        isolation: Isolation = AS_THE_SHIM,
         dumps_core: bool = False,
         new_session: bool = True,
         stderr_tail_lines: int = 20,
@@ -194,7 +194,7 @@ class Children:
             assert any(ledger_key in word for word in argv), "a sweeper must find the key in the argv"
             ledger.acquire(entry)
         try:
-            child = await self._start(launch, apart, {0: stdin, 1: stdout, 2: stderr, **fds}, stderr_tail_lines)
+            child = await self._start(launch, isolation, {0: stdin, 1: stdout, 2: stderr, **fds}, stderr_tail_lines)
         except BaseException:
             if ledger is not None:
                 await ledger.release(entry)
@@ -210,7 +210,7 @@ class Children:
         return child
 
     async def _start(
-        self, launch: Launch, apart: Apart, taken: Mapping[int, int | None], stderr_tail_lines: int
+        self, launch: Launch, isolation: Isolation, taken: Mapping[int, int | None], stderr_tail_lines: int
     ) -> Child:
         if log.isEnabledFor(logging.DEBUG):
             log.debug("spawn", extra={"command": shlex.join(launch.argv)})
@@ -221,7 +221,7 @@ class Children:
                     stderr, write_end = _tail_pipe()
                     taken = {**taken, 2: ends.enter_context(write_end).fileno()}
                 actions = ends.enter_context(file_actions(taken))
-                pid = launch.run(actions) if apart == AS_THE_SHIM else await launch.run_apart(actions, apart)
+                pid = launch.run(actions) if isolation == AS_THE_SHIM else await launch.run_isolated(actions, isolation)
             with os_errors(f"watch program {launch.program!r}", SpawnFailed):
                 child = self._watched(launch, pid, stderr, stderr_tail_lines)
         except BaseException:

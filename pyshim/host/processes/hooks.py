@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, suppress
 
 from pyshim.host.fds import OwnedFd
 from pyshim.host.processes.children import Child, Children
-from pyshim.host.processes.launch import Apart, SpawnFailed
+from pyshim.host.processes.launch import Isolation, SpawnFailed
 from pyshim.model.errors import DeadlineExceeded, FailedPrecondition
 from pyshim.model.oci import OciHook
 
@@ -90,7 +90,7 @@ async def netns_member(children: Children, netns_path: str | None) -> AsyncItera
                 (sys.executable, "-I", "-S", "-c", _UNTIL_STDIN_ENDS),
                 env={},
                 stdin=read_fd,
-                apart=Apart(netns_path=netns_path, empty_netns=netns_path is None),
+                isolation=Isolation(netns_path=netns_path, empty_netns=netns_path is None),
             )
         try:
             yield child.pid

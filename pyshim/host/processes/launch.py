@@ -60,7 +60,7 @@ class User(msgspec.Struct, frozen=True, kw_only=True):
     """Further groups."""
 
 
-class Apart(msgspec.Struct, frozen=True, kw_only=True):
+class Isolation(msgspec.Struct, frozen=True, kw_only=True):
     """Namespaces, user and rights in which a program differs from the shim; by default it does not differ."""
 
     netns_path: str | None = None
@@ -97,7 +97,7 @@ class Apart(msgspec.Struct, frozen=True, kw_only=True):
             become(self.user)
 
 
-AS_THE_SHIM = Apart()
+AS_THE_SHIM = Isolation()
 
 NO_CORE_BYTES = 1
 """RLIMIT_CORE of a program that must not write its memory to the host. At 0 the kernel still pipes a core to a program,
@@ -131,12 +131,12 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
                 resource.prlimit(pid, resource.RLIMIT_CORE, (NO_CORE_BYTES, NO_CORE_BYTES))
         return pid
 
-    async def run_apart(self, actions: list[tuple[int, ...]], apart: Apart) -> int:
-        """`run` from a thread that ends at once: all that is in `apart` belongs to a thread."""
+    async def run_isolated(self, actions: list[tuple[int, ...]], isolation: Isolation) -> int:
+        """`run` from a thread that ends at once: all that is in `isolation` belongs to a thread."""
         started: list[int] = []
 
         def work() -> int:
-            apart.enter()
+            isolation.enter()
             started.append(self.run(actions))
             return started[0]
 

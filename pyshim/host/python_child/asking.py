@@ -13,7 +13,7 @@ from typing import Any
 
 from pyshim.host.fds import OwnedFd
 from pyshim.host.processes.children import PROGRAM_ENV, Child, Children
-from pyshim.host.processes.launch import AS_THE_SHIM, Apart
+from pyshim.host.processes.launch import AS_THE_SHIM, Isolation
 from pyshim.host.python_child.messages import SOCKET_FD, Inbox, encoded
 from pyshim.host.waiting import until_readable
 from pyshim.model.errors import Internal
@@ -33,7 +33,7 @@ async def spawn_python(
     *,
     kind: socket.SocketKind = socket.SOCK_STREAM,
     env: Mapping[str, str] = PROGRAM_ENV,
-    apart: Apart = AS_THE_SHIM,
+    isolation: Isolation = AS_THE_SHIM,
 ) -> tuple[Child, socket.socket]:
     """`main` of the module runs in a child; its SOCKET_FD is the other end of the socket, which is ours.
 
@@ -47,7 +47,7 @@ async def spawn_python(
                 python_command(f"from {module} import main; main()"),
                 env=env,
                 fds={SOCKET_FD: theirs.fileno()},
-                apart=apart,
+                isolation=isolation,
             )
     except BaseException:
         ours.close()

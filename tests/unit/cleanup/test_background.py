@@ -90,7 +90,7 @@ def test_a_line_that_was_cut_off_is_not_heard(pipe: Pipe) -> None:
 PROGRAM = """
 import os, sys, time
 sys.path.insert(0, {project!r})
-from pyshim.cleanup.background import Report, apart
+from pyshim.cleanup.background import Report, run_in_background
 def work(report):
 {work}
 if {has_room}:
@@ -99,7 +99,7 @@ else:
     def refused():
         raise BlockingIOError(11, "no room")
     os.fork = refused
-outcome = apart(work, "work", time.monotonic() + 60)
+outcome = run_in_background(work, "work", time.monotonic() + 60)
 print(outcome.pid, outcome.answer, outcome.errors, sep="|")
 """
 

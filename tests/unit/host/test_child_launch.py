@@ -14,7 +14,7 @@ import pytest
 
 from pyshim.host import syscalls
 from pyshim.host.processes.children import Children
-from pyshim.host.processes.launch import Apart, SpawnFailed, set_labels
+from pyshim.host.processes.launch import Isolation, SpawnFailed, set_labels
 from pyshim.model.labels import ProcessLabels
 from tests.fakes.ledger import FakeLedger
 from tests.unit.host.child_scenarios import ENV, finished, shell
@@ -115,7 +115,7 @@ async def test_unstartable_program_is_named_with_its_cause(argv: list[str], caus
 )
 async def test_wrong_network_namespace_is_named(path: str, cause: str, children: Children) -> None:
     with pytest.raises(SpawnFailed, match=f"enter network namespace '{path}': {cause}"):
-        await children.spawn(shell("exit 0"), env=ENV, apart=Apart(netns_path=path))
+        await children.spawn(shell("exit 0"), env=ENV, isolation=Isolation(netns_path=path))
 
 
 ATTACK = """
@@ -143,7 +143,7 @@ async def test_loopback_and_abstract_sockets_of_the_host_are_out_of_reach_in_an_
         abstract.listen()
         argv = [sys.executable, "-I", "-S", "-c", ATTACK, str(loopback.getsockname()[1]), name]
 
-        child = await children.spawn(argv, env=ENV, apart=Apart(empty_netns=empty_netns))
+        child = await children.spawn(argv, env=ENV, isolation=Isolation(empty_netns=empty_netns))
         await child.wait()
 
     assert child.last_words() == said
@@ -162,7 +162,7 @@ async def test_child_runs_in_the_network_namespace_and_we_do_not(children: Child
     other = (await asyncio.to_thread(os.read, said_read, 100)).decode().strip()
 
     child = await finished(
-        children, "readlink /proc/$$/ns/net >&2", apart=Apart(netns_path=f"/proc/{holder.pid}/ns/net")
+        children, "readlink /proc/$$/ns/net >&2", isolation=Isolation(netns_path=f"/proc/{holder.pid}/ns/net")
     )
 
     assert child.last_words() == (other,)
@@ -176,7 +176,7 @@ async def test_child_runs_in_the_network_namespace_and_we_do_not(children: Child
 @pytest.mark.root
 async def test_cancelled_start_in_a_namespace_leaves_no_process(children: Children) -> None:
     starting = asyncio.create_task(
-        children.spawn(shell("exec sleep 1000"), env=ENV, apart=Apart(netns_path="/proc/self/ns/net"))
+        children.spawn(shell("exec sleep 1000"), env=ENV, isolation=Isolation(netns_path="/proc/self/ns/net"))
     )
     await asyncio.sleep(0)
     starting.cancel()
@@ -227,8 +227,10 @@ async def test_a_child_has_the_capabilities_it_was_left_and_can_gain_none(
     script = "grep -E '^(Cap|NoNew)' /proc/$$/status >&2"
 
     before = own_rights()
-    child = await finished(children, script, apart=Apart(capabilities=frozenset({1, 14}), netns_path=netns_path))
-    none = await finished(children, script, apart=Apart(capabilities=frozenset(), netns_path=netns_path))
+    child = await finished(
+        children, script, isolation=Isolation(capabilities=frozenset({1, 14}), netns_path=netns_path)
+    )
+    none = await finished(children, script, isolation=Isolation(capabilities=frozenset(), netns_path=netns_path))
 
     two, nothing = f"{1 << 1 | 1 << 14:016x}", f"{0:016x}"
     fields = dict(line.split() for line in child.last_words())
@@ -245,7 +247,9 @@ async def test_a_child_has_the_capabilities_it_was_left_and_can_gain_none(
 
 
 async def test_a_child_that_never_had_capabilities_gains_none(children: Children) -> None:
-    child = await finished(children, "grep NoNewPrivs /proc/$$/status >&2", apart=Apart(capabilities=frozenset()))
+    child = await finished(
+        children, "grep NoNewPrivs /proc/$$/status >&2", isolation=Isolation(capabilities=frozenset())
+    )
 
     assert child.last_words() == ("NoNewPrivs: 1",)
 
@@ -259,7 +263,7 @@ async def test_a_thread_that_cannot_give_up_its_capabilities_starts_nothing(
     monkeypatch.setattr(syscalls, "limit_capabilities_of_programs", refuse)
 
     with pytest.raises(SpawnFailed, match="give up capabilities before the start: EPERM"):
-        await children.spawn(shell("exit 0"), env=ENV, apart=Apart(capabilities=frozenset()))
+        await children.spawn(shell("exit 0"), env=ENV, isolation=Isolation(capabilities=frozenset()))
 
 
 @pytest.mark.parametrize("dumps_core", [False, True])
@@ -345,6 +349,6 @@ def test_a_label_that_the_kernel_refuses_is_named(tmp_path: Path) -> None:
 @pytest.mark.skipif(os.path.isdir("/sys/kernel/security/apparmor"), reason="needs a host without AppArmor")
 async def test_a_child_with_a_profile_does_not_start_where_it_would_run_without(children: Children) -> None:
     with pytest.raises(SpawnFailed, match="this host has no AppArmor"):
-        await children.spawn(shell("true"), env=ENV, apart=Apart(labels=ProcessLabels(apparmor="p")))
+        await children.spawn(shell("true"), env=ENV, isolation=Isolation(labels=ProcessLabels(apparmor="p")))
 
     assert children.alive == ()

@@ -10,7 +10,7 @@ from typing import Any
 from pyshim.concurrency.tasks import to_the_end
 from pyshim.host.fds import OwnedFd
 from pyshim.host.processes.children import Children
-from pyshim.host.processes.launch import Apart
+from pyshim.host.processes.launch import Isolation
 from pyshim.host.python_child.asking import PythonChild, spawn_python
 from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, Internal
 from pyshim.resources.network.host.netns import locked_netns
@@ -71,7 +71,7 @@ class PodNamespace:
                         # `self.path` could lead to another namespace meanwhile.
                         netns_path = f"/proc/self/fd/{netns_fd}"
                         child = PythonChild(
-                            *await spawn_python(self._children, _CHILD, apart=Apart(netns_path=netns_path))
+                            *await spawn_python(self._children, _CHILD, isolation=Isolation(netns_path=netns_path))
                         )
                         try:
                             yield NetworkSession(child, self.path)

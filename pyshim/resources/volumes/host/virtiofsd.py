@@ -10,7 +10,7 @@ import os
 import msgspec
 
 from pyshim.host.processes.children import Child, Children
-from pyshim.host.processes.launch import Apart
+from pyshim.host.processes.launch import Isolation
 from pyshim.host.processes.own_thread import in_own_thread
 from pyshim.host.sockets import listening_socket
 from pyshim.model.errors import FailedPrecondition, InvalidArgument
@@ -250,7 +250,7 @@ async def start_virtiofsd(
                 command.argv,
                 fds={LISTEN_FD: listener.fileno()},
                 # It needs no network: abstract sockets and 127.0.0.1 of the host are out of its reach.
-                apart=Apart(empty_netns=True, view=view, labels=plan.labels),
+                isolation=Isolation(empty_netns=True, view=view, labels=plan.labels),
                 dumps_core=plan.dumps_core,
                 ledger=ledger,
                 ledger_key=command.key,

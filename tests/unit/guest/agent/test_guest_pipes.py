@@ -14,7 +14,7 @@ import pytest
 from guest_agent_client import PATIENCE_S, cgroup2_root, remove_cgroup
 
 from guest.agent.errors import FailedPrecondition
-from guest.agent.streams import News, ReadEnd, WriteEnd
+from guest.agent.streams import EdgeEvents, ReadEnd, WriteEnd
 
 
 @asynccontextmanager
@@ -155,7 +155,7 @@ async def test_a_terminals_hangup_is_its_end() -> None:
 async def test_news_of_a_file_come_once_each_though_its_state_lasts() -> None:
     ours, theirs = socket.socketpair()
     seen: list[int] = []
-    news = News(ours.fileno(), select.EPOLLIN, lambda: seen.append(1))
+    news = EdgeEvents(ours.fileno(), select.EPOLLIN, lambda: seen.append(1))
     with ours, theirs:
         for number in range(1, 3):
             theirs.send(b"x")  # never read
@@ -187,7 +187,7 @@ def test_a_kernel_file_that_changes_is_news() -> None:
                     arrived.set()
 
             seen.append(os.pread(file.fileno(), 100, 0).split()[1].decode())
-            news = News(file.fileno(), select.EPOLLPRI, look)
+            news = EdgeEvents(file.fileno(), select.EPOLLPRI, look)
             (group / "cgroup.procs").write_text(str(sleeper.pid))
             await asyncio.wait_for(arrived.wait(), PATIENCE_S)
             arrived.clear()
