@@ -19,6 +19,7 @@ from pyshim.config.remote import FIXED_VALUES, keys_for
 from pyshim.config.remote import NAME as REMOTE
 from pyshim.config.sources import Place, Source
 from pyshim.config.values import PATH, toml_value
+from pyshim.model.units import HUGEPAGE_MIB
 
 PROGRAM_PATHS: Mapping[str, tuple[str, ...]] = {
     "path": ("/usr/bin/qemu-system-x86_64", "/opt/kata/bin/qemu-system-x86_64", "/usr/libexec/qemu-kvm"),
@@ -37,8 +38,6 @@ PROGRAM_PATHS: Mapping[str, tuple[str, ...]] = {
 """By key, the paths where a program is searched for if its key is empty: those of Debian, Fedora and kata-deploy."""
 FORCE_GUEST_PULL = "force_guest_pull"
 """The only feature that `experimental` may name."""
-_HUGEPAGE_MIB = 2
-"""The size of an ordinary huge page of x86-64, in MiB."""
 _TOP_LEVEL_TABLES = ("hypervisor", "agent", "runtime", "factory")
 
 
@@ -321,8 +320,8 @@ def contradictions(settings: Mapping[tuple[Table, str], Setting], hypervisor: st
         yield finding(aio, f'"native" needs {bypass[0]} = true and {bypass[1]} = true')
     most_memory = get(Table.HYPERVISOR, "default_maxmemory")
     huge = hypervisor != REMOTE and get(Table.HYPERVISOR, "enable_hugepages").value
-    if huge and 0 < most_memory.value < _HUGEPAGE_MIB:
-        yield finding(most_memory, f"{most_memory.value} MiB is less than a huge page, {_HUGEPAGE_MIB} MiB")
+    if huge and 0 < most_memory.value < HUGEPAGE_MIB:
+        yield finding(most_memory, f"{most_memory.value} MiB is less than a huge page, {HUGEPAGE_MIB} MiB")
     netns, model = get(Table.RUNTIME, "disable_new_netns"), get(Table.RUNTIME, "internetworking_model")
     if netns.value and model.value != "none":
         yield finding(netns, f'true needs internetworking_model = "none", not "{model.value}"')

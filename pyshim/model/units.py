@@ -7,3 +7,5 @@ SHARES_PER_CPU = 1024
 """CPU shares that kubelet and Docker set for one CPU. Source: kubelet pkg/kubelet/cm/helpers_linux.go, SharesPerCPU."""
 MIN_SHARES = 2
 """The kernel's minimum, which kubelet sets for a pod that requests no CPU. Source: the same file, MinShares."""
+HUGEPAGE_MIB = 2
+"""The size of x86-64's ordinary huge page, in MiB."""

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from pyshim.model.config import Config, HypervisorConfig
 from pyshim.model.host_facts import HostFacts
 from pyshim.model.sizing import SizingRecord, dimension
-from pyshim.model.units import MIB
+from pyshim.model.units import HUGEPAGE_MIB, MIB
 from pyshim.resources.sizing.plan.workload import NO_CPU_LIMIT, NO_LIMITS, NO_MEMORY_LIMIT, Workload
 
 SUM, OVERHEAD = "sum", "overhead"
@@ -24,8 +24,6 @@ LEAST_MEMORY_MIB = 256
 LEAST_OVERHEAD_MEMORY_MIB = 128
 """The smallest VM, MiB, where `overhead_memory` is the base. Our guest runs a container in it, under emulation; smaller
 sizes were not tried."""
-HUGEPAGE_MIB = 2
-"""x86-64's ordinary huge page; the capacity check refuses a VM that does not fit a larger default page."""
 _UNKNOWN = 1 << 40
 
 
@@ -159,5 +157,8 @@ def least_memory_mib(hypervisor: HypervisorConfig, *, by_overhead: bool) -> int:
 
 
 def memory_unit_mib(hypervisor: HypervisorConfig) -> int:
-    """Guest RAM is a multiple of this: one page of what backs it, in whole MiB."""
+    """Guest RAM is a multiple of this: one page of what backs it, in whole MiB.
+
+    The capacity check refuses a VM that does not fit a larger default page.
+    """
     return HUGEPAGE_MIB if hypervisor.enable_hugepages else 1
