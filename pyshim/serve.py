@@ -56,7 +56,7 @@ from pyshim.pod.served import ServedSandbox
 from pyshim.resources.devices.host.finder import DeviceFinder
 from pyshim.resources.linux import LinuxHost
 from pyshim.resources.machine import read_machine
-from pyshim.resources.network.host.connector import HostNetworkConnector
+from pyshim.resources.network.host.pod_network import HostNetworkConnector
 from pyshim.resources.placement_call import asked
 from pyshim.resources.probe import probe_host
 from pyshim.resources.sizing.host import probe_capacity

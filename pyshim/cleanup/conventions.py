@@ -16,7 +16,7 @@ from pyshim.host.processes import identity as processes
 from pyshim.model.ledger import LedgerEntry, ResourceKind
 from pyshim.model.observation import METRICS_DIRECTORY
 from pyshim.resources.cgroups.host.hierarchies import members
-from pyshim.resources.network.host.link_search import NETNS_ROOT, our_taps
+from pyshim.resources.network.host.rtnetlink import NETNS_ROOT, our_taps
 
 # The places of plan/share.py and plan/sandbox.py; a test compares them.
 SHARED_ROOT = "/run/kata-containers/shared/sandboxes"

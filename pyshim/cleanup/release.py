@@ -22,7 +22,7 @@ from pyshim.model.errors import FailedPrecondition, ShimError
 from pyshim.model.ledger import LedgerEntry, ResourceKind
 from pyshim.resources.cgroups.host.removal import remove_cgroup
 from pyshim.resources.devices.host.vfio import rebind
-from pyshim.resources.network.host.link_removal import delete_ingress, delete_link, delete_qdisc
+from pyshim.resources.network.host.rtnetlink import delete_ingress, delete_link, delete_qdisc
 
 TIMEOUT_S = 5.0
 """Seconds that one undo may wait for the kernel: for a process to die, for a cgroup to become empty."""

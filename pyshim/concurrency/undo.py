@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -91,3 +91,37 @@ def _described(step: Callable[[], Awaitable[None]]) -> str:
     name = getattr(call, "__name__", "step").strip("_").replace("_", " ")
     entry = next((arg for arg in getattr(step, "args", ()) if isinstance(arg, LedgerEntry)), None)
     return f"{name} {entry.kind.value} '{entry.key}'" if entry is not None else f"{name} in undo"
+
+
+class AcquiredEntries:
+    """Entries in the order they were made."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.entries: list[LedgerEntry] = []
+        self._ledger = ledger
+
+    def acquire(self, entry: LedgerEntry) -> None:
+        """The intent is on disk; call before the resource is made."""
+        self._ledger.acquire(entry)
+        self.entries.append(entry)
+
+    def replace(self, entry: LedgerEntry) -> None:
+        """`entry` stands in place of the acquired one of its kind and key, on disk as well."""
+        self._ledger.acquire(entry)
+        self.entries = [entry if (each.kind, each.key) == (entry.kind, entry.key) else each for each in self.entries]
+
+    async def release(self, entries: Iterable[LedgerEntry]) -> None:
+        """The resources are released, the last first, and their entries removed.
+
+        Raises the first ShimError after all were tried; entries of resources that could not be released stay.
+        """
+        failure: ShimError | None = None
+        for entry in reversed(tuple(entries)):
+            try:
+                await self._ledger.release(entry)
+            except ShimError as error:
+                failure = failure or error
+            else:
+                self.entries.remove(entry)
+        if failure is not None:
+            raise failure

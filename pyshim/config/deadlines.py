@@ -33,7 +33,7 @@ DEADLINES: tuple[WaitLimit, ...] = (
         25,
     ),
     WaitLimit("an OCI hook without a timeout", "it is killed", "pyshim.host.processes.hooks.DEFAULT_TIMEOUT_S", 120),
-    WaitLimit("the pod's network namespace", _START, "pyshim.resources.network.host.connector.TIMEOUT_S", 30),
+    WaitLimit("the pod's network namespace", _START, "pyshim.resources.network.host.pod_network.TIMEOUT_S", 30),
     WaitLimit("the search for the pod's devices", _START, "pyshim.resources.devices.host.finder.TIMEOUT_S", 25),
     WaitLimit("QEMU's greeting, or vhost-device-vsock's connection", _START, key="start_timeout"),
     WaitLimit(

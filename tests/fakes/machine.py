@@ -22,7 +22,7 @@ from pyshim.model.vm import NicDevice, VfioDevice, VmConfig
 from pyshim.model.volumes import VirtiofsdPlan
 from pyshim.resources.cgroups.host.sandbox_cgroups import LinuxCgroups
 from pyshim.resources.linux import LinuxHost
-from pyshim.resources.network.host.connector import HostNetworkConnector
+from pyshim.resources.network.host.pod_network import HostNetworkConnector
 from pyshim.state.schema import SandboxState
 from tests.fakes.cgroups import FakeCgroups
 from tests.fakes.deadlines import deadlines_of

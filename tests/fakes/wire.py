@@ -7,8 +7,7 @@ from typing import TypeVar
 from pyshim.cleanup.release import release
 from pyshim.model.ledger import LedgerEntry
 from pyshim.model.network import NetworkModel, Wiring
-from pyshim.resources.network.host.connector import HostNetworkConnector
-from pyshim.resources.network.host.pod_network import HostNetwork
+from pyshim.resources.network.host.pod_network import HostNetwork, HostNetworkConnector
 from tests.fakes.ledger import FakeLedger
 from tests.fakes.namespaces import Namespace
 

@@ -24,7 +24,7 @@ from pyshim.model.remote_vms import RemoteServiceConfig
 from pyshim.model.vm import VfioDevice, VmConfig
 from pyshim.resources.cgroups.host.sandbox_cgroups import LinuxCgroups
 from pyshim.resources.linux import LinuxHost
-from pyshim.resources.network.host.connector import HostNetworkConnector
+from pyshim.resources.network.host.pod_network import HostNetworkConnector
 from tests.fakes.clock import run_fast_forward
 from tests.fakes.deadlines import deadlines_of
 from tests.fakes.disks import disk

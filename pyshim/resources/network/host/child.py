@@ -1,35 +1,59 @@
-"""The child that wires a pod's network for the shim, inside the pod's network namespace.
+"""The child inside a pod's network namespace: it reports what is there, and wires links to taps, for the shim.
 
 It answers the shim's questions on the socket SOCKET_FD, and ends when that closes. It decides nothing: the shim writes
-each resource into the ledger before it asks for it.
+each resource into the ledger before it asks for it. It is short-lived because pyroute2 takes a tenth of a second and
+twenty megabytes, which the shim would hold as long as the pod lives.
 """
 
+import errno
 import os
 import socket
-from collections.abc import Callable
-from typing import Any
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from functools import partial
+from typing import Any, TypeVar
 
 import msgspec
+from pyroute2.iproute.linux import IPRoute
+from pyroute2.netlink.exceptions import NetlinkDumpInterrupted, NetlinkError
 
 from pyshim.host.python_child.messages import SOCKET_FD, Inbox, MessageTooLong, send
-from pyshim.resources.network.host import loopback_steering, netlink, taps
+from pyshim.model.network import AddressReport, LinkReport, NeighbourReport, NetworkScan, RouteReport
+from pyshim.resources.network.host import loopback_steering, taps
+from pyshim.resources.network.host.rtnetlink import RATE_LIMIT_HANDLE
+
+T = TypeVar("T")
+
+_ETH_P_ALL = 0x0003
+_INGRESS_HANDLE = 0xFFFF0000
+_INGRESS_KINDS = frozenset({"ingress", "clsact"})
+_ADDR_GEN_MODE_NONE = 1
+_FRAME_HEADERS_BYTES = 18
+_QUEUE_BYTES = 65536
+_MAX_U32 = 0xFFFFFFFF
+_NEWS_GROUPS = 0x1 | 0x10 | 0x40 | 0x100 | 0x400
+"""RTMGRP_LINK, _IPV4_IFADDR, _IPV4_ROUTE, _IPV6_IFADDR, _IPV6_ROUTE."""
+_DUMP_ATTEMPTS = 5
+_BUSY_ATTEMPTS = 5
+_BUSY_PAUSE_S = 0.01
 
 
 def main() -> None:
     """Answers questions until the shim closes its end."""
     inbox = Inbox()
-    with socket.socket(fileno=SOCKET_FD) as connection, netlink.IPRoute() as rtnl:
+    with socket.socket(fileno=SOCKET_FD) as connection, IPRoute() as rtnl:
         while question := inbox.wait(connection):
             _answer(connection, rtnl, question[0])
 
 
-def _answer(connection: socket.socket, rtnl: netlink.IPRoute, question: dict[str, Any]) -> None:
+def _answer(connection: socket.socket, rtnl: IPRoute, question: dict[str, Any]) -> None:
     step = _STEPS[question.pop("do")]
     fds: tuple[int, ...] = ()
     try:
         answer, fds = step(rtnl, **question)
         send(connection, {"ok": answer}, fds)
-    except netlink.NetlinkError as error:
+    except NetlinkError as error:
         send(connection, {"error": {"errno": error.code, "text": os.strerror(error.code)}})
     except MessageTooLong as error:
         send(connection, {"error": {"errno": 0, "text": str(error)}})
@@ -39,43 +63,215 @@ def _answer(connection: socket.socket, rtnl: netlink.IPRoute, question: dict[str
         taps.close_fds(fds)
 
 
+def scan(rtnl: IPRoute) -> NetworkScan:
+    """All of the namespace that a plan needs. A link that goes away meanwhile may be in it without its addresses."""
+    ingress = {
+        int(message["index"]): str(message.get_attr("TCA_KIND"))
+        for message in _dump(rtnl.get_qdiscs)
+        if message.get_attr("TCA_KIND") in _INGRESS_KINDS
+    }
+    # Links come after their qdiscs and before addresses and routes: the plan ignores those of a link that is gone.
+    links = tuple(_link(message, ingress) for message in _dump(rtnl.get_links))
+    return NetworkScan(
+        links=links,
+        addresses=tuple(_address(message) for message in _dump(rtnl.get_addr)),
+        routes=tuple(
+            _route(message)
+            for family in (socket.AF_INET, socket.AF_INET6)
+            for message in _dump(partial(rtnl.get_routes, family=family))
+        ),
+        neighbours=tuple(
+            _neighbour(message)
+            for message in _dump(rtnl.get_neighbours)
+            if message["family"] in (socket.AF_INET, socket.AF_INET6) and message.get_attr("NDA_DST")
+        ),
+    )
+
+
+def _dump(ask: Callable[[], Iterable[T]]) -> tuple[T, ...]:
+    """A consistent answer: if the kernel reports a change during its answer, it is asked again."""
+    for _ in range(_DUMP_ATTEMPTS - 1):
+        with suppress(NetlinkDumpInterrupted):
+            return tuple(ask())
+    return tuple(ask())
+
+
+def _link(message: Any, ingress: dict[int, str]) -> LinkReport:
+    index = int(message["index"])
+    info = message.get_attr("IFLA_LINKINFO")
+    return LinkReport(
+        index=index,
+        name=message.get_attr("IFLA_IFNAME"),
+        kind=(info.get_attr("IFLA_INFO_KIND") if info else None) or "",
+        hardware_type=message["ifi_type"],
+        mac=message.get_attr("IFLA_ADDRESS") or "",
+        mtu=message.get_attr("IFLA_MTU") or 0,
+        flags=message["flags"],
+        bus=message.get_attr("IFLA_PARENT_DEV_BUS_NAME") or "",
+        device=message.get_attr("IFLA_PARENT_DEV_NAME") or "",
+        ingress_qdisc=ingress.get(index, ""),
+    )
+
+
+def _address(message: Any) -> AddressReport:
+    other = message.get_attr("IFA_ADDRESS")
+    local = message.get_attr("IFA_LOCAL") or other
+    return AddressReport(
+        index=message["index"],
+        address=local,
+        prefix_length=message["prefixlen"],
+        peer=other if other and other != local else "",
+    )
+
+
+def _route(message: Any) -> RouteReport:
+    destination = message.get_attr("RTA_DST")
+    metrics = message.get_attr("RTA_METRICS")
+    beyond = ""
+    if message.get_attr("RTA_MULTIPATH"):
+        beyond = "several next hops"
+    elif message.get_attr("RTA_VIA"):
+        beyond = "a gateway of another family"
+    elif message.get_attr("RTA_ENCAP"):
+        beyond = "an encapsulation"
+    return RouteReport(
+        index=message.get_attr("RTA_OIF") or 0,
+        family=6 if message["family"] == socket.AF_INET6 else 4,
+        destination=f"{destination}/{message['dst_len']}" if destination and message["dst_len"] else "",
+        gateway=message.get_attr("RTA_GATEWAY") or "",
+        source=message.get_attr("RTA_PREFSRC") or "",
+        table=message.get_attr("RTA_TABLE") or message["table"],
+        protocol=message["proto"],
+        scope=message["scope"],
+        type=message["type"],
+        flags=message["flags"],
+        metric=message.get_attr("RTA_PRIORITY") or 0,
+        mtu=(metrics.get_attr("RTAX_MTU") if metrics else None) or 0,
+        beyond=beyond,
+    )
+
+
+def _neighbour(message: Any) -> NeighbourReport:
+    return NeighbourReport(
+        index=message["ifindex"],
+        address=message.get_attr("NDA_DST"),
+        mac=message.get_attr("NDA_LLADDR") or "",
+        state=message["state"],
+        flags=message["flags"],
+    )
+
+
+def open_news() -> int:
+    """A socket that receives changes of links, addresses and routes of this namespace; the fd is the caller's."""
+    flags = socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
+    with socket.socket(socket.AF_NETLINK, flags, socket.NETLINK_ROUTE) as news:
+        news.bind((0, _NEWS_GROUPS))
+        return news.detach()
+
+
+def start_tap(rtnl: IPRoute, name: str, mtu: int, alias: str) -> int:
+    """The index of the tap, which is up, has its link's MTU, and sends nothing of its own."""
+    (message,) = rtnl.get_links(ifname=name)
+    index = int(message["index"])
+    with suppress(NetlinkError):
+        # The host's end gets no IPv6 address: the guest must receive frames of the link only. A kernel without IPv6
+        # refuses the setting.
+        quiet = {"attrs": [["AF_INET6", {"attrs": [["IFLA_INET6_ADDR_GEN_MODE", _ADDR_GEN_MODE_NONE]]}]]}
+        rtnl.link("set", index=index, IFLA_AF_SPEC=quiet)
+    rtnl.link("set", index=index, mtu=mtu, ifalias=alias)
+    rtnl.link("set", index=index, state="up")
+    return index
+
+
+def make_macvtap(rtnl: IPRoute, name: str, link_index: int) -> None:
+    """The macvtap `name` gets every frame of the link, whose address it shares; the link's own stack sees none.
+
+    `passthru` is the one mode that asks nothing of the link: its address and its IP addresses stay, and one deletion
+    undoes all. The kernel refuses with EBUSY or EINVAL a link whose frames another device takes already.
+    """
+    rtnl.link("add", ifname=name, kind="macvtap", link=link_index, macvtap_mode="passthru")
+
+
+def redirect(rtnl: IPRoute, tap_index: int, link_index: int) -> None:
+    """Every frame that arrives at the link leaves by the tap, and the reverse; the host's own stack sees none."""
+    for index in (tap_index, link_index):
+        _add_ingress(rtnl, index)
+    for source, target in ((link_index, tap_index), (tap_index, link_index)):
+        rtnl.tc(
+            "add-filter",
+            "u32",
+            source,
+            parent=_INGRESS_HANDLE,
+            protocol=_ETH_P_ALL,
+            target=0,
+            keys=["0x0/0x0+0"],
+            action={"kind": "mirred", "direction": "egress", "action": "redirect", "ifindex": target},
+        )
+
+
+def limit_rate(rtnl: IPRoute, index: int, bits_s: int, mtu: int) -> None:
+    """The interface sends no more than that, in bursts of 10 ms or one frame; what waits longer than 50 ms is dropped.
+
+    The kernel refuses with EEXIST where another root qdisc is in place.
+    """
+    bytes_s = bits_s // 8
+    burst = max(bytes_s // 100, mtu + _FRAME_HEADERS_BYTES)
+    limit = min(burst + max(bytes_s // 20, _QUEUE_BYTES), _MAX_U32)
+    rtnl.tc("add", "tbf", index, RATE_LIMIT_HANDLE, rate=bytes_s, burst=burst, limit=limit)
+
+
+def _add_ingress(rtnl: IPRoute, index: int) -> None:
+    """The kernel answers EBUSY while it is still taking down a former one; that passes."""
+    for attempt in range(1, _BUSY_ATTEMPTS + 1):
+        try:
+            rtnl.tc("add", "ingress", index)
+        except NetlinkError as error:
+            if error.code != errno.EBUSY or attempt == _BUSY_ATTEMPTS:
+                raise
+            time.sleep(attempt * _BUSY_PAUSE_S)
+        else:
+            return
+
+
+# ---- the steps, by the name in the question
+
 _Result = tuple[object, tuple[int, ...]]
 """The answer to a question, and the descriptors with it."""
 
 
-def _scan(rtnl: netlink.IPRoute) -> _Result:
-    return msgspec.to_builtins(netlink.scan(rtnl)), ()
+def _scan(rtnl: IPRoute) -> _Result:
+    return msgspec.to_builtins(scan(rtnl)), ()
 
 
-def _tap(rtnl: netlink.IPRoute, *, name: str, queues: int, mtu: int, alias: str) -> _Result:
+def _tap(rtnl: IPRoute, *, name: str, queues: int, mtu: int, alias: str) -> _Result:
     with taps.closed_on_error() as fds:
         fds += taps.open_tap(name, queues)
-        return netlink.start_tap(rtnl, name, mtu, alias), tuple(fds)
+        return start_tap(rtnl, name, mtu, alias), tuple(fds)
 
 
-def _macvtap(rtnl: netlink.IPRoute, *, name: str, link: int, queues: int, mtu: int, alias: str) -> _Result:
-    netlink.make_macvtap(rtnl, name, link)
-    index = netlink.start_tap(rtnl, name, mtu, alias)
+def _macvtap(rtnl: IPRoute, *, name: str, link: int, queues: int, mtu: int, alias: str) -> _Result:
+    make_macvtap(rtnl, name, link)
+    index = start_tap(rtnl, name, mtu, alias)
     taps.leave_mount_namespace()
     return index, taps.open_macvtap(taps.macvtap_device_number(name, index), queues)
 
 
-def _redirect(rtnl: netlink.IPRoute, *, tap: int, link: int) -> _Result:
-    netlink.redirect(rtnl, tap, link)
+def _redirect(rtnl: IPRoute, *, tap: int, link: int) -> _Result:
+    redirect(rtnl, tap, link)
     return None, ()
 
 
-def _limit(rtnl: netlink.IPRoute, *, index: int, bits_s: int, mtu: int) -> _Result:
-    netlink.limit_rate(rtnl, index, bits_s, mtu)
+def _limit(rtnl: IPRoute, *, index: int, bits_s: int, mtu: int) -> _Result:
+    limit_rate(rtnl, index, bits_s, mtu)
     return None, ()
 
 
-def _steer(_rtnl: netlink.IPRoute) -> _Result:
+def _steer(_rtnl: IPRoute) -> _Result:
     return None, loopback_steering.steer_loopback()
 
 
-def _watch(_rtnl: netlink.IPRoute) -> _Result:
-    return None, (netlink.open_news(),)
+def _watch(_rtnl: IPRoute) -> _Result:
+    return None, (open_news(),)
 
 
 _STEPS: dict[str, Callable[..., _Result]] = {

@@ -3,12 +3,12 @@
 import asyncio
 import logging
 
+from pyshim.concurrency.undo import AcquiredEntries
 from pyshim.host.processes.own_thread import in_own_thread
 from pyshim.model.errors import FailedPrecondition
 from pyshim.model.ledger import Ledger, LedgerEntry, ResourceKind
 from pyshim.model.vm import VfioDevice
 from pyshim.resources.devices.host import vfio
-from pyshim.resources.network.host.acquired import AcquiredEntries
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from pyshim.host.processes.children import Children
-from pyshim.resources.network.host.connector import HostNetworkConnector
+from pyshim.resources.network.host.pod_network import HostNetworkConnector
 from tests.fakes.open_files import open_files
 
 

@@ -14,9 +14,8 @@ from pyshim.model.ledger import LedgerEntry, ResourceKind
 from pyshim.model.network import DirectNetwork
 from pyshim.resources.devices.host import vfio
 from pyshim.resources.network.host import functions as functions_module
-from pyshim.resources.network.host.connector import HostNetworkConnector
 from pyshim.resources.network.host.functions import NetworkFunctions
-from pyshim.resources.network.host.pod_network import HostNetwork
+from pyshim.resources.network.host.pod_network import HostNetwork, HostNetworkConnector
 from pyshim.state.records import SandboxRecords
 from pyshim.state.schema import ShimRecord
 from pyshim.state.store import StateStore

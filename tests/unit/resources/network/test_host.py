@@ -18,10 +18,9 @@ from pyshim.host.python_child.messages import MAX_FDS
 from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, Internal, InvalidArgument, NotFound, ShimError
 from pyshim.model.guest import NetworkAddress
 from pyshim.model.ledger import LedgerEntry, ResourceKind
-from pyshim.resources.network.host import netlink
-from pyshim.resources.network.host.connector import HostNetworkConnector
-from pyshim.resources.network.host.pod_network import HostNetwork
-from pyshim.resources.network.host.session import PodNamespace
+from pyshim.resources.network.host import child
+from pyshim.resources.network.host.namespace import PodNamespace
+from pyshim.resources.network.host.pod_network import HostNetwork, HostNetworkConnector
 from tests.fakes.ledger import FakeLedger
 from tests.fakes.namespaces import GuestStack
 from tests.fakes.wire import HookedLedger, Wire, at, connect, mac
@@ -328,11 +327,11 @@ def test_a_dump_that_was_disturbed_is_asked_for_again_and_the_last_one_is_an_err
         yield 2
 
     asked: list[int] = []
-    assert netlink._dump(lambda: disturbed(4)) == (1, 2)
+    assert child._dump(lambda: disturbed(4)) == (1, 2)
     assert len(asked) == 5
     asked.clear()
     with pytest.raises(NetlinkDumpInterrupted):
-        netlink._dump(lambda: disturbed(5))
+        child._dump(lambda: disturbed(5))
 
 
 async def test_links_that_come_and_go_during_a_scan_neither_fail_it_nor_hide_the_others(

@@ -9,9 +9,8 @@ import pytest
 from pyshim.host.processes.children import Children
 from pyshim.model.errors import FailedPrecondition, NotFound, Unavailable
 from pyshim.model.ledger import ResourceKind
-from pyshim.resources.network.host.connector import HostNetworkConnector
-from pyshim.resources.network.host.pod_network import HostNetwork
-from pyshim.resources.network.host.watch import is_news
+from pyshim.resources.network.host.pod_network import HostNetwork, HostNetworkConnector
+from pyshim.resources.network.host.rtnetlink import is_news
 from tests.fakes.namespaces import GuestStack, Namespace
 from tests.fakes.wire import HookedLedger, Wire, at, connect, mac
 

@@ -9,7 +9,7 @@ import pytest
 
 from pyshim.cleanup.release import release
 from pyshim.model.errors import FailedPrecondition
-from pyshim.resources.network.host.connector import HostNetworkConnector
+from pyshim.resources.network.host.pod_network import HostNetworkConnector
 from pyshim.resources.network.host.taps import close_fds, open_vhost_net
 from tests.fakes.namespaces import GuestStack
 from tests.fakes.open_files import same_open_files

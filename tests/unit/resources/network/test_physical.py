@@ -12,8 +12,8 @@ from pyshim.model.errors import FailedPrecondition
 from pyshim.model.ledger import LedgerEntry, ResourceKind
 from pyshim.model.network import NetworkModel, NetworkScan, Wiring
 from pyshim.resources.devices.host import vfio
-from pyshim.resources.network.host.connector import HostNetworkConnector
 from pyshim.resources.network.host.functions import NetworkFunctions
+from pyshim.resources.network.host.pod_network import HostNetworkConnector
 from pyshim.resources.network.plan.network import NetworkPlan, network_plan
 from tests.fakes.ledger import FakeLedger
 from tests.fakes.vfio import NIC, FakeSysfs

@@ -11,7 +11,7 @@ from pyshim.cleanup.release import release
 from pyshim.config.values import MAX_LINK_RATE, MIN_LINK_RATE
 from pyshim.model.errors import FailedPrecondition, Unimplemented
 from pyshim.model.ledger import LedgerEntry, ResourceKind
-from pyshim.resources.network.host.connector import HostNetworkConnector
+from pyshim.resources.network.host.pod_network import HostNetworkConnector
 from tests.fakes.namespaces import VNET_HEADER_BYTES, GuestStack
 from tests.fakes.wire import HookedLedger, Wire, connect, mac
 

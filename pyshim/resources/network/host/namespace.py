@@ -1,19 +1,62 @@
-"""Sessions with the child in a pod's network namespace: the shim starts it, asks it and ends it."""
+"""A pod's network namespace: checked, locked by one sandbox at a time, and entered by a child that the shim asks."""
 
 import asyncio
 import errno
+import fcntl
 import os
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 from pyshim.concurrency.tasks import to_the_end
 from pyshim.host.fds import OwnedFd
+from pyshim.host.os_errors import describe_os_error, os_errors
 from pyshim.host.processes.children import Children
 from pyshim.host.processes.launch import Isolation
 from pyshim.host.python_child.asking import PythonChild, spawn_python
-from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, Internal
-from pyshim.resources.network.host.netns import locked_netns
+from pyshim.host.syscalls import CLONE_NEWNET
+from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, Internal, InvalidArgument, NotFound
+
+_NS_GET_NSTYPE = 0xB703
+"""ioctl_ns(2)."""
+
+
+@contextmanager
+def locked_netns(path: str) -> Iterator[int]:
+    """An fd of the network namespace at `path`; locked against other sandboxes until the block is left.
+
+    Raises NotFound when there is nothing at `path`, InvalidArgument for a file of another type and for the shim's own
+    (a pod on the host's network cannot be moved into a VM), FailedPrecondition while another sandbox has locked it.
+    """
+    subject = f"open network namespace {path!r}"
+    try:
+        # Never block on a FIFO, never open a device.
+        namespace = OwnedFd(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY))
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise NotFound(f"{subject}: {describe_os_error(error)}") from error
+    except (OSError, ValueError) as error:
+        cause = describe_os_error(error) if isinstance(error, OSError) else str(error)
+        raise InvalidArgument(f"{subject}: {cause}") from error
+    with namespace:
+        _check(namespace.fileno(), subject)
+        with os_errors(f"lock network namespace {path!r}", hint="another sandbox is using it"):
+            # Two sandboxes in one namespace: the second must not look before the first has finished wiring.
+            fcntl.flock(namespace.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield namespace.fileno()
+
+
+def _check(fd: int, subject: str) -> None:
+    try:
+        kind = fcntl.ioctl(fd, _NS_GET_NSTYPE)
+    except OSError:
+        kind = 0
+    if kind != CLONE_NEWNET:
+        raise InvalidArgument(f"{subject}: not a network namespace")
+    theirs, ours = os.fstat(fd), os.stat("/proc/self/ns/net")
+    if (theirs.st_dev, theirs.st_ino) == (ours.st_dev, ours.st_ino):
+        # Without the path: CRI-O pins the namespace under another name at each attempt, and equal events merge.
+        raise InvalidArgument("enter network namespace: hostNetwork is true, and a VM cannot have the host's network")
+
 
 _CHILD = "pyshim.resources.network.host.child"
 
