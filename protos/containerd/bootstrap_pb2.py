@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import any_pb2 as google_dot_protobuf_dot_any__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!protos/containerd/bootstrap.proto\x12\x1f\x63ontainerd.runtime.bootstrap.v1\x1a\x19google/protobuf/any.proto\"\xd9\x02\n\x0f\x42ootstrapParams\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x11\n\tnamespace\x18\x02 \x01(\t\x12<\n\tlog_level\x18\x03 \x01(\x0e\x32).containerd.runtime.bootstrap.v1.LogLevel\x12\x1a\n\x12\x63ontainerd_version\x18\x04 \x01(\t\x12 \n\x18\x63ontainerd_ttrpc_address\x18\x05 \x01(\t\x12\x1f\n\x17\x63ontainerd_grpc_address\x18\x06 \x01(\t\x12\x19\n\x11\x63ontainerd_binary\x18\x07 \x01(\t\x12>\n\nextensions\x18\x08 \x03(\x0b\x32*.containerd.runtime.bootstrap.v1.Extension\x12\x17\n\nsocket_dir\x18\t \x01(\tH\x00\x88\x01\x01\x42\r\n\x0b_socket_dir\"0\n\tExtension\x12#\n\x05value\x18\x01 \x01(\x0b\x32\x14.google.protobuf.Any\"\x8b\x02\n\x0f\x42ootstrapResult\x12\x0f\n\x07version\x18\x01 \x01(\x05\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x10\n\x08protocol\x18\x03 \x01(\t\x12\x41\n\x0c\x63\x61pabilities\x18\x04 \x03(\x0e\x32+.containerd.runtime.bootstrap.v1.Capability\x12P\n\x08metadata\x18\x05 \x03(\x0b\x32>.containerd.runtime.bootstrap.v1.BootstrapResult.MetadataEntry\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01*\xad\x01\n\x08LogLevel\x12\x12\n\x0eLOG_LEVEL_INFO\x10\x00\x12\x1c\n\x0fLOG_LEVEL_TRACE\x10\xf8\xff\xff\xff\xff\xff\xff\xff\xff\x01\x12\x1c\n\x0fLOG_LEVEL_DEBUG\x10\xfc\xff\xff\xff\xff\xff\xff\xff\xff\x01\x12\x12\n\x0eLOG_LEVEL_WARN\x10\x04\x12\x13\n\x0fLOG_LEVEL_ERROR\x10\x08\x12\x13\n\x0fLOG_LEVEL_FATAL\x10\n\x12\x13\n\x0fLOG_LEVEL_PANIC\x10\x0c*(\n\nCapability\x12\x1a\n\x16\x43\x41PABILITY_UNSPECIFIED\x10\x00\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!protos/containerd/bootstrap.proto\x12\x1f\x63ontainerd.runtime.bootstrap.v1\x1a\x19google/protobuf/any.proto\"\xd9\x02\n\x0f\x42ootstrapParams\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x11\n\tnamespace\x18\x02 \x01(\t\x12<\n\tlog_level\x18\x03 \x01(\x0e\x32).containerd.runtime.bootstrap.v1.LogLevel\x12\x1a\n\x12\x63ontainerd_version\x18\x04 \x01(\t\x12 \n\x18\x63ontainerd_ttrpc_address\x18\x05 \x01(\t\x12\x1f\n\x17\x63ontainerd_grpc_address\x18\x06 \x01(\t\x12\x19\n\x11\x63ontainerd_binary\x18\x07 \x01(\t\x12>\n\nextensions\x18\x08 \x03(\x0b\x32*.containerd.runtime.bootstrap.v1.Extension\x12\x17\n\nsocket_dir\x18\t \x01(\tH\x00\x88\x01\x01\x42\r\n\x0b_socket_dir\"0\n\tExtension\x12#\n\x05value\x18\x01 \x01(\x0b\x32\x14.google.protobuf.Any\"\xcb\x02\n\x0f\x42ootstrapResult\x12\x0f\n\x07version\x18\x01 \x01(\x05\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x10\n\x08protocol\x18\x03 \x01(\t\x12\x41\n\x0c\x63\x61pabilities\x18\x04 \x03(\x0e\x32+.containerd.runtime.bootstrap.v1.Capability\x12P\n\x08metadata\x18\x05 \x03(\x0b\x32>.containerd.runtime.bootstrap.v1.BootstrapResult.MetadataEntry\x12>\n\nextensions\x18\x06 \x03(\x0b\x32*.containerd.runtime.bootstrap.v1.Extension\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01*\xad\x01\n\x08LogLevel\x12\x12\n\x0eLOG_LEVEL_INFO\x10\x00\x12\x1c\n\x0fLOG_LEVEL_TRACE\x10\xf8\xff\xff\xff\xff\xff\xff\xff\xff\x01\x12\x1c\n\x0fLOG_LEVEL_DEBUG\x10\xfc\xff\xff\xff\xff\xff\xff\xff\xff\x01\x12\x12\n\x0eLOG_LEVEL_WARN\x10\x04\x12\x13\n\x0fLOG_LEVEL_ERROR\x10\x08\x12\x13\n\x0fLOG_LEVEL_FATAL\x10\n\x12\x13\n\x0fLOG_LEVEL_PANIC\x10\x0c*(\n\nCapability\x12\x1a\n\x16\x43\x41PABILITY_UNSPECIFIED\x10\x00\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,16 +34,16 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_BOOTSTRAPRESULT_METADATAENTRY']._loaded_options = None
   _globals['_BOOTSTRAPRESULT_METADATAENTRY']._serialized_options = b'8\001'
-  _globals['_LOGLEVEL']._serialized_start=766
-  _globals['_LOGLEVEL']._serialized_end=939
-  _globals['_CAPABILITY']._serialized_start=941
-  _globals['_CAPABILITY']._serialized_end=981
+  _globals['_LOGLEVEL']._serialized_start=830
+  _globals['_LOGLEVEL']._serialized_end=1003
+  _globals['_CAPABILITY']._serialized_start=1005
+  _globals['_CAPABILITY']._serialized_end=1045
   _globals['_BOOTSTRAPPARAMS']._serialized_start=98
   _globals['_BOOTSTRAPPARAMS']._serialized_end=443
   _globals['_EXTENSION']._serialized_start=445
   _globals['_EXTENSION']._serialized_end=493
   _globals['_BOOTSTRAPRESULT']._serialized_start=496
-  _globals['_BOOTSTRAPRESULT']._serialized_end=763
-  _globals['_BOOTSTRAPRESULT_METADATAENTRY']._serialized_start=716
-  _globals['_BOOTSTRAPRESULT_METADATAENTRY']._serialized_end=763
+  _globals['_BOOTSTRAPRESULT']._serialized_end=827
+  _globals['_BOOTSTRAPRESULT_METADATAENTRY']._serialized_start=780
+  _globals['_BOOTSTRAPRESULT_METADATAENTRY']._serialized_end=827
 # @@protoc_insertion_point(module_scope)

@@ -59,7 +59,7 @@ class Extension(_message.Message):
     def __init__(self, value: _Optional[_Union[_any_pb2.Any, _Mapping]] = ...) -> None: ...
 
 class BootstrapResult(_message.Message):
-    __slots__ = ("version", "address", "protocol", "capabilities", "metadata")
+    __slots__ = ("version", "address", "protocol", "capabilities", "metadata", "extensions")
     class MetadataEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -72,9 +72,11 @@ class BootstrapResult(_message.Message):
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     CAPABILITIES_FIELD_NUMBER: _ClassVar[int]
     METADATA_FIELD_NUMBER: _ClassVar[int]
+    EXTENSIONS_FIELD_NUMBER: _ClassVar[int]
     version: int
     address: str
     protocol: str
     capabilities: _containers.RepeatedScalarFieldContainer[Capability]
     metadata: _containers.ScalarMap[str, str]
-    def __init__(self, version: _Optional[int] = ..., address: _Optional[str] = ..., protocol: _Optional[str] = ..., capabilities: _Optional[_Iterable[_Union[Capability, str]]] = ..., metadata: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    extensions: _containers.RepeatedCompositeFieldContainer[Extension]
+    def __init__(self, version: _Optional[int] = ..., address: _Optional[str] = ..., protocol: _Optional[str] = ..., capabilities: _Optional[_Iterable[_Union[Capability, str]]] = ..., metadata: _Optional[_Mapping[str, str]] = ..., extensions: _Optional[_Iterable[_Union[Extension, _Mapping]]] = ...) -> None: ...

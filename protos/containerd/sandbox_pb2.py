@@ -27,7 +27,7 @@ from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__
 from protos.containerd import types_pb2 as protos_dot_containerd_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fprotos/containerd/sandbox.proto\x12\x1d\x63ontainerd.runtime.sandbox.v1\x1a\x19google/protobuf/any.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1dprotos/containerd/types.proto\"\xb2\x02\n\x14\x43reateSandboxRequest\x12\x12\n\nsandbox_id\x18\x01 \x01(\t\x12\x13\n\x0b\x62undle_path\x18\x02 \x01(\t\x12\'\n\x06rootfs\x18\x03 \x03(\x0b\x32\x17.containerd.types.Mount\x12%\n\x07options\x18\x04 \x01(\x0b\x32\x14.google.protobuf.Any\x12\x12\n\nnetns_path\x18\x05 \x01(\t\x12Y\n\x0b\x61nnotations\x18\x06 \x03(\x0b\x32\x44.containerd.runtime.sandbox.v1.CreateSandboxRequest.AnnotationsEntry\x1a\x32\n\x10\x41nnotationsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x17\n\x15\x43reateSandboxResponse\")\n\x13StartSandboxRequest\x12\x12\n\nsandbox_id\x18\x01 \x01(\t\"w\n\x14StartSandboxResponse\x12\x0b\n\x03pid\x18\x01 \x01(\r\x12.\n\ncreated_at\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\"\n\x04spec\x18\x03 \x01(\x0b\x32\x14.google.protobuf.Any\"%\n\x0fPlatformRequest\x12\x12\n\nsandbox_id\x18\x01 \x01(\t\"@\n\x10PlatformResponse\x12,\n\x08platform\x18\x01 \x01(\x0b\x32\x1a.containerd.types.Platform\">\n\x12StopSandboxRequest\x12\x12\n\nsandbox_id\x18\x01 \x01(\t\x12\x14\n\x0ctimeout_secs\x18\x02 \x01(\r\"\x15\n\x13StopSandboxResponse\"\xe2\x01\n\x14UpdateSandboxRequest\x12\x12\n\nsandbox_id\x18\x01 \x01(\t\x12\'\n\tresources\x18\x02 \x01(\x0b\x32\x14.google.protobuf.Any\x12Y\n\x0b\x61nnotations\x18\x03 \x03(\x0b\x32\x44.containerd.runtime.sandbox.v1.UpdateSandboxRequest.AnnotationsEntry\x1a\x32\n\x10\x41nnotationsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"(\n\x12WaitSandboxRequest\x12\x12\n\nsandbox_id\x18\x01 \x01(\t\"Y\n\x13WaitSandboxResponse\x12\x13\n\x0b\x65xit_status\x18\x01 \x01(\r\x12-\n\texited_at\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\x17\n\x15UpdateSandboxResponse\";\n\x14SandboxStatusRequest\x12\x12\n\nsandbox_id\x18\x01 \x01(\t\x12\x0f\n\x07verbose\x18\x02 \x01(\x08\"\xc6\x02\n\x15SandboxStatusResponse\x12\x12\n\nsandbox_id\x18\x01 \x01(\t\x12\x0b\n\x03pid\x18\x02 \x01(\r\x12\r\n\x05state\x18\x03 \x01(\t\x12L\n\x04info\x18\x04 \x03(\x0b\x32>.containerd.runtime.sandbox.v1.SandboxStatusResponse.InfoEntry\x12.\n\ncreated_at\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12-\n\texited_at\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12#\n\x05\x65xtra\x18\x07 \x01(\x0b\x32\x14.google.protobuf.Any\x1a+\n\tInfoEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"!\n\x0bPingRequest\x12\x12\n\nsandbox_id\x18\x01 \x01(\t\"\x0e\n\x0cPingResponse\",\n\x16ShutdownSandboxRequest\x12\x12\n\nsandbox_id\x18\x01 \x01(\t\"\x19\n\x17ShutdownSandboxResponse\"+\n\x15SandboxMetricsRequest\x12\x12\n\nsandbox_id\x18\x01 \x01(\t\"C\n\x16SandboxMetricsResponse\x12)\n\x07metrics\x18\x01 \x01(\x0b\x32\x18.containerd.types.Metric2\xbd\x08\n\x07Sandbox\x12z\n\rCreateSandbox\x12\x33.containerd.runtime.sandbox.v1.CreateSandboxRequest\x1a\x34.containerd.runtime.sandbox.v1.CreateSandboxResponse\x12w\n\x0cStartSandbox\x12\x32.containerd.runtime.sandbox.v1.StartSandboxRequest\x1a\x33.containerd.runtime.sandbox.v1.StartSandboxResponse\x12k\n\x08Platform\x12..containerd.runtime.sandbox.v1.PlatformRequest\x1a/.containerd.runtime.sandbox.v1.PlatformResponse\x12t\n\x0bStopSandbox\x12\x31.containerd.runtime.sandbox.v1.StopSandboxRequest\x1a\x32.containerd.runtime.sandbox.v1.StopSandboxResponse\x12t\n\x0bWaitSandbox\x12\x31.containerd.runtime.sandbox.v1.WaitSandboxRequest\x1a\x32.containerd.runtime.sandbox.v1.WaitSandboxResponse\x12z\n\rSandboxStatus\x12\x33.containerd.runtime.sandbox.v1.SandboxStatusRequest\x1a\x34.containerd.runtime.sandbox.v1.SandboxStatusResponse\x12\x66\n\x0bPingSandbox\x12*.containerd.runtime.sandbox.v1.PingRequest\x1a+.containerd.runtime.sandbox.v1.PingResponse\x12\x80\x01\n\x0fShutdownSandbox\x12\x35.containerd.runtime.sandbox.v1.ShutdownSandboxRequest\x1a\x36.containerd.runtime.sandbox.v1.ShutdownSandboxResponse\x12}\n\x0eSandboxMetrics\x12\x34.containerd.runtime.sandbox.v1.SandboxMetricsRequest\x1a\x35.containerd.runtime.sandbox.v1.SandboxMetricsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fprotos/containerd/sandbox.proto\x12\x1d\x63ontainerd.runtime.sandbox.v1\x1a\x19google/protobuf/any.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1dprotos/containerd/types.proto\"\xb2\x02\n\x14\x43reateSandboxRequest\x12\x12\n\nsandbox_id\x18\x01 \x01(\t\x12\x13\n\x0b\x62undle_path\x18\x02 \x01(\t\x12\'\n\x06rootfs\x18\x03 \x03(\x0b\x32\x17.containerd.types.Mount\x12%\n\x07options\x18\x04 \x01(\x0b\x32\x14.google.protobuf.Any\x12\x12\n\nnetns_path\x18\x05 \x01(\t\x12Y\n\x0b\x61nnotations\x18\x06 \x03(\x0b\x32\x44.containerd.runtime.sandbox.v1.CreateSandboxRequest.AnnotationsEntry\x1a\x32\n\x10\x41nnotationsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x17\n\x15\x43reateSandboxResponse\")\n\x13StartSandboxRequest\x12\x12\n\nsandbox_id\x18\x01 \x01(\t\"w\n\x14StartSandboxResponse\x12\x0b\n\x03pid\x18\x01 \x01(\r\x12.\n\ncreated_at\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\"\n\x04spec\x18\x03 \x01(\x0b\x32\x14.google.protobuf.Any\"%\n\x0fPlatformRequest\x12\x12\n\nsandbox_id\x18\x01 \x01(\t\"@\n\x10PlatformResponse\x12,\n\x08platform\x18\x01 \x01(\x0b\x32\x1a.containerd.types.Platform\">\n\x12StopSandboxRequest\x12\x12\n\nsandbox_id\x18\x01 \x01(\t\x12\x14\n\x0ctimeout_secs\x18\x02 \x01(\r\"\x15\n\x13StopSandboxResponse\"\x9e\x02\n\x14UpdateSandboxRequest\x12\x12\n\nsandbox_id\x18\x01 \x01(\t\x12\'\n\tresources\x18\x02 \x01(\x0b\x32\x14.google.protobuf.Any\x12Y\n\x0b\x61nnotations\x18\x03 \x03(\x0b\x32\x44.containerd.runtime.sandbox.v1.UpdateSandboxRequest.AnnotationsEntry\x12*\n\x07sandbox\x18\x04 \x01(\x0b\x32\x19.containerd.types.Sandbox\x12\x0e\n\x06\x66ields\x18\x05 \x03(\t\x1a\x32\n\x10\x41nnotationsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"(\n\x12WaitSandboxRequest\x12\x12\n\nsandbox_id\x18\x01 \x01(\t\"Y\n\x13WaitSandboxResponse\x12\x13\n\x0b\x65xit_status\x18\x01 \x01(\r\x12-\n\texited_at\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\x17\n\x15UpdateSandboxResponse\";\n\x14SandboxStatusRequest\x12\x12\n\nsandbox_id\x18\x01 \x01(\t\x12\x0f\n\x07verbose\x18\x02 \x01(\x08\"\xc6\x02\n\x15SandboxStatusResponse\x12\x12\n\nsandbox_id\x18\x01 \x01(\t\x12\x0b\n\x03pid\x18\x02 \x01(\r\x12\r\n\x05state\x18\x03 \x01(\t\x12L\n\x04info\x18\x04 \x03(\x0b\x32>.containerd.runtime.sandbox.v1.SandboxStatusResponse.InfoEntry\x12.\n\ncreated_at\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12-\n\texited_at\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12#\n\x05\x65xtra\x18\x07 \x01(\x0b\x32\x14.google.protobuf.Any\x1a+\n\tInfoEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"!\n\x0bPingRequest\x12\x12\n\nsandbox_id\x18\x01 \x01(\t\"\x0e\n\x0cPingResponse\",\n\x16ShutdownSandboxRequest\x12\x12\n\nsandbox_id\x18\x01 \x01(\t\"\x19\n\x17ShutdownSandboxResponse\"+\n\x15SandboxMetricsRequest\x12\x12\n\nsandbox_id\x18\x01 \x01(\t\"C\n\x16SandboxMetricsResponse\x12)\n\x07metrics\x18\x01 \x01(\x0b\x32\x18.containerd.types.Metric2\xb9\t\n\x07Sandbox\x12z\n\rCreateSandbox\x12\x33.containerd.runtime.sandbox.v1.CreateSandboxRequest\x1a\x34.containerd.runtime.sandbox.v1.CreateSandboxResponse\x12w\n\x0cStartSandbox\x12\x32.containerd.runtime.sandbox.v1.StartSandboxRequest\x1a\x33.containerd.runtime.sandbox.v1.StartSandboxResponse\x12k\n\x08Platform\x12..containerd.runtime.sandbox.v1.PlatformRequest\x1a/.containerd.runtime.sandbox.v1.PlatformResponse\x12t\n\x0bStopSandbox\x12\x31.containerd.runtime.sandbox.v1.StopSandboxRequest\x1a\x32.containerd.runtime.sandbox.v1.StopSandboxResponse\x12t\n\x0bWaitSandbox\x12\x31.containerd.runtime.sandbox.v1.WaitSandboxRequest\x1a\x32.containerd.runtime.sandbox.v1.WaitSandboxResponse\x12z\n\rSandboxStatus\x12\x33.containerd.runtime.sandbox.v1.SandboxStatusRequest\x1a\x34.containerd.runtime.sandbox.v1.SandboxStatusResponse\x12\x66\n\x0bPingSandbox\x12*.containerd.runtime.sandbox.v1.PingRequest\x1a+.containerd.runtime.sandbox.v1.PingResponse\x12\x80\x01\n\x0fShutdownSandbox\x12\x35.containerd.runtime.sandbox.v1.ShutdownSandboxRequest\x1a\x36.containerd.runtime.sandbox.v1.ShutdownSandboxResponse\x12}\n\x0eSandboxMetrics\x12\x34.containerd.runtime.sandbox.v1.SandboxMetricsRequest\x1a\x35.containerd.runtime.sandbox.v1.SandboxMetricsResponse\x12z\n\rUpdateSandbox\x12\x33.containerd.runtime.sandbox.v1.UpdateSandboxRequest\x1a\x34.containerd.runtime.sandbox.v1.UpdateSandboxResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -59,33 +59,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STOPSANDBOXRESPONSE']._serialized_start=824
   _globals['_STOPSANDBOXRESPONSE']._serialized_end=845
   _globals['_UPDATESANDBOXREQUEST']._serialized_start=848
-  _globals['_UPDATESANDBOXREQUEST']._serialized_end=1074
+  _globals['_UPDATESANDBOXREQUEST']._serialized_end=1134
   _globals['_UPDATESANDBOXREQUEST_ANNOTATIONSENTRY']._serialized_start=414
   _globals['_UPDATESANDBOXREQUEST_ANNOTATIONSENTRY']._serialized_end=464
-  _globals['_WAITSANDBOXREQUEST']._serialized_start=1076
-  _globals['_WAITSANDBOXREQUEST']._serialized_end=1116
-  _globals['_WAITSANDBOXRESPONSE']._serialized_start=1118
-  _globals['_WAITSANDBOXRESPONSE']._serialized_end=1207
-  _globals['_UPDATESANDBOXRESPONSE']._serialized_start=1209
-  _globals['_UPDATESANDBOXRESPONSE']._serialized_end=1232
-  _globals['_SANDBOXSTATUSREQUEST']._serialized_start=1234
-  _globals['_SANDBOXSTATUSREQUEST']._serialized_end=1293
-  _globals['_SANDBOXSTATUSRESPONSE']._serialized_start=1296
-  _globals['_SANDBOXSTATUSRESPONSE']._serialized_end=1622
-  _globals['_SANDBOXSTATUSRESPONSE_INFOENTRY']._serialized_start=1579
-  _globals['_SANDBOXSTATUSRESPONSE_INFOENTRY']._serialized_end=1622
-  _globals['_PINGREQUEST']._serialized_start=1624
-  _globals['_PINGREQUEST']._serialized_end=1657
-  _globals['_PINGRESPONSE']._serialized_start=1659
-  _globals['_PINGRESPONSE']._serialized_end=1673
-  _globals['_SHUTDOWNSANDBOXREQUEST']._serialized_start=1675
-  _globals['_SHUTDOWNSANDBOXREQUEST']._serialized_end=1719
-  _globals['_SHUTDOWNSANDBOXRESPONSE']._serialized_start=1721
-  _globals['_SHUTDOWNSANDBOXRESPONSE']._serialized_end=1746
-  _globals['_SANDBOXMETRICSREQUEST']._serialized_start=1748
-  _globals['_SANDBOXMETRICSREQUEST']._serialized_end=1791
-  _globals['_SANDBOXMETRICSRESPONSE']._serialized_start=1793
-  _globals['_SANDBOXMETRICSRESPONSE']._serialized_end=1860
-  _globals['_SANDBOX']._serialized_start=1863
-  _globals['_SANDBOX']._serialized_end=2948
+  _globals['_WAITSANDBOXREQUEST']._serialized_start=1136
+  _globals['_WAITSANDBOXREQUEST']._serialized_end=1176
+  _globals['_WAITSANDBOXRESPONSE']._serialized_start=1178
+  _globals['_WAITSANDBOXRESPONSE']._serialized_end=1267
+  _globals['_UPDATESANDBOXRESPONSE']._serialized_start=1269
+  _globals['_UPDATESANDBOXRESPONSE']._serialized_end=1292
+  _globals['_SANDBOXSTATUSREQUEST']._serialized_start=1294
+  _globals['_SANDBOXSTATUSREQUEST']._serialized_end=1353
+  _globals['_SANDBOXSTATUSRESPONSE']._serialized_start=1356
+  _globals['_SANDBOXSTATUSRESPONSE']._serialized_end=1682
+  _globals['_SANDBOXSTATUSRESPONSE_INFOENTRY']._serialized_start=1639
+  _globals['_SANDBOXSTATUSRESPONSE_INFOENTRY']._serialized_end=1682
+  _globals['_PINGREQUEST']._serialized_start=1684
+  _globals['_PINGREQUEST']._serialized_end=1717
+  _globals['_PINGRESPONSE']._serialized_start=1719
+  _globals['_PINGRESPONSE']._serialized_end=1733
+  _globals['_SHUTDOWNSANDBOXREQUEST']._serialized_start=1735
+  _globals['_SHUTDOWNSANDBOXREQUEST']._serialized_end=1779
+  _globals['_SHUTDOWNSANDBOXRESPONSE']._serialized_start=1781
+  _globals['_SHUTDOWNSANDBOXRESPONSE']._serialized_end=1806
+  _globals['_SANDBOXMETRICSREQUEST']._serialized_start=1808
+  _globals['_SANDBOXMETRICSREQUEST']._serialized_end=1851
+  _globals['_SANDBOXMETRICSRESPONSE']._serialized_start=1853
+  _globals['_SANDBOXMETRICSRESPONSE']._serialized_end=1920
+  _globals['_SANDBOX']._serialized_start=1923
+  _globals['_SANDBOX']._serialized_end=3132
 # @@protoc_insertion_point(module_scope)

@@ -79,7 +79,7 @@ class StopSandboxResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class UpdateSandboxRequest(_message.Message):
-    __slots__ = ("sandbox_id", "resources", "annotations")
+    __slots__ = ("sandbox_id", "resources", "annotations", "sandbox", "fields")
     class AnnotationsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -90,10 +90,14 @@ class UpdateSandboxRequest(_message.Message):
     SANDBOX_ID_FIELD_NUMBER: _ClassVar[int]
     RESOURCES_FIELD_NUMBER: _ClassVar[int]
     ANNOTATIONS_FIELD_NUMBER: _ClassVar[int]
+    SANDBOX_FIELD_NUMBER: _ClassVar[int]
+    FIELDS_FIELD_NUMBER: _ClassVar[int]
     sandbox_id: str
     resources: _any_pb2.Any
     annotations: _containers.ScalarMap[str, str]
-    def __init__(self, sandbox_id: _Optional[str] = ..., resources: _Optional[_Union[_any_pb2.Any, _Mapping]] = ..., annotations: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    sandbox: _types_pb2.Sandbox
+    fields: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, sandbox_id: _Optional[str] = ..., resources: _Optional[_Union[_any_pb2.Any, _Mapping]] = ..., annotations: _Optional[_Mapping[str, str]] = ..., sandbox: _Optional[_Union[_types_pb2.Sandbox, _Mapping]] = ..., fields: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class WaitSandboxRequest(_message.Message):
     __slots__ = ("sandbox_id",)

@@ -26,7 +26,7 @@ from google.protobuf import any_pb2 as google_dot_protobuf_dot_any__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dprotos/containerd/types.proto\x12\x10\x63ontainerd.types\x1a\x19google/protobuf/any.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"F\n\x05Mount\x12\x0c\n\x04type\x18\x01 \x01(\t\x12\x0e\n\x06source\x18\x02 \x01(\t\x12\x0e\n\x06target\x18\x03 \x01(\t\x12\x0f\n\x07options\x18\x04 \x03(\t\"\xde\x01\n\x0b\x41\x63tiveMount\x12&\n\x05mount\x18\x01 \x01(\x0b\x32\x17.containerd.types.Mount\x12.\n\nmounted_at\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x13\n\x0bmount_point\x18\x03 \x01(\t\x12\x35\n\x04\x64\x61ta\x18\x04 \x03(\x0b\x32\'.containerd.types.ActiveMount.DataEntry\x1a+\n\tDataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xe3\x01\n\x0e\x41\x63tivationInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12-\n\x06\x61\x63tive\x18\x02 \x03(\x0b\x32\x1d.containerd.types.ActiveMount\x12\'\n\x06system\x18\x03 \x03(\x0b\x32\x17.containerd.types.Mount\x12<\n\x06labels\x18\x04 \x03(\x0b\x32,.containerd.types.ActivationInfo.LabelsEntry\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"g\n\x06Metric\x12-\n\ttimestamp\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\n\n\x02id\x18\x02 \x01(\t\x12\"\n\x04\x64\x61ta\x18\x03 \x01(\x0b\x32\x14.google.protobuf.Any\"f\n\x08Platform\x12\n\n\x02os\x18\x01 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x02 \x01(\t\x12\x0f\n\x07variant\x18\x03 \x01(\t\x12\x12\n\nos_version\x18\x04 \x01(\t\x12\x13\n\x0bos_features\x18\x05 \x03(\t\"\x80\x01\n\x08\x45nvelope\x12-\n\ttimestamp\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x11\n\tnamespace\x18\x02 \x01(\t\x12\r\n\x05topic\x18\x03 \x01(\t\x12#\n\x05\x65vent\x18\x04 \x01(\x0b\x32\x14.google.protobuf.Any\"M\n\x0eRuntimeRequest\x12\x14\n\x0cruntime_path\x18\x01 \x01(\t\x12%\n\x07options\x18\x02 \x01(\x0b\x32\x14.google.protobuf.Any\"3\n\x0eRuntimeVersion\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\t\"\x96\x02\n\x0bRuntimeInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x31\n\x07version\x18\x02 \x01(\x0b\x32 .containerd.types.RuntimeVersion\x12%\n\x07options\x18\x03 \x01(\x0b\x32\x14.google.protobuf.Any\x12&\n\x08\x66\x65\x61tures\x18\x04 \x01(\x0b\x32\x14.google.protobuf.Any\x12\x43\n\x0b\x61nnotations\x18\x05 \x03(\x0b\x32..containerd.types.RuntimeInfo.AnnotationsEntry\x1a\x32\n\x10\x41nnotationsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dprotos/containerd/types.proto\x12\x10\x63ontainerd.types\x1a\x19google/protobuf/any.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"F\n\x05Mount\x12\x0c\n\x04type\x18\x01 \x01(\t\x12\x0e\n\x06source\x18\x02 \x01(\t\x12\x0e\n\x06target\x18\x03 \x01(\t\x12\x0f\n\x07options\x18\x04 \x03(\t\"\xde\x01\n\x0b\x41\x63tiveMount\x12&\n\x05mount\x18\x01 \x01(\x0b\x32\x17.containerd.types.Mount\x12.\n\nmounted_at\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x13\n\x0bmount_point\x18\x03 \x01(\t\x12\x35\n\x04\x64\x61ta\x18\x04 \x03(\x0b\x32\'.containerd.types.ActiveMount.DataEntry\x1a+\n\tDataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xe3\x01\n\x0e\x41\x63tivationInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12-\n\x06\x61\x63tive\x18\x02 \x03(\x0b\x32\x1d.containerd.types.ActiveMount\x12\'\n\x06system\x18\x03 \x03(\x0b\x32\x17.containerd.types.Mount\x12<\n\x06labels\x18\x04 \x03(\x0b\x32,.containerd.types.ActivationInfo.LabelsEntry\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"6\n\x11MountCapabilities\x12\r\n\x05types\x18\x01 \x03(\t\x12\x12\n\ntransforms\x18\x02 \x03(\t\"\x96\x04\n\x07Sandbox\x12\x12\n\nsandbox_id\x18\x01 \x01(\t\x12\x32\n\x07runtime\x18\x02 \x01(\x0b\x32!.containerd.types.Sandbox.Runtime\x12\"\n\x04spec\x18\x03 \x01(\x0b\x32\x14.google.protobuf.Any\x12\x35\n\x06labels\x18\x04 \x03(\x0b\x32%.containerd.types.Sandbox.LabelsEntry\x12.\n\ncreated_at\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\nupdated_at\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12=\n\nextensions\x18\x07 \x03(\x0b\x32).containerd.types.Sandbox.ExtensionsEntry\x12\x11\n\tsandboxer\x18\n \x01(\t\x1a>\n\x07Runtime\x12\x0c\n\x04name\x18\x01 \x01(\t\x12%\n\x07options\x18\x02 \x01(\x0b\x32\x14.google.protobuf.Any\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1aG\n\x0f\x45xtensionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12#\n\x05value\x18\x02 \x01(\x0b\x32\x14.google.protobuf.Any:\x02\x38\x01\"g\n\x06Metric\x12-\n\ttimestamp\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\n\n\x02id\x18\x02 \x01(\t\x12\"\n\x04\x64\x61ta\x18\x03 \x01(\x0b\x32\x14.google.protobuf.Any\"f\n\x08Platform\x12\n\n\x02os\x18\x01 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x02 \x01(\t\x12\x0f\n\x07variant\x18\x03 \x01(\t\x12\x12\n\nos_version\x18\x04 \x01(\t\x12\x13\n\x0bos_features\x18\x05 \x03(\t\"\x80\x01\n\x08\x45nvelope\x12-\n\ttimestamp\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x11\n\tnamespace\x18\x02 \x01(\t\x12\r\n\x05topic\x18\x03 \x01(\t\x12#\n\x05\x65vent\x18\x04 \x01(\x0b\x32\x14.google.protobuf.Any\"M\n\x0eRuntimeRequest\x12\x14\n\x0cruntime_path\x18\x01 \x01(\t\x12%\n\x07options\x18\x02 \x01(\x0b\x32\x14.google.protobuf.Any\"3\n\x0eRuntimeVersion\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\t\"\x96\x02\n\x0bRuntimeInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x31\n\x07version\x18\x02 \x01(\x0b\x32 .containerd.types.RuntimeVersion\x12%\n\x07options\x18\x03 \x01(\x0b\x32\x14.google.protobuf.Any\x12&\n\x08\x66\x65\x61tures\x18\x04 \x01(\x0b\x32\x14.google.protobuf.Any\x12\x43\n\x0b\x61nnotations\x18\x05 \x03(\x0b\x32..containerd.types.RuntimeInfo.AnnotationsEntry\x1a\x32\n\x10\x41nnotationsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,6 +37,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ACTIVEMOUNT_DATAENTRY']._serialized_options = b'8\001'
   _globals['_ACTIVATIONINFO_LABELSENTRY']._loaded_options = None
   _globals['_ACTIVATIONINFO_LABELSENTRY']._serialized_options = b'8\001'
+  _globals['_SANDBOX_LABELSENTRY']._loaded_options = None
+  _globals['_SANDBOX_LABELSENTRY']._serialized_options = b'8\001'
+  _globals['_SANDBOX_EXTENSIONSENTRY']._loaded_options = None
+  _globals['_SANDBOX_EXTENSIONSENTRY']._serialized_options = b'8\001'
   _globals['_RUNTIMEINFO_ANNOTATIONSENTRY']._loaded_options = None
   _globals['_RUNTIMEINFO_ANNOTATIONSENTRY']._serialized_options = b'8\001'
   _globals['_MOUNT']._serialized_start=111
@@ -49,18 +53,28 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ACTIVATIONINFO']._serialized_end=636
   _globals['_ACTIVATIONINFO_LABELSENTRY']._serialized_start=591
   _globals['_ACTIVATIONINFO_LABELSENTRY']._serialized_end=636
-  _globals['_METRIC']._serialized_start=638
-  _globals['_METRIC']._serialized_end=741
-  _globals['_PLATFORM']._serialized_start=743
-  _globals['_PLATFORM']._serialized_end=845
-  _globals['_ENVELOPE']._serialized_start=848
-  _globals['_ENVELOPE']._serialized_end=976
-  _globals['_RUNTIMEREQUEST']._serialized_start=978
-  _globals['_RUNTIMEREQUEST']._serialized_end=1055
-  _globals['_RUNTIMEVERSION']._serialized_start=1057
-  _globals['_RUNTIMEVERSION']._serialized_end=1108
-  _globals['_RUNTIMEINFO']._serialized_start=1111
-  _globals['_RUNTIMEINFO']._serialized_end=1389
-  _globals['_RUNTIMEINFO_ANNOTATIONSENTRY']._serialized_start=1339
-  _globals['_RUNTIMEINFO_ANNOTATIONSENTRY']._serialized_end=1389
+  _globals['_MOUNTCAPABILITIES']._serialized_start=638
+  _globals['_MOUNTCAPABILITIES']._serialized_end=692
+  _globals['_SANDBOX']._serialized_start=695
+  _globals['_SANDBOX']._serialized_end=1229
+  _globals['_SANDBOX_RUNTIME']._serialized_start=1047
+  _globals['_SANDBOX_RUNTIME']._serialized_end=1109
+  _globals['_SANDBOX_LABELSENTRY']._serialized_start=591
+  _globals['_SANDBOX_LABELSENTRY']._serialized_end=636
+  _globals['_SANDBOX_EXTENSIONSENTRY']._serialized_start=1158
+  _globals['_SANDBOX_EXTENSIONSENTRY']._serialized_end=1229
+  _globals['_METRIC']._serialized_start=1231
+  _globals['_METRIC']._serialized_end=1334
+  _globals['_PLATFORM']._serialized_start=1336
+  _globals['_PLATFORM']._serialized_end=1438
+  _globals['_ENVELOPE']._serialized_start=1441
+  _globals['_ENVELOPE']._serialized_end=1569
+  _globals['_RUNTIMEREQUEST']._serialized_start=1571
+  _globals['_RUNTIMEREQUEST']._serialized_end=1648
+  _globals['_RUNTIMEVERSION']._serialized_start=1650
+  _globals['_RUNTIMEVERSION']._serialized_end=1701
+  _globals['_RUNTIMEINFO']._serialized_start=1704
+  _globals['_RUNTIMEINFO']._serialized_end=1982
+  _globals['_RUNTIMEINFO_ANNOTATIONSENTRY']._serialized_start=1932
+  _globals['_RUNTIMEINFO_ANNOTATIONSENTRY']._serialized_end=1982
 # @@protoc_insertion_point(module_scope)

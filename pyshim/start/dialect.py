@@ -17,6 +17,11 @@ from pyshim.start.wire import WireError, decode, encode, signed
 
 TASK_API_VERSION = 3
 """For callers of the bootstrap protocol."""
+OWN_MOUNT_TYPES = ("erofs",)
+OWN_MOUNT_TRANSFORMS = ("mkdir", "format")
+"""What of a root file system's mounts containerd leaves to the shim, which makes disks of EROFS layers. The file for
+writes is not among them (`mkfs`): containerd makes it."""
+_MOUNT_CAPABILITIES = "containerd.types.MountCapabilities"
 _LOG_LEVEL_DEBUG = -4
 _RUNC_OPTIONS = "containerd.runc.v1.Options"
 _RUNTIME_OPTIONS = "runtimeoptions.v1.Options"
@@ -44,7 +49,9 @@ class StartParams:
         """The exact bytes for stdout."""
         if not self.bootstrap:
             return address.encode()
-        return encode((1, TASK_API_VERSION), (2, address), (3, "ttrpc"))
+        mounts = encode(*((1, name) for name in OWN_MOUNT_TYPES), *((2, name) for name in OWN_MOUNT_TRANSFORMS))
+        extension = encode((1, encode((1, _MOUNT_CAPABILITIES), (2, mounts))))
+        return encode((1, TASK_API_VERSION), (2, address), (3, "ttrpc"), (6, extension))
 
 
 def params_of(stdin: bytes, call: Invocation) -> StartParams:

@@ -4,6 +4,7 @@ import os
 import sys
 
 import pyshim
+from pyshim.start.dialect import OWN_MOUNT_TRANSFORMS, OWN_MOUNT_TYPES
 from pyshim.start.wire import encode
 
 RUNTIME = "io.containerd.pykata.v2"
@@ -15,9 +16,8 @@ _FEATURES_JSON = (
     '{"ociVersionMin":"1.0.0","ociVersionMax":"1.1.0","mountOptions":["bind","private","rbind","ro","rprivate","rro",'
     '"rshared","rslave","rw","shared","slave"]}'
 )
-# containerd 2.2 and later leaves these mounts of a root file system to the shim, which makes disks of EROFS layers. The
-# file for writes is not among them (`mkfs/*`): containerd makes it.
-_OWN_MOUNTS = "mkdir/*,format/*,erofs"
+# containerd 2.2 and 2.3 read here what later releases find in the answer of `start`.
+_OWN_MOUNTS = ",".join((*(f"{name}/*" for name in OWN_MOUNT_TRANSFORMS), *OWN_MOUNT_TYPES))
 _SERVICES = "containerd.task.v2.Task,containerd.task.v3.Task,containerd.runtime.sandbox.v1.Sandbox"
 
 

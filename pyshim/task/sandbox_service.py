@@ -69,7 +69,6 @@ class SandboxService:
             "StartSandbox": Method(ref, lambda r: api.start(*r), translate.start_reply),
             # `timeout_secs` is ignored: containerd has stopped the containers, and a VM takes no SIGTERM.
             "StopSandbox": Method(ref, lambda r: api.stop(*r), empty_reply),
-            # containerd 2.3 defines the messages, without a method that has them.
             "UpdateSandbox": Method(translate.update_request, lambda r: api.update(*r), empty_reply),
             "WaitSandbox": Method(ref, lambda r: api.wait(*r), translate.wait_reply),
             "PingSandbox": Method(ref, lambda r: api.ping(*r), empty_reply),

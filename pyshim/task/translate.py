@@ -117,7 +117,7 @@ def exec_request(payload: bytes) -> ExecTask:
     request = parsed(pb.ExecProcessRequest, payload)
     container_id = _container_id(request.id)
     exec_id = ExecId(checked_id(request.exec_id, "exec id"))
-    process = _json_object(request.spec, _PROCESS, f"process of exec {exec_id!r}")
+    process = json_object(request.spec, _PROCESS, f"process of exec {exec_id!r}")
     # The request's field decides, not the one of its process.
     process["terminal"] = request.terminal
     return ExecTask(container_id=container_id, exec_id=exec_id, stdio=_stdio(request), process=process)
@@ -276,10 +276,10 @@ def linux_resources(request: pb.UpdateTaskRequest | sandbox_pb2.UpdateSandboxReq
     """OCI's LinuxResources in an update; empty if it has none. Raises InvalidArgument."""
     if not request.HasField("resources"):
         return {}
-    return _json_object(request.resources, _LINUX_RESOURCES, f"resources of {of}")
+    return json_object(request.resources, _LINUX_RESOURCES, f"resources of {of}")
 
 
-def _json_object(message: AnyMessage, wanted: str, what: str) -> dict[str, Any]:
+def json_object(message: AnyMessage, wanted: str, what: str) -> dict[str, Any]:
     """The JSON object that an Any carries under the type `wanted`; the host in its URL is ignored."""
     if message.type_url and not message.type_url.endswith(wanted):
         raise InvalidArgument(f"decode {what}: type {message.type_url!r} is not {wanted!r}")

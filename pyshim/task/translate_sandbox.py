@@ -10,14 +10,24 @@ from google.protobuf.message import DecodeError
 from protos.containerd import sandbox_pb2 as pb
 from protos.containerd import types_pb2
 from protos.cri import pod_sandbox_pb2 as cri
-from pyshim.model.errors import InvalidArgument
+from pyshim.model.errors import InvalidArgument, Unimplemented
 from pyshim.model.ids import SandboxId, checked_id
 from pyshim.model.sandbox import CreateSandbox, PodConfig, PodDns, PodResourceSums, SandboxReport
 from pyshim.model.task import ExitStatus
-from pyshim.task.translate import absolute_path, linux_resources, parsed, timestamp, type_name, uint32
+from pyshim.task.translate import absolute_path, json_object, linux_resources, parsed, timestamp, type_name, uint32
 
 _POD_CONFIG = "runtime.v1.PodSandboxConfig"
 _SPEC = "types.containerd.io/opencontainers/runtime-spec/1/Spec"
+_NEW_RESOURCES = "updated-resources"
+"""The extension of containerd's sandbox with the limits of the pod that the kubelet has changed."""
+_NEW_RESOURCES_TYPE = "io.containerd.cri.v1/UpdatedResources"
+_CRI_RESOURCES = {
+    "cpu_period": ("cpu", "period"),
+    "cpu_quota": ("cpu", "quota"),
+    "cpu_shares": ("cpu", "shares"),
+    "memory_limit_in_bytes": ("memory", "limit"),
+}
+"""The members of the CRI's LinuxContainerResources that a pod has, and OCI's for them."""
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 """The kernel's name of a machine, and Go's."""
 
@@ -71,9 +81,35 @@ def status_request(payload: bytes) -> StatusRequest:
 
 
 def update_request(payload: bytes) -> SandboxUpdate:
+    """The limits of the pod, from OCI's resources or from the sandbox that containerd 2.4 sends.
+
+    Raises Unimplemented, which containerd tolerates, when anything else has changed: nothing else has an effect.
+    """
     request = parsed(pb.UpdateSandboxRequest, payload)
     sandbox_id = _sandbox_id(request.sandbox_id)
-    return SandboxUpdate(sandbox_id, linux_resources(request, f"sandbox {sandbox_id!r}"))
+    if not request.HasField("sandbox"):
+        return SandboxUpdate(sandbox_id, linux_resources(request, f"sandbox {sandbox_id!r}"))
+    changed = ", ".join(request.fields)
+    found = request.sandbox.extensions.get(_NEW_RESOURCES)
+    if found is None or not {"extensions", f"extensions.{_NEW_RESOURCES}"}.issuperset(request.fields):
+        raise Unimplemented(f"update sandbox {sandbox_id!r}: no resources among what has changed ({changed or 'all'})")
+    what = f"extension {_NEW_RESOURCES!r} of sandbox {sandbox_id!r}"
+    update = json_object(found, _NEW_RESOURCES_TYPE, what)
+    return SandboxUpdate(sandbox_id, _oci_resources(update.get("Resources") or {}, what))
+
+
+def _oci_resources(cri_resources: Any, what: str) -> Mapping[str, Any]:
+    """The CRI's limits as OCI's LinuxResources; a limit that is absent or 0 stays as it is."""
+    if not isinstance(cri_resources, dict):
+        raise InvalidArgument(f"decode {what}: 'Resources' is not a JSON object")
+    resources: dict[str, dict[str, int]] = {}
+    for name, (group, member) in _CRI_RESOURCES.items():
+        value = cri_resources.get(name, 0)
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise InvalidArgument(f"decode {what}: {name} is not an integer")
+        if value:
+            resources.setdefault(group, {})[member] = value
+    return resources
 
 
 def start_reply(state: SandboxReport) -> bytes:

@@ -6,6 +6,7 @@ from google.protobuf.any_pb2 import Any as AnyMessage
 from protos.containerd.bootstrap_pb2 import BootstrapParams, BootstrapResult, LogLevel
 from protos.containerd.runc_options_pb2 import Options as RuncOptions
 from protos.containerd.runtimeoptions_pb2 import Options as RuntimeOptions
+from protos.containerd.types_pb2 import MountCapabilities
 from pyshim.start.argv import Invocation, parse
 from pyshim.start.dialect import params_of
 
@@ -55,7 +56,12 @@ def test_parameters_that_repeat_id_and_namespace_are_the_bootstrap_dialect() -> 
 
     assert (said.ttrpc_address, said.socket_dir, said.debug) == ("/c.ttrpc", "/run/elsewhere", False)
     answer = BootstrapResult.FromString(said.answer("unix:///run/s/abc"))
+    mounts = answer.extensions.pop().value
     assert answer == BootstrapResult(version=3, address="unix:///run/s/abc", protocol="ttrpc")
+    assert mounts.type_url == "containerd.types.MountCapabilities"
+    assert MountCapabilities.FromString(mounts.value) == MountCapabilities(
+        types=["erofs"], transforms=["mkdir", "format"]
+    )
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from google.protobuf.message import Message
 
 from protos.cgroups import v1_pb2, v2_pb2
 from protos.containerd import sandbox_pb2 as pb
+from protos.containerd import types_pb2
 from protos.cri import v1_pb2 as cri
 from pyshim.model.errors import NotFound
 from pyshim.model.host_facts import CgroupMode
@@ -119,7 +120,7 @@ async def test_every_method_of_the_service_definition_is_served() -> None:
     service = SandboxService(sandbox=FakeSandbox(), cgroup_mode=CgroupMode.V2, calls=Calls(), on_shutdown=lambda: None)
     names = {method.name for method in pb.DESCRIPTOR.services_by_name["Sandbox"].methods}
     served = {name: set(methods) for name, methods in service.services().items()}
-    assert served == {SANDBOX_SERVICE: names | {"UpdateSandbox"}}
+    assert served == {SANDBOX_SERVICE: names}
 
 
 async def test_a_pods_configuration_arrives_whole() -> None:
@@ -267,6 +268,7 @@ async def test_the_platform_is_the_nodes_in_gos_words() -> None:
 
 
 RESOURCES = "types.containerd.io/opencontainers/runtime-spec/1/LinuxResources"
+CRI_RESOURCES = "io.containerd.cri.v1/UpdatedResources"
 
 
 def update_request(value: bytes, url: str = RESOURCES) -> pb.UpdateSandboxRequest:
@@ -279,6 +281,61 @@ async def test_an_update_has_the_resources_of_a_task_update() -> None:
         await b.call("UpdateSandbox", pb.UpdateSandboxRequest(sandbox_id="p1"))
 
         assert b.sandbox.calls == [("update", "p1", {"cpu": {"quota": 5}}), ("update", "p1", {})]
+
+
+def new_sandbox(value: bytes, *fields: str, url: str = CRI_RESOURCES) -> pb.UpdateSandboxRequest:
+    """As containerd 2.4 sends an update: the whole sandbox, and the names of what has changed."""
+    extension = AnyMessage(type_url=url, value=value)
+    sandbox = types_pb2.Sandbox(sandbox_id="p1", extensions={"updated-resources": extension})
+    return pb.UpdateSandboxRequest(sandbox_id="p1", sandbox=sandbox, fields=fields)
+
+
+@pytest.mark.parametrize("fields", [("extensions",), ("extensions.updated-resources",), ()])
+async def test_an_update_of_the_sandbox_has_the_limits_of_the_pod_without_its_overhead(fields: tuple[str, ...]) -> None:
+    limits = b'{"cpu_period": 100000, "cpu_quota": 150000, "memory_limit_in_bytes": 1048576, "cpuset_cpus": "0"}'
+    async with bench() as b:
+        await b.call("UpdateSandbox", new_sandbox(b'{"Overhead": {"cpu_quota": 9}, "Resources": %s}' % limits, *fields))
+        await b.call("UpdateSandbox", new_sandbox(b'{"Overhead": {"cpu_quota": 9}, "Resources": null}', *fields))
+
+        first = {"cpu": {"period": 100000, "quota": 150000}, "memory": {"limit": 1048576}}
+        assert b.sandbox.calls == [("update", "p1", first), ("update", "p1", {})]
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        pytest.param(new_sandbox(b"{}", "labels"), id="other-field"),
+        pytest.param(new_sandbox(b"{}", "extensions", "labels"), id="another-field"),
+        pytest.param(pb.UpdateSandboxRequest(sandbox_id="p1", sandbox=types_pb2.Sandbox()), id="no-resources"),
+    ],
+)
+async def test_an_update_of_anything_but_resources_is_unimplemented(request_: Message) -> None:
+    async with bench() as b:
+        with pytest.raises(RemoteError, match="update sandbox 'p1': no resources among what has changed") as caught:
+            await b.call("UpdateSandbox", request_)
+
+        assert caught.value.code == Code.UNIMPLEMENTED
+        assert b.sandbox.calls == []
+
+
+@pytest.mark.parametrize(
+    ("request_", "problem"),
+    [
+        pytest.param(new_sandbox(b"{}", url="x.Y"), "type 'x.Y' is not", id="other-type"),
+        pytest.param(new_sandbox(b'{"Resources": 7}'), "'Resources' is not a JSON object", id="no-object"),
+        pytest.param(new_sandbox(b'{"Resources": {"cpu_quota": "7"}}'), "cpu_quota is not an integer", id="text"),
+        pytest.param(new_sandbox(b'{"Resources": {"cpu_quota": true}}'), "cpu_quota is not an integer", id="bool"),
+    ],
+)
+async def test_bad_resources_of_a_sandbox_are_refused_by_name(request_: Message, problem: str) -> None:
+    async with bench() as b:
+        with pytest.raises(
+            RemoteError, match=f"decode extension 'updated-resources' of sandbox 'p1': {problem}"
+        ) as caught:
+            await b.call("UpdateSandbox", request_)
+
+        assert caught.value.code == Code.INVALID_ARGUMENT
+        assert b.sandbox.calls == []
 
 
 @pytest.mark.parametrize(
