@@ -1,6 +1,7 @@
 """The releases of containerd that the tests can run, and what differs between them for a test.
 
-CONTAINERD chooses one by its generation: `CONTAINERD=2.3 make integration`. Without it the tests run Debian's.
+CONTAINERD chooses one by its generation: `CONTAINERD=2.3 make integration`, or `newest`, the newest release that the Go
+module proxy serves. Without it the tests run Debian's.
 `python -m integration.framework.releases` builds the chosen one from the Go module proxy; later runs find it built.
 The build needs a network, so it happens outside the enclosure. Nothing but this module asks which release it is.
 """
@@ -13,15 +14,19 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 CHOICE = "CONTAINERD"
+NEWEST = "newest"
 SANDBOXER_CHOICE = "SANDBOXER"
 PROJECT = Path(__file__).resolve().parents[2]
 CACHE = PROJECT / ".build" / "cache" / "containerd"
+_NEWEST_FILE = CACHE / NEWEST
+_MODULE_2 = "github.com/containerd/containerd/v2"
+_API_MODULE, _API = "github.com/containerd/containerd/api", "next.txtpb"
 _PROGRAMS = ("containerd", "ctr", "containerd-shim-runc-v2")
 # Snapshotters that no test uses and that need C libraries.
 _TAGS = "no_btrfs,no_devmapper,no_zfs"
@@ -53,17 +58,23 @@ class Release:
         return CACHE / self.version if self.is_built else _DEBIAN
 
     @property
+    def api(self) -> Path:
+        """The descriptors of its protocols: protobuf's FileDescriptorSet in text form."""
+        return self.programs / _API
+
+    @property
     def numbers(self) -> tuple[int, ...]:
         return tuple(map(int, self.generation.split(".")))
 
     @property
     def module(self) -> str:
         """The Go module."""
-        return "github.com/containerd/containerd" + ("/v2" if self.numbers >= (2,) else "")
+        return _MODULE_2 if self.numbers >= (2,) else _MODULE_2.removesuffix("/v2")
 
     @property
     def config_version(self) -> int:
-        return 3 if self.numbers >= (2,) else 2
+        """Of the configuration file that the release writes itself."""
+        return 4 if self.numbers >= (2, 3) else 3 if self.numbers >= (2,) else 2
 
     @property
     def cri_plugins(self) -> tuple[str, ...]:
@@ -156,9 +167,43 @@ def sandboxer() -> str:
 def chosen() -> Release:
     """The release that CONTAINERD names. Raises ValueError with the names that are known."""
     name = os.environ.get(CHOICE) or next(iter(RELEASES))
+    if name == NEWEST:
+        return found_newest()
     if name not in RELEASES:
-        raise ValueError(f"choose containerd {name!r}: {CHOICE} is one of {', '.join(RELEASES)}")
+        raise ValueError(f"choose containerd {name!r}: {CHOICE} is one of {', '.join(RELEASES)} or {NEWEST}")
     return RELEASES[name]
+
+
+def newest_version(versions: Iterable[str]) -> str:
+    """The highest of the released versions; release candidates do not count. Raises ValueError when there is none."""
+    released = [version for version in versions if re.fullmatch(r"v\d+\.\d+\.\d+", version)]
+    if not released:
+        raise ValueError("choose the newest containerd: the Go module proxy serves no release")
+    return max(released, key=lambda version: tuple(map(int, version[1:].split("."))))
+
+
+def release_of(version: str) -> Release:
+    """The release `version`, such as v2.4.2."""
+    return Release(generation=".".join(version[1:].split(".")[:2]), version=version)
+
+
+def find_newest() -> Release:
+    """The newest release that the Go module proxy serves. Tests without a network find it by `found_newest`."""
+    CACHE.mkdir(parents=True, exist_ok=True)
+    version = newest_version(run_go(CACHE, "list", "-m", "-versions", _MODULE_2).split())
+    _NEWEST_FILE.write_text(version)
+    return release_of(version)
+
+
+def found_newest() -> Release:
+    """What `find_newest` found the last time. Raises ValueError before its first call."""
+    try:
+        return release_of(_NEWEST_FILE.read_text())
+    except OSError as error:
+        raise ValueError(
+            f"choose containerd '{NEWEST}': not looked up yet "
+            f"(hint: {CHOICE}={NEWEST} python -m integration.framework.releases)"
+        ) from error
 
 
 def build(release: Release) -> None:
@@ -170,12 +215,12 @@ def build(release: Release) -> None:
     if not release.is_built:
         return
     with go_build(release.programs, f"containerd {release.version}", "some minutes") as work:
-        if work is None:
-            return
-        packages = [f"{release.module}/cmd/{name}" for name in _PROGRAMS]
-        run_go(work, "mod", "init", "pyshim.test/containerd")
-        run_go(work, "get", *(f"{package}@{release.version}" for package in packages))
-        run_go(work, "build", "-trimpath", "-tags", _TAGS, "-o", "bin/", *packages)
+        if work is not None:
+            packages = [f"{release.module}/cmd/{name}" for name in _PROGRAMS]
+            run_go(work, "mod", "init", "pyshim.test/containerd")
+            run_go(work, "get", *(f"{package}@{release.version}" for package in packages))
+            run_go(work, "build", "-trimpath", "-tags", _TAGS, "-o", "bin/", *packages)
+            shutil.copy(Path(run_go(work, "list", "-m", "-f", "{{.Dir}}", _API_MODULE).strip()) / _API, work / "bin")
 
 
 @contextmanager
@@ -221,6 +266,6 @@ def run_go(directory: Path, *words: str) -> str:
 
 if __name__ == "__main__":
     try:
-        build(chosen())
+        build(find_newest() if os.environ.get(CHOICE) == NEWEST else chosen())
     except (OSError, ValueError) as error:
         sys.exit(f"releases: {error}")
