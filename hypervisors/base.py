@@ -7,7 +7,7 @@ enters every host resource into its `Ledger` before it makes the resource.
 from collections.abc import Mapping
 from typing import Protocol
 
-from pyshim.model.agent_address import AgentAddress
+from pyshim.model.guest import AgentAddress
 from pyshim.model.vm import Capabilities, Device, GuestLocation, VmConfig, VmExit
 
 

@@ -36,18 +36,14 @@ from pyshim.host.processes.confinement import deny_calls, give_up_capabilities
 from pyshim.host.processes.identity import our_pid_namespace
 from pyshim.host.processes.stat import start_ticks_of
 from pyshim.host.writers import code_paths, writable_by_others
-from pyshim.model.capacity import CapacityFacts, CapacityQuestion
 from pyshim.model.config import Config
 from pyshim.model.devices import DeviceQuestion, PodDevices
-from pyshim.model.durations import AgentCalls, Durations
-from pyshim.model.events import RemoteVmLost
-from pyshim.model.host_facts import HostFacts
+from pyshim.model.host_facts import CapacityFacts, CapacityQuestion, HostFacts, Machine
 from pyshim.model.ids import ContainerId, SandboxId
 from pyshim.model.ledger import Ledger
-from pyshim.model.machine import Machine
+from pyshim.model.observation import AgentCalls, Durations, Trace
 from pyshim.model.seams import MonitorRpc
-from pyshim.model.task import Identity, RuntimeOptions
-from pyshim.model.trace import Trace
+from pyshim.model.task import Identity, RemoteVmLost, RuntimeOptions
 from pyshim.monitor.answers import ShimAnswers
 from pyshim.monitor.socket import MonitorSocket
 from pyshim.pod.environment import Environment

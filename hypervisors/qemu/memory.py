@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from hypervisors.qemu.options import Args, Fields, object_args, option
-from pyshim.model.cpusets import cpuset_text
+from pyshim.model.host_facts import cpuset_text
 from pyshim.model.units import MIB
 from pyshim.model.vm import GuestNode, MemoryBacking, MemoryConfig
 

@@ -7,7 +7,7 @@ from typing import Any
 from qemu.qmp import Message, QMPClient
 from qemu.qmp.models import Greeting
 
-from pyshim.model.trace import span
+from pyshim.model.observation import span
 
 MAX_LINE_BYTES = 256 * 1024
 """Bytes of the largest message that is read; a list of 1,000 vCPUs has fewer. A message is decoded on the event loop:

@@ -48,9 +48,9 @@ from pyshim.host.os_errors import describe_os_error, os_errors
 from pyshim.host.processes.children import Child, Children
 from pyshim.host.processes.launch import User
 from pyshim.host.sockets import listening_socket
-from pyshim.model.agent_address import AgentAddress, HvsockAddress, SerialAddress, VsockAddress
 from pyshim.model.confidential import SevGuard, SnpGuard
 from pyshim.model.errors import FailedPrecondition, Internal, InvalidArgument, ShimError, Unavailable
+from pyshim.model.guest import AgentAddress, HvsockAddress, SerialAddress, VsockAddress
 from pyshim.model.ledger import Ledger, LedgerEntry, ResourceKind
 from pyshim.model.vm import (
     Capabilities,

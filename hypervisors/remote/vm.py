@@ -25,7 +25,6 @@ from typing import Any
 from hypervisors.remote.service import RemoteService, ReplyLost, ServiceRefused, ServiceUnreachable
 from pyshim.concurrency.deadlines import MARGIN_S, given_s, within_s
 from pyshim.concurrency.tasks import succeeded
-from pyshim.model.agent_address import AgentAddress, UnixAddress
 from pyshim.model.errors import (
     DeadlineExceeded,
     FailedPrecondition,
@@ -35,9 +34,10 @@ from pyshim.model.errors import (
     Unavailable,
     Unimplemented,
 )
+from pyshim.model.guest import AgentAddress, UnixAddress
 from pyshim.model.ledger import Ledger, LedgerEntry
+from pyshim.model.observation import span
 from pyshim.model.remote_vms import RemoteServiceConfig, RemoteVmState, remote_vm_entry
-from pyshim.model.trace import span
 from pyshim.model.vm import Capabilities, Device, GuestLocation, VmConfig, VmExit, VmExitKind
 from pyshim.ttrpc import Code
 

@@ -15,8 +15,6 @@ from google.protobuf.message import DecodeError, Message
 from protos.agent import agent_pb2 as pb
 from protos.agent import health_pb2
 from pyshim.agent import translate
-from pyshim.model.copies import CopiedPiece
-from pyshim.model.durations import AgentCalls
 from pyshim.model.errors import (
     AgentGone,
     AlreadyExists,
@@ -33,6 +31,7 @@ from pyshim.model.errors import (
 )
 from pyshim.model.guest import (
     AgentDetails,
+    ContainerStats,
     GuestContainer,
     GuestSandbox,
     NetworkInterface,
@@ -40,9 +39,8 @@ from pyshim.model.guest import (
     NetworkRoute,
     Storage,
 )
-from pyshim.model.stats import ContainerStats
-from pyshim.model.trace import context, span
-from pyshim.model.volumes import VolumeStats
+from pyshim.model.observation import AgentCalls, context, span
+from pyshim.model.volumes import CopiedPiece, VolumeStats
 from pyshim.ttrpc.status import CallTimedOut, ConnectionClosed, TtrpcError
 
 log = logging.getLogger(__name__)

@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 from pyshim.agent.client import AgentClient
 from pyshim.concurrency.deadlines import MARGIN_S, within_s
-from pyshim.model.agent_address import AgentAddress, HvsockAddress, SerialAddress, UnixAddress, VsockAddress
 from pyshim.model.errors import AgentGone, DeadlineExceeded, ShimError, Unavailable
+from pyshim.model.guest import AgentAddress, HvsockAddress, SerialAddress, UnixAddress, VsockAddress
 from pyshim.ttrpc.client import Client, connected_unix_socket
 
 log = logging.getLogger(__name__)

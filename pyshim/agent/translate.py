@@ -12,28 +12,25 @@ from msgspec.structs import asdict
 
 from protos.agent import agent_pb2 as pb
 from protos.agent import oci_pb2, types_pb2
-from pyshim.model.copies import CopiedPiece
 from pyshim.model.errors import InvalidArgument
 from pyshim.model.guest import (
     AgentDetails,
+    BlockIoEntry,
+    BlockIoStats,
+    ContainerStats,
+    CpuStats,
     GuestContainer,
     GuestSandbox,
+    HugetlbStats,
+    InterfaceStats,
+    MemoryStats,
+    MemoryUse,
     NetworkInterface,
     NetworkNeighbour,
     NetworkRoute,
     Storage,
 )
-from pyshim.model.stats import (
-    BlockIoEntry,
-    BlockIoStats,
-    ContainerStats,
-    CpuStats,
-    HugetlbStats,
-    InterfaceStats,
-    MemoryStats,
-    MemoryUse,
-)
-from pyshim.model.volumes import FsGroup, VolumeStats, VolumeUsage
+from pyshim.model.volumes import CopiedPiece, FsGroup, VolumeStats, VolumeUsage
 
 Row = TypeVar("Row", bound=msgspec.Struct)
 _MAX_ROWS = 1024

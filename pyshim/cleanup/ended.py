@@ -9,8 +9,8 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from pyshim.model.caller import Caller, caller_of
-from pyshim.model.snapshot import ContainerSnapshot
+from pyshim.model.oci import Caller, caller_of
+from pyshim.model.sandbox import ContainerSnapshot
 from pyshim.model.task import ExitStatus, ProcessState, Status, Stdio
 from pyshim.start.address import abandon, claim, unlink
 from pyshim.start.daemonize import LISTENING_FD, above_table, become_daemon

@@ -11,8 +11,8 @@ from collections.abc import Awaitable, Callable
 
 from pyshim.concurrency.tasks import cancel_all
 from pyshim.model.errors import Internal, ShimError
+from pyshim.model.observation import mark
 from pyshim.model.seams import OutputStream
-from pyshim.model.trace import mark
 
 log = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from pyshim.host import syscalls
-from pyshim.model.copies import TreeEntry
 from pyshim.model.errors import FailedPrecondition, ResourceExhausted
+from pyshim.model.volumes import TreeEntry
 
 MAX_ENTRIES = 20_000
 MAX_TREE_BYTES = 512 << 20

@@ -1,17 +1,157 @@
-"""The OCI runtime spec: the parts that plans depend on, typed, and the whole JSON object as it was read.
+"""The OCI runtime spec: which container runtime wrote it, which container of which pod it is of, and the parts read.
 
-Source: OCI runtime-spec 1.1, config.md and config-linux.md.
+A spec holds the runtime's annotations and the pod's own in one table, so only the keys of that one runtime are read.
+containerd's annotations replace a pod's of the same key. CRI-O lets a pod's annotations replace its own in the spec of
+the sandbox, but not the kubelet's labels, from which the pod's names are read. Sources: CRI-O 1.36,
+server/sandbox_run_linux.go; OCI runtime-spec 1.1, config.md and config-linux.md.
 """
 
 import json
 import posixpath
 from collections.abc import Callable, Mapping
-from typing import Any
+from enum import StrEnum
+from typing import Any, NamedTuple
 
 import msgspec
 
 from pyshim.model.decoding import Text, decoded, described
 from pyshim.model.errors import InvalidArgument
+from pyshim.model.ids import ContainerId, SandboxId, checked_id
+
+
+class Caller(StrEnum):
+    CRI_O = "CRI-O"
+    CONTAINERD = "containerd"
+    CRI_DOCKERD = "cri-dockerd"
+
+
+class AnnotationKeys(NamedTuple):
+    """One runtime's key for each of these; empty where it has none."""
+
+    container_type: str
+    sandbox_id: str
+    pod_name: str
+    pod_namespace: str
+    pod_uid: str
+    container_name: str
+    image_name: str = ""
+    host_network: str = ""
+    """Its value is "true" for a pod on the host's network. CRI-O needs it: its specs name that namespace by a path."""
+    sandbox_container_name: str = ""
+    """Not a key: the value of `container_name` in a sandbox's own spec, where the pod cannot change it."""
+
+
+_KUBELET_LABELS = {
+    "pod_name": "io.kubernetes.pod.name",
+    "pod_namespace": "io.kubernetes.pod.namespace",
+    "pod_uid": "io.kubernetes.pod.uid",
+    "container_name": "io.kubernetes.container.name",
+    "sandbox_container_name": "POD",
+}
+ANNOTATION_KEYS: Mapping[Caller, AnnotationKeys] = {
+    Caller.CRI_O: AnnotationKeys(
+        container_type="io.kubernetes.cri-o.ContainerType",
+        sandbox_id="io.kubernetes.cri-o.SandboxID",
+        image_name="io.kubernetes.cri-o.ImageName",
+        host_network="io.kubernetes.cri-o.HostNetwork",
+        **_KUBELET_LABELS,
+    ),
+    Caller.CONTAINERD: AnnotationKeys(
+        container_type="io.kubernetes.cri.container-type",
+        sandbox_id="io.kubernetes.cri.sandbox-id",
+        pod_name="io.kubernetes.cri.sandbox-name",
+        pod_namespace="io.kubernetes.cri.sandbox-namespace",
+        pod_uid="io.kubernetes.cri.sandbox-uid",
+        container_name="io.kubernetes.cri.container-name",
+        image_name="io.kubernetes.cri.image-name",
+    ),
+    Caller.CRI_DOCKERD: AnnotationKeys(
+        container_type="io.kubernetes.docker.type", sandbox_id="io.kubernetes.sandbox.id", **_KUBELET_LABELS
+    ),
+}
+
+
+def caller_of(annotations: Mapping[str, str]) -> Caller:
+    """The runtime whose `container_type` key is present; containerd if none is (ctr, nerdctl).
+
+    Raises InvalidArgument if the keys of two runtimes are present: the pod has set one of them.
+    """
+    found = [caller for caller, keys in ANNOTATION_KEYS.items() if keys.container_type in annotations]
+    if len(found) > 1:
+        names = " and ".join(f"'{ANNOTATION_KEYS[caller].container_type}'" for caller in found)
+        raise InvalidArgument(f"read annotations {names}: they are of two container runtimes")
+    return found[0] if found else Caller.CONTAINERD
+
+
+def keys_of(annotations: Mapping[str, str]) -> AnnotationKeys:
+    """The keys of the runtime that wrote `annotations`. Raises as `caller_of`."""
+    return ANNOTATION_KEYS[caller_of(annotations)]
+
+
+class PodName(msgspec.Struct, frozen=True):
+    """A pod's identity in Kubernetes; all fields are empty for a sandbox that is not a pod."""
+
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+
+
+def pod_of(annotations: Mapping[str, str]) -> PodName:
+    """The pod that the annotations of a spec name. Raises as `caller_of`."""
+    keys = keys_of(annotations)
+    return PodName(
+        name=annotations.get(keys.pod_name, ""),
+        namespace=annotations.get(keys.pod_namespace, ""),
+        uid=annotations.get(keys.pod_uid, ""),
+    )
+
+
+def container_name(annotations: Mapping[str, str]) -> str:
+    """The container's name in its pod; empty for a container without a pod. Raises as `caller_of`."""
+    return annotations.get(keys_of(annotations).container_name, "")
+
+
+_SANDBOX_VALUES = frozenset({"sandbox", "podsandbox"})
+
+
+class ContainerKind(StrEnum):
+    POD_SANDBOX = "pod_sandbox"
+    POD_CONTAINER = "pod_container"
+    SINGLE_CONTAINER = "single_container"
+
+
+class Membership(msgspec.Struct, frozen=True, kw_only=True):
+    kind: ContainerKind
+    sandbox_id: SandboxId
+    """The container's own id unless it is a POD_CONTAINER."""
+
+
+def membership(annotations: Mapping[str, str], container_id: ContainerId) -> Membership:
+    """The container's kind and the sandbox that it belongs to.
+
+    Raises InvalidArgument for an unknown container type, for the keys of two runtimes, for a pod container without a
+    sandbox id, and for a sandbox that poses as a pod container: under CRI-O a pod's annotations may replace the type.
+    """
+    keys = keys_of(annotations)
+    value = annotations.get(keys.container_type)
+    if value is None:
+        return Membership(kind=ContainerKind.SINGLE_CONTAINER, sandbox_id=SandboxId(container_id))
+    if value in _SANDBOX_VALUES:
+        return Membership(kind=ContainerKind.POD_SANDBOX, sandbox_id=SandboxId(container_id))
+    if value != "container":
+        raise InvalidArgument(f"read annotation '{keys.container_type}': unknown container type {value[:100]!r}")
+    sandbox_id = annotations.get(keys.sandbox_id, "")
+    if not sandbox_id:
+        raise InvalidArgument(f"read annotation '{keys.sandbox_id}': container '{container_id}' names no sandbox")
+    if keys.sandbox_container_name and annotations.get(keys.container_name) == keys.sandbox_container_name:
+        raise InvalidArgument(
+            f"read annotation '{keys.sandbox_id}': '{container_id}' is a sandbox itself and cannot join another"
+        )
+    return Membership(
+        kind=ContainerKind.POD_CONTAINER,
+        sandbox_id=SandboxId(checked_id(sandbox_id, f"annotation '{keys.sandbox_id}'")),
+    )
+
 
 MAX_SPEC_BYTES = 16 * 1024 * 1024
 MAX_MOUNTS = 4096

@@ -4,19 +4,17 @@ from collections.abc import Mapping
 
 import msgspec
 
-from pyshim.model.cgroups import CgroupPlan
 from pyshim.model.confidential import Initdata
 from pyshim.model.config import Config
-from pyshim.model.copies import VolumeCopy
+from pyshim.model.confinement import CgroupPlan
 from pyshim.model.devices import PodDevices
 from pyshim.model.guest import GuestContainer, GuestSandbox, Storage
 from pyshim.model.ids import ContainerId, HostPath, SandboxId
-from pyshim.model.kind import ContainerKind
-from pyshim.model.mounts import HostMount
+from pyshim.model.oci import ContainerKind
 from pyshim.model.placement import Placed
 from pyshim.model.sizing import SizingRecord
 from pyshim.model.vm import BlockDevice, VmConfig
-from pyshim.model.volumes import DirectVolume, VirtiofsdPlan
+from pyshim.model.volumes import DirectVolume, HostMount, VirtiofsdPlan, VolumeCopy
 
 
 class SharePlan(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,14 +1,14 @@
-"""Requests for a sandbox: with a pod's first container, or by containerd's Sandbox API."""
+"""A sandbox: the requests for one, the report on one, and its persisted state."""
 
 from collections.abc import Mapping
+from enum import StrEnum
 from typing import Any
 
 import msgspec
 
-from pyshim.model.ids import HostPath, SandboxId
-from pyshim.model.kind import ContainerKind
-from pyshim.model.oci import OciSpec
-from pyshim.model.task import ExitStatus, RuntimeOptions
+from pyshim.model.ids import ContainerId, HostPath, SandboxId
+from pyshim.model.oci import ContainerKind, OciSpec
+from pyshim.model.task import ExitStatus, RuntimeOptions, Status, Stdio
 
 
 class SandboxRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,3 +79,62 @@ class SandboxReport(msgspec.Struct, frozen=True, kw_only=True):
     """Further details for people, if the request asks for them."""
     spec: Mapping[str, Any]
     """The JSON object; empty before the VM runs."""
+
+
+class SandboxStatus(StrEnum):
+    """Kata's names of a sandbox's states, of which the first is an empty text."""
+
+    CREATING = ""
+    READY = "ready"
+    RUNNING = "running"
+    STOPPED = "stopped"
+
+
+class ContainerSnapshot(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
+    container_id: ContainerId = msgspec.field(name="ID")
+    bundle: HostPath
+    status: Status
+    stdio: Stdio
+    exit: ExitStatus | None = None
+    rootfs: HostPath = HostPath("")
+    annotations: Mapping[str, str]
+    resources: Mapping[str, object]
+    """The latest `linux.resources`, from which the VM's size is computed."""
+    device_maps: tuple[Mapping[str, object], ...]
+    """Kata's DeviceMap objects, with the ids of `SandboxSnapshot.devices`."""
+    mounts: tuple[Mapping[str, object], ...]
+    """Kata's Mount objects."""
+
+
+class SandboxSnapshot(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
+    sandbox_id: SandboxId = msgspec.field(name="SandboxID")
+    status: SandboxStatus
+    config_source: str
+    hypervisor_type: str
+    hypervisor: Mapping[str, object]
+    """Kata's HypervisorState: pid, uuid, sockets; empty before the VM exists."""
+    hypervisor_config: Mapping[str, object]
+    """Kata's HypervisorConfig with which the sandbox was started."""
+    vmm_pid: int
+    agent_address: str
+    netns_path: str
+    sizing: Mapping[str, object]
+    containers: tuple[ContainerSnapshot, ...]
+    failure: str
+    """Why the sandbox failed; empty if it has not."""
+    cgroups: Mapping[str, object] = msgspec.field(default_factory=dict)
+    """The host cgroups with their paths, processes, settings and the reasons (`resources/cgroups/live.py`)."""
+    owner: ContainerId | None = None
+    """The container whose end ends the sandbox; None after its deletion, and in a pod without a pause container."""
+    pod: str = ""
+    """The pod's namespace and name: `default/web`."""
+    endpoints: tuple[Mapping[str, object], ...] = ()
+    """Kata's Endpoint objects, one for each network interface."""
+    devices: tuple[Mapping[str, object], ...] = ()
+    """Kata's DeviceState objects."""
+    sandbox_config: Mapping[str, object] = msgspec.field(default_factory=dict)
+    """Kata's SandboxConfig with which the sandbox was started, without the hypervisor's part."""
+    origin: str = ""
+    """`booted`; for a remote VM `booted as TYPE`; or `cloned from KEY`, the template's key."""
+    trace: Mapping[str, object] = msgspec.field(default_factory=dict)
+    """The saved spans (`model/observation.py`)."""

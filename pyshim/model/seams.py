@@ -7,13 +7,11 @@ from collections.abc import Collection, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Any, Protocol
 
-from pyshim.model.agent_address import AgentAddress
-from pyshim.model.caller import PodName
-from pyshim.model.cgroups import Group, GroupSetting, HostOom, Scope
-from pyshim.model.copies import CopiedPiece, TreeEntry
-from pyshim.model.events import TaskEvent
+from pyshim.model.confinement import Group, GroupSetting, HostOom, Scope
 from pyshim.model.guest import (
+    AgentAddress,
     AgentDetails,
+    ContainerStats,
     GuestContainer,
     GuestSandbox,
     NetworkInterface,
@@ -23,15 +21,13 @@ from pyshim.model.guest import (
 )
 from pyshim.model.host_facts import CgroupMode
 from pyshim.model.ledger import Ledger, LedgerEntry
-from pyshim.model.mounts import HostMount
 from pyshim.model.network import DirectNetwork, Wiring
 from pyshim.model.observation import Observation
-from pyshim.model.oci import OciHook
-from pyshim.model.snapshot import SandboxSnapshot
-from pyshim.model.stats import ContainerStats
-from pyshim.model.task import Stdio
+from pyshim.model.oci import OciHook, PodName
+from pyshim.model.sandbox import SandboxSnapshot
+from pyshim.model.task import Stdio, TaskEvent
 from pyshim.model.vm import NicDevice, VfioDevice, VhostUserNic, VmConfig
-from pyshim.model.volumes import SourceFacts, VirtiofsdPlan, VolumeStats
+from pyshim.model.volumes import CopiedPiece, HostMount, SourceFacts, TreeEntry, VirtiofsdPlan, VolumeStats
 
 
 class ContainerAgent(Protocol):

@@ -1,4 +1,4 @@
-"""containerd's Task API, decoded: the requests and replies of the pod, and the states of a process."""
+"""containerd's Task API, decoded: the requests and replies of the pod, the states of a process, and the events."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -56,7 +56,7 @@ class RootfsMount(msgspec.Struct, frozen=True, kw_only=True):
 class Stdio(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
     """The FIFO path or log URI of each stream of a process; empty: no stream.
 
-    `rename`: the field names of a sandbox's state file (`model/snapshot.py`).
+    `rename`: the field names of a sandbox's state file (`model/sandbox.py`).
     """
 
     stdin: str
@@ -89,7 +89,7 @@ class ExecTask(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExitStatus(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
-    """`rename`: the field names of a sandbox's state file (`model/snapshot.py`)."""
+    """`rename`: the field names of a sandbox's state file (`model/sandbox.py`)."""
 
     status: int
     """The exit code, or 128 + the number of the signal that ended the process."""
@@ -142,3 +142,71 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     debug: bool
     options: RuntimeOptions | None = None
     """The runtime handler's options, for a sandbox of the Sandbox API, whose requests do not have them."""
+
+
+class TaskCreated(msgspec.Struct, frozen=True, kw_only=True):
+    container_id: ContainerId
+    request: CreateTask
+    pid: int
+
+
+class TaskStarted(msgspec.Struct, frozen=True, kw_only=True):
+    container_id: ContainerId
+    pid: int
+
+
+class TaskExited(msgspec.Struct, frozen=True, kw_only=True):
+    container_id: ContainerId
+    process_id: str
+    """The exec id, or the container id for the init process."""
+    pid: int
+    exit: ExitStatus
+
+
+class TaskDeleted(msgspec.Struct, frozen=True, kw_only=True):
+    container_id: ContainerId
+    pid: int
+    exit: ExitStatus
+
+
+class ExecAdded(msgspec.Struct, frozen=True, kw_only=True):
+    container_id: ContainerId
+    exec_id: ExecId
+
+
+class ExecStarted(msgspec.Struct, frozen=True, kw_only=True):
+    container_id: ContainerId
+    exec_id: ExecId
+    pid: int
+
+
+class TaskPaused(msgspec.Struct, frozen=True, kw_only=True):
+    container_id: ContainerId
+
+
+class TaskResumed(msgspec.Struct, frozen=True, kw_only=True):
+    container_id: ContainerId
+
+
+class TaskOom(msgspec.Struct, frozen=True, kw_only=True):
+    container_id: ContainerId
+
+
+class RemoteVmLost(msgspec.Struct, frozen=True, kw_only=True):
+    """The remote service no longer knows the started VM of sandbox `container_id`; the VM may still run."""
+
+    container_id: ContainerId
+
+
+TaskEvent = (
+    TaskCreated
+    | TaskStarted
+    | TaskExited
+    | TaskDeleted
+    | ExecAdded
+    | ExecStarted
+    | TaskPaused
+    | TaskResumed
+    | TaskOom
+    | RemoteVmLost
+)

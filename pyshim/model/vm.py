@@ -6,9 +6,9 @@ from enum import StrEnum
 import msgspec
 
 from pyshim.model.confidential import Guard
+from pyshim.model.confinement import NO_LABELS, ProcessLabels
 from pyshim.model.errors import InvalidArgument
 from pyshim.model.host_facts import Accelerator
-from pyshim.model.labels import NO_LABELS, ProcessLabels
 from pyshim.model.remote_vms import RemoteServiceConfig
 
 

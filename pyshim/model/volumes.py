@@ -1,12 +1,60 @@
-"""Volumes: what their sources are on the host, direct volumes, and virtiofsd."""
+"""Volumes: the host's mounts, what the sources of a spec's mounts are, virtiofsd, and copies in place of shares."""
 
+import stat
 from collections.abc import Mapping
+from enum import StrEnum
 
 import msgspec
 
-from pyshim.model.ids import HostPath
-from pyshim.model.labels import NO_LABELS, ProcessLabels
-from pyshim.model.mounts import SourceKind
+from pyshim.model.confinement import NO_LABELS, ProcessLabels
+from pyshim.model.ids import GuestPath, HostPath
+from pyshim.model.ledger import LedgerEntry, ResourceKind
+
+
+class Propagation(StrEnum):
+    PRIVATE = "private"
+    SHARED = "shared"
+    SLAVE = "slave"
+
+
+class TargetKind(StrEnum):
+    """The type of file to create as mount point if there is none."""
+
+    DIRECTORY = "directory"
+    FILE = "file"
+    LIKE_SOURCE = "like-source"
+    """A directory if the source is one, else a file (bind mounts)."""
+
+
+class SourceKind(StrEnum):
+    """The type of file of a volume's source on the host."""
+
+    DIRECTORY = "directory"
+    FILE = "file"
+    BLOCK = "block"
+    OTHER = "other"
+    MISSING = "missing"
+
+
+class HostMount(msgspec.Struct, frozen=True, kw_only=True):
+    """One mount. `options` are those of fstab (`ro`, `rbind`, `loop`, `lowerdir=...`), applied as containerd does."""
+
+    type: str
+    source: str
+    target: HostPath
+    target_kind: TargetKind
+    options: tuple[str, ...]
+    propagation: Propagation | None
+    beneath: HostPath | None
+    """The root of a tree that a guest can write to; None for another target. The target is opened beneath the root, so
+    that no link leads out of it."""
+    for_guest_only: bool = False
+    """Made in virtiofsd's mount namespace instead of the host's, if virtiofsd has its own."""
+
+    def intent(self) -> LedgerEntry:
+        """The ledger's entry, to be written before the mount. Its undo also opens the target beneath the root."""
+        detail = {} if self.beneath is None else {"beneath": self.beneath}
+        return LedgerEntry(kind=ResourceKind.MOUNT, key=self.target, detail=detail)
 
 
 class EmptyDir(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,3 +141,51 @@ class VirtiofsdPlan(msgspec.Struct, frozen=True, kw_only=True):
     dumps_core: bool = False
     """A crash may write a core file, which contains guest memory."""
     labels: ProcessLabels = NO_LABELS
+
+
+class VolumeCopy(msgspec.Struct, frozen=True, kw_only=True):
+    """A host directory or file, and the path of its copy in the guest."""
+
+    source: str
+    guest_path: GuestPath
+    follows: bool
+    """The copy is updated when the kubelet rewrites the source."""
+
+
+class TreeEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """A directory, regular file or symbolic link of a tree. Files of other types are not copied."""
+
+    path: str
+    """Relative to the tree's root; empty for the root itself."""
+    mode: int
+    """st_mode, with the file type."""
+    uid: int
+    gid: int
+    size_bytes: int
+    """0 unless it is a file."""
+    target: str
+    """The target of a link; empty otherwise."""
+    changed_ns: int
+    """When the content last changed, in nanoseconds since the epoch."""
+
+    @property
+    def is_directory(self) -> bool:
+        return stat.S_ISDIR(self.mode)
+
+    @property
+    def is_link(self) -> bool:
+        return stat.S_ISLNK(self.mode)
+
+
+class CopiedPiece(msgspec.Struct, frozen=True, kw_only=True):
+    """One CopyFile call: a directory, a link (`data` is its target) or a piece of a file."""
+
+    path: GuestPath
+    file_size: int
+    file_mode: int
+    dir_mode: int
+    """The mode of parent directories that the agent makes."""
+    uid: int
+    gid: int
+    offset: int
+    data: bytes

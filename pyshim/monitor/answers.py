@@ -17,9 +17,8 @@ from urllib.parse import parse_qs, urlsplit
 import msgspec
 
 from pyshim.model.decoding import decoded
-from pyshim.model.durations import AgentCalls, Durations
 from pyshim.model.errors import InvalidArgument, NotFound, ShimError
-from pyshim.model.observation import FRESH_S, Health
+from pyshim.model.observation import FRESH_S, AgentCalls, Durations, Health
 from pyshim.model.seams import MonitorRpc
 from pyshim.model.volumes import VolumeStats
 from pyshim.monitor.exposition import CONTENT_TYPE, text_of

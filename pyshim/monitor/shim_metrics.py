@@ -3,9 +3,7 @@
 from collections.abc import Mapping
 
 from pyshim.host.processes.stat import is_stopped
-from pyshim.model.durations import BOUNDS_MS, AgentCalls, Duration
-from pyshim.model.observation import Observation, SizeFigures
-from pyshim.model.trace import Span
+from pyshim.model.observation import BOUNDS_MS, AgentCalls, Duration, Observation, SizeFigures, Span
 from pyshim.model.units import MIB
 from pyshim.monitor.exposition import Family, Sample, gauge, gauges
 from pyshim.monitor.processes import netdev_family, own_families, process_families

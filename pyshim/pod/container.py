@@ -14,16 +14,27 @@ from typing import Any
 from msgspec.structs import replace
 
 from pyshim.concurrency.undo import Undo
-from pyshim.model.caller import Caller, caller_of
 from pyshim.model.errors import AgentGone, AlreadyExists, FailedPrecondition, NotFound, ShimError
-from pyshim.model.events import ExecAdded, ExecStarted, TaskExited, TaskPaused, TaskResumed, TaskStarted
+from pyshim.model.guest import ContainerStats
 from pyshim.model.ids import ExecId
-from pyshim.model.oci import OciSpec
+from pyshim.model.observation import span
+from pyshim.model.oci import Caller, OciSpec, caller_of
 from pyshim.model.plans import ContainerPlan
 from pyshim.model.seams import ContainerAgent, ProcessStreams
-from pyshim.model.stats import ContainerStats
-from pyshim.model.task import CreateTask, ExecTask, ExitStatus, ProcessInfo, Status, Stdio
-from pyshim.model.trace import span
+from pyshim.model.task import (
+    CreateTask,
+    ExecAdded,
+    ExecStarted,
+    ExecTask,
+    ExitStatus,
+    ProcessInfo,
+    Status,
+    Stdio,
+    TaskExited,
+    TaskPaused,
+    TaskResumed,
+    TaskStarted,
+)
 from pyshim.pod.environment import Environment
 from pyshim.pod.hooks import ContainerHooks
 from pyshim.pod.plan.guest_spec import guest_process, guest_resources

@@ -5,13 +5,13 @@ import logging
 from pyshim.model.config import Config
 from pyshim.model.errors import NotFound, ShimError
 from pyshim.model.host_facts import HostFacts
+from pyshim.model.observation import step
 from pyshim.model.oci import MAX_SPEC_BYTES, OciSpec, parse_spec
 from pyshim.model.placement import Placed
 from pyshim.model.plans import ContainerPlan, SandboxPlan
 from pyshim.model.sandbox import SandboxRequest
 from pyshim.model.seams import Host
 from pyshim.model.task import CreateTask
-from pyshim.model.trace import step
 from pyshim.pod.environment import Environment
 from pyshim.pod.plan.container import container_plan
 from pyshim.pod.plan.guest_sandbox import dns_lines, resolv_conf

@@ -6,14 +6,13 @@ from typing import Protocol
 import msgspec
 
 from hypervisors.base import Hypervisor
-from pyshim.model.capacity import CapacityFacts, CapacityQuestion
 from pyshim.model.config import Config
-from pyshim.model.host_facts import HostFacts
+from pyshim.model.host_facts import CapacityFacts, CapacityQuestion, HostFacts
 from pyshim.model.ids import SandboxId
 from pyshim.model.ledger import Ledger
+from pyshim.model.observation import Trace
 from pyshim.model.seams import AgentConnector, Host, MonitorRpc, NetworkConnector, Publisher, Records
 from pyshim.model.task import RuntimeOptions
-from pyshim.model.trace import Trace
 from pyshim.resources.devices.live import FindDevices
 from pyshim.resources.machine import ReadMachine
 from pyshim.resources.placement_call import AskPlacement

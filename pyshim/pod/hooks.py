@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 from pyshim.model.errors import ShimError
 from pyshim.model.ids import HostPath
+from pyshim.model.observation import step
 from pyshim.model.oci import OciHook, OciSpec
 from pyshim.model.seams import Host
-from pyshim.model.trace import step
 from pyshim.pod.plan.hooks import hook_state, makes_network
 
 log = logging.getLogger(__name__)

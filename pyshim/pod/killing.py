@@ -15,8 +15,8 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from pyshim.concurrency.tasks import TaskOwner, cancel_all
-from pyshim.model.caller import Caller
 from pyshim.model.errors import DeadlineExceeded
+from pyshim.model.oci import Caller
 from pyshim.model.task import Status
 from pyshim.pod.container import Container
 from pyshim.pod.process import SIGKILL, Process

@@ -2,10 +2,9 @@
 
 from collections.abc import Collection
 
-from pyshim.model.caller import PodName
-from pyshim.model.observation import Observation, SizeFigures
+from pyshim.model.observation import Observation, SizeFigures, Trace
+from pyshim.model.oci import PodName
 from pyshim.model.seams import Agent, Records
-from pyshim.model.trace import Trace
 from pyshim.model.volumes import VolumeStats
 from pyshim.pod.container import Container
 from pyshim.pod.sandbox import BOOTED, Sandbox

@@ -12,11 +12,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from pyshim.concurrency.undo import Undo
-from pyshim.model.copies import CopiedPiece
 from pyshim.model.errors import FailedPrecondition, ShimError
-from pyshim.model.guest import GuestContainer, Storage
+from pyshim.model.guest import NO_STATS, ContainerStats, GuestContainer, Storage
 from pyshim.model.plans import ContainerPlan
-from pyshim.model.stats import NO_STATS, ContainerStats
+from pyshim.model.volumes import CopiedPiece
 from pyshim.pod.container import remove_from_guest
 from pyshim.pod.process import EXIT_KILLED, EXIT_SANDBOX_LOST
 from pyshim.pod.sandbox import Sandbox

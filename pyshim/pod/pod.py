@@ -13,17 +13,25 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from pyshim.concurrency.tasks import TaskOwner, joined, to_the_end
-from pyshim.model.caller import Caller, pod_of
 from pyshim.model.errors import AgentGone, AlreadyExists, FailedPrecondition, NotFound, ShimError, Unavailable
-from pyshim.model.events import TaskCreated, TaskDeleted, TaskOom
+from pyshim.model.guest import ContainerStats
 from pyshim.model.ids import ContainerId, ExecId, HostPath, SandboxId
-from pyshim.model.kind import ContainerKind, Membership, membership
-from pyshim.model.oci import OciSpec
+from pyshim.model.observation import Trace, step
+from pyshim.model.oci import Caller, ContainerKind, Membership, OciSpec, membership, pod_of
 from pyshim.model.sandbox import SandboxRequest
 from pyshim.model.seams import ContainerAgent
-from pyshim.model.stats import ContainerStats
-from pyshim.model.task import CreateTask, ExecTask, ExitStatus, Identity, ProcessInfo, ProcessState, Status
-from pyshim.model.trace import Trace, step
+from pyshim.model.task import (
+    CreateTask,
+    ExecTask,
+    ExitStatus,
+    Identity,
+    ProcessInfo,
+    ProcessState,
+    Status,
+    TaskCreated,
+    TaskDeleted,
+    TaskOom,
+)
 from pyshim.pod.container import Container
 from pyshim.pod.creation import plan_container, plan_sandbox, read_spec
 from pyshim.pod.environment import Environment

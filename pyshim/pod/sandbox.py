@@ -23,10 +23,9 @@ from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, NotFound, 
 from pyshim.model.host_facts import HostFacts
 from pyshim.model.ids import ContainerId
 from pyshim.model.ledger import LedgerEntry, ResourceKind
-from pyshim.model.observation import METRICS_DIRECTORY, MONITOR_SOCKET
+from pyshim.model.observation import METRICS_DIRECTORY, MONITOR_SOCKET, span, step, traced
 from pyshim.model.plans import SandboxPlan
 from pyshim.model.seams import Agent, MonitorRpc, Records, Virtiofsd
-from pyshim.model.trace import span, step, traced
 from pyshim.model.vm import VmConfig
 from pyshim.pod.environment import Environment
 from pyshim.pod.health import END_REASON_S, SandboxHealth

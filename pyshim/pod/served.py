@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from pyshim.model.errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound
+from pyshim.model.guest import ContainerStats
 from pyshim.model.ids import ContainerId, HostPath, SandboxId
-from pyshim.model.kind import ContainerKind, membership
+from pyshim.model.oci import ContainerKind, membership
 from pyshim.model.sandbox import CreateSandbox, PodConfig, SandboxReport, SandboxRequest
-from pyshim.model.stats import ContainerStats
 from pyshim.model.task import ExitStatus, RuntimeOptions
 from pyshim.pod.creation import MAX_RESOLV_CONF_BYTES, read_spec
 from pyshim.pod.environment import Environment

@@ -4,13 +4,13 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping
 
-from pyshim.model.caller import PodName
 from pyshim.model.errors import ShimError
 from pyshim.model.ids import ContainerId
+from pyshim.model.observation import Trace
+from pyshim.model.oci import PodName
+from pyshim.model.sandbox import ContainerSnapshot, SandboxSnapshot, SandboxStatus
 from pyshim.model.seams import Records
-from pyshim.model.snapshot import ContainerSnapshot, SandboxSnapshot, SandboxStatus
 from pyshim.model.task import Status
-from pyshim.model.trace import Trace
 from pyshim.pod.container import Container
 from pyshim.pod.plan.kata_config import kata_hypervisor_config
 from pyshim.pod.plan.kata_state import (

@@ -20,17 +20,15 @@ from pyshim.host.processes.hooks import hook_timeout_s, netns_member, run_hook
 from pyshim.host.processes.own_thread import in_own_thread
 from pyshim.host.python_child.asking import python_command
 from pyshim.host.streams.opening import Streams, open_streams
-from pyshim.model.copies import TreeEntry
 from pyshim.model.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from pyshim.model.host_facts import CgroupMode
 from pyshim.model.ledger import Ledger, LedgerEntry, ResourceKind
-from pyshim.model.mounts import HostMount
 from pyshim.model.observation import METRICS_DIRECTORY
 from pyshim.model.oci import OciHook
 from pyshim.model.remote_vms import RemoteVmState
 from pyshim.model.task import Stdio
 from pyshim.model.vm import VmConfig
-from pyshim.model.volumes import SourceFacts, VirtiofsdPlan
+from pyshim.model.volumes import HostMount, SourceFacts, TreeEntry, VirtiofsdPlan
 from pyshim.resources.cgroups.host.hierarchies import Hierarchy, mounted
 from pyshim.resources.cgroups.host.sandbox_cgroups import LinuxCgroups
 from pyshim.resources.templates.plan import template_key

@@ -6,9 +6,9 @@ Sources: the kernel's admin-guide/cputopology.rst, ABI/stable/sysfs-devices-syst
 import re
 from collections.abc import Awaitable, Callable, Mapping
 
-from pyshim.model.cpusets import cpu_set
 from pyshim.model.errors import InvalidArgument
-from pyshim.model.machine import Cpu, Machine, MachineError, Node, checked
+from pyshim.model.host_facts import Cpu, Machine, MachineError, Node, cpu_set
+from pyshim.model.host_facts import checked_machine as checked
 
 _MAX_FILE_BYTES = 1 << 16
 _UNKNOWN = -1

@@ -7,9 +7,8 @@ from contextlib import suppress
 
 from pyshim.host.fds import OwnedFd, open_error
 from pyshim.host.os_errors import describe_os_error
-from pyshim.model.cpusets import cpu_set
 from pyshim.model.errors import InvalidArgument
-from pyshim.model.host_facts import CgroupMode, HostFacts
+from pyshim.model.host_facts import CgroupMode, HostFacts, cpu_set
 from pyshim.resources.cgroups.host.hierarchies import read
 from pyshim.resources.confidential.host import QUOTE_SOCKET, probe_tee
 

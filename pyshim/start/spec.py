@@ -6,7 +6,7 @@ from pyshim.start.errors import BootstrapError, os_failure
 from pyshim.start.stdlib import parse_json
 
 # The annotation that says that a container belongs to a pod, and the one that names the pod, of CRI-O, containerd and
-# cri-dockerd. As pyshim.model.caller has them. Not io.containerd.runc.v2.group, with which runc's shim serves unrelated
+# cri-dockerd. As pyshim.model.oci has them. Not io.containerd.runc.v2.group, with which runc's shim serves unrelated
 # containers in one process to save memory: here it would put them into one virtual machine.
 _POD_ANNOTATIONS = (
     ("io.kubernetes.cri-o.ContainerType", "io.kubernetes.cri-o.SandboxID"),

@@ -5,7 +5,7 @@ A key that is not here has its zero value for them, as encoding/json of Go leave
 types are in `tests/unit/state/kata_shape.py`, against which tests check each file that is written.
 """
 
-from pyshim.model.snapshot import ContainerSnapshot, SandboxSnapshot
+from pyshim.model.sandbox import ContainerSnapshot, SandboxSnapshot
 
 PERSIST_VERSION = 2
 

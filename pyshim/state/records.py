@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pyshim.model.errors import FailedPrecondition, ShimError
 from pyshim.model.ids import SandboxId
 from pyshim.model.ledger import EXCLUSIVE, Ledger, LedgerEntry, ResourceKind
-from pyshim.model.snapshot import SandboxSnapshot
+from pyshim.model.sandbox import SandboxSnapshot
 from pyshim.state.claims import claimed_cgroups, exclusive_claim, pinned_cpus
 from pyshim.state.schema import SandboxState, ShimRecord
 from pyshim.state.store import StateStore

@@ -1,6 +1,6 @@
 """persist.json to values and back: Kata's keys for its readers (`kata.py`), one key of ours, which alone is read back.
 
-The classes here, those of `model/snapshot.py` and `LedgerEntry` are the format: a field without a default is a key that
+The classes here, those of `model/sandbox.py` and `LedgerEntry` are the format: a field without a default is a key that
 must be there, further keys are ignored.
 """
 
@@ -12,7 +12,7 @@ import msgspec
 from pyshim.model.decoding import decoded
 from pyshim.model.ids import SandboxId
 from pyshim.model.ledger import LedgerEntry
-from pyshim.model.snapshot import SandboxSnapshot
+from pyshim.model.sandbox import SandboxSnapshot
 from pyshim.state.errors import NotOurState, StateDamaged, StateTooNew
 from pyshim.state.kata import PERSIST_VERSION, kata_sandbox
 

@@ -20,7 +20,7 @@ import msgspec
 from pyshim.host.files import ASIDE, remove_tree, replace_file
 from pyshim.host.os_errors import os_errors
 from pyshim.model.errors import FailedPrecondition, NotFound
-from pyshim.model.snapshot import SandboxSnapshot
+from pyshim.model.sandbox import SandboxSnapshot
 from pyshim.state.errors import StateDamaged
 from pyshim.state.kata import kata_container
 from pyshim.state.schema import CHECKSUM, KEY, SandboxState, ShimRecord, document_of, state_from_json

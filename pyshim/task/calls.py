@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from pyshim.model.durations import Durations
 from pyshim.model.errors import ErrorCode, ShimError
+from pyshim.model.observation import Durations
 from pyshim.ttrpc import CallContext, Handler, ImmediateHandler, TtrpcError, UnaryHandler
 
 log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple
 
-from pyshim.model.events import TaskEvent, TaskExited
+from pyshim.model.task import TaskEvent, TaskExited
 from pyshim.task.translate_events import forward_request
 from pyshim.ttrpc import Client, Code, MessageTooLarge, RemoteError, TtrpcError, connected_unix_socket
 

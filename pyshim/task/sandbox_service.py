@@ -5,10 +5,10 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+from pyshim.model.guest import ContainerStats
 from pyshim.model.host_facts import CgroupMode
 from pyshim.model.ids import SandboxId
 from pyshim.model.sandbox import CreateSandbox, SandboxReport
-from pyshim.model.stats import ContainerStats
 from pyshim.model.task import ExitStatus
 from pyshim.task import translate_sandbox as translate
 from pyshim.task import translate_stats

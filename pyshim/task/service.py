@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from pyshim.model.errors import Unimplemented
+from pyshim.model.guest import ContainerStats
 from pyshim.model.host_facts import CgroupMode
 from pyshim.model.ids import ContainerId, ExecId
-from pyshim.model.stats import ContainerStats
 from pyshim.model.task import CreateTask, ExecTask, ExitStatus, ProcessInfo, ProcessState
 from pyshim.task import translate, translate_stats
 from pyshim.task.calls import Calls, Method

@@ -6,11 +6,11 @@ from google.protobuf.struct_pb2 import Struct
 
 from protos.containerd import events_pb2 as pb
 from protos.containerd import events_ttrpc_pb2, types_pb2
-from pyshim.model import events
+from pyshim.model import task
 from pyshim.task.translate import timestamp, uint32
 
 
-def forward_request(event: events.TaskEvent, *, namespace: str, at_ns: int) -> bytes:
+def forward_request(event: task.TaskEvent, *, namespace: str, at_ns: int) -> bytes:
     """The ForwardRequest for `event`, which happened at `at_ns`. The type URL is bare: 1.6 decodes no other."""
     topic, message = _message(event)
     return events_ttrpc_pb2.ForwardRequest(
@@ -23,13 +23,13 @@ def forward_request(event: events.TaskEvent, *, namespace: str, at_ns: int) -> b
     ).SerializeToString()
 
 
-def _message(event: events.TaskEvent) -> tuple[str, Message]:
+def _message(event: task.TaskEvent) -> tuple[str, Message]:
     match event:
-        case events.TaskCreated():
+        case task.TaskCreated():
             return "/tasks/create", _created(event)
-        case events.TaskStarted():
+        case task.TaskStarted():
             return "/tasks/start", pb.TaskStart(container_id=event.container_id, pid=event.pid)
-        case events.TaskExited():
+        case task.TaskExited():
             return "/tasks/exit", pb.TaskExit(
                 container_id=event.container_id,
                 id=event.process_id,
@@ -37,33 +37,33 @@ def _message(event: events.TaskEvent) -> tuple[str, Message]:
                 exit_status=uint32(event.exit.status),
                 exited_at=timestamp(event.exit.exited_at_ns),
             )
-        case events.TaskDeleted():
+        case task.TaskDeleted():
             return "/tasks/delete", pb.TaskDelete(
                 container_id=event.container_id,
                 pid=event.pid,
                 exit_status=uint32(event.exit.status),
                 exited_at=timestamp(event.exit.exited_at_ns),
             )
-        case events.ExecAdded():
+        case task.ExecAdded():
             return "/tasks/exec-added", pb.TaskExecAdded(container_id=event.container_id, exec_id=event.exec_id)
-        case events.ExecStarted():
+        case task.ExecStarted():
             return "/tasks/exec-started", pb.TaskExecStarted(
                 container_id=event.container_id, exec_id=event.exec_id, pid=event.pid
             )
-        case events.TaskPaused():
+        case task.TaskPaused():
             return "/tasks/paused", pb.TaskPaused(container_id=event.container_id)
-        case events.TaskResumed():
+        case task.TaskResumed():
             return "/tasks/resumed", pb.TaskResumed(container_id=event.container_id)
-        case events.TaskOom():
+        case task.TaskOom():
             return "/tasks/oom", pb.TaskOOM(container_id=event.container_id)
-        case events.RemoteVmLost():
+        case task.RemoteVmLost():
             # containerd has no such event, and passes on topics that it does not have.
             details = Struct()
             details["remote_vm"] = event.container_id
             return "/pyshim/remote-vm-lost", details
 
 
-def _created(event: events.TaskCreated) -> pb.TaskCreate:
+def _created(event: task.TaskCreated) -> pb.TaskCreate:
     request = event.request
     return pb.TaskCreate(
         container_id=event.container_id,

@@ -13,8 +13,8 @@ from google.protobuf.message import Message
 from msgspec.structs import asdict, replace
 
 from protos.cgroups import v1_pb2, v2_pb2
+from pyshim.model.guest import BlockIoStats, ContainerStats, MemoryStats, MemoryUse
 from pyshim.model.host_facts import CgroupMode
-from pyshim.model.stats import BlockIoStats, ContainerStats, MemoryStats, MemoryUse
 
 _NS_PER_US = 1000
 _UNLIMITED_FROM = 1 << 62

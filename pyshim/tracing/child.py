@@ -15,7 +15,7 @@ import aiohttp
 import msgspec
 
 from pyshim.host.python_child.messages import SOCKET_FD
-from pyshim.model.trace import Span
+from pyshim.model.observation import Span
 from pyshim.tracing.request import problem_in, request, shown
 
 NICENESS = 10

@@ -18,9 +18,9 @@ from pyshim import __version__
 from pyshim.host.processes.children import Child, Children
 from pyshim.host.processes.launch import Isolation
 from pyshim.host.python_child.asking import spawn_python
-from pyshim.model.caller import pod_of
 from pyshim.model.errors import ShimError
-from pyshim.model.trace import NO_PARENT, Span, Trace
+from pyshim.model.observation import NO_PARENT, Span, Trace
+from pyshim.model.oci import pod_of
 from pyshim.tracing import ids
 
 log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, InstrumentationSc
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1 import trace_pb2 as pb
 
-from pyshim.model.trace import NO_PARENT, Span
+from pyshim.model.observation import NO_PARENT, Span
 from pyshim.tracing import ids
 
 SCOPE = "pyshim"

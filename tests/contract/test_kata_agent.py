@@ -19,9 +19,8 @@ import pytest
 from integration.framework import images
 from pyshim.agent.client import AgentClient
 from pyshim.agent.connect import Connector
-from pyshim.model.agent_address import UnixAddress
 from pyshim.model.errors import Internal, InvalidArgument, NotFound, ShimError, Unimplemented
-from pyshim.model.guest import GuestContainer, GuestSandbox, Storage
+from pyshim.model.guest import GuestContainer, GuestSandbox, Storage, UnixAddress
 from pyshim.model.ids import GuestPath
 
 PROJECT = Path(__file__).resolve().parents[2]

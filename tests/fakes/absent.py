@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from pyshim.model.devices import DeviceQuestion, PodDevices
 from pyshim.model.errors import FailedPrecondition, NotFound
 from pyshim.model.ids import SandboxId
+from pyshim.model.observation import Trace
 from pyshim.model.placement import Need, Placement
-from pyshim.model.trace import Trace
 
 
 async def no_devices(question: DeviceQuestion) -> PodDevices:

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping
 
-from pyshim.model.cgroups import Group, GroupSetting, HostOom, Scope
+from pyshim.model.confinement import Group, GroupSetting, HostOom, Scope
 from pyshim.resources.cgroups.host.sandbox_cgroups import LinuxCgroups
 from tests.fakes.deadlines import deadlines_of
 

@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from pyshim.model.capacity import CapacityFacts, CgroupLimits
-from pyshim.model.host_facts import CgroupMode, HostFacts
+from pyshim.model.host_facts import CapacityFacts, CgroupLimits, CgroupMode, HostFacts
 
 UNLIMITED = CgroupLimits(memory_bytes=None, memory_path="", cpu_quota=None, cpu_path="")
 PLENTY = CapacityFacts(available_mib=1 << 20, swap_free_mib=0, backing=None, cgroup=UNLIMITED)

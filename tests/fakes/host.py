@@ -7,18 +7,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iter
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from typing import Any
 
-from pyshim.model.copies import TreeEntry
 from pyshim.model.errors import FailedPrecondition, NotFound
-from pyshim.model.events import TaskEvent
 from pyshim.model.host_facts import CgroupMode
 from pyshim.model.ledger import LedgerEntry
-from pyshim.model.mounts import HostMount, SourceKind
 from pyshim.model.oci import OciHook
+from pyshim.model.sandbox import SandboxSnapshot
 from pyshim.model.seams import MonitorRpc
-from pyshim.model.snapshot import SandboxSnapshot
-from pyshim.model.task import Stdio
+from pyshim.model.task import Stdio, TaskEvent
 from pyshim.model.vm import VmConfig
-from pyshim.model.volumes import SourceFacts, VirtiofsdPlan
+from pyshim.model.volumes import HostMount, SourceFacts, SourceKind, TreeEntry, VirtiofsdPlan
 from pyshim.resources.linux import LinuxHost
 from tests.fakes.cgroups import FakeCgroups
 from tests.fakes.deadlines import deadlines_of

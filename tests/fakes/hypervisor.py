@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 
 from hypervisors.qemu.vm import QemuVm
 from pyshim.concurrency.deadlines import given_s, within_s
-from pyshim.model.agent_address import AgentAddress, SerialAddress, UnixAddress, VsockAddress
 from pyshim.model.errors import (
     AlreadyExists,
     FailedPrecondition,
@@ -16,6 +15,7 @@ from pyshim.model.errors import (
     Unavailable,
     Unimplemented,
 )
+from pyshim.model.guest import AgentAddress, SerialAddress, UnixAddress, VsockAddress
 from pyshim.model.ledger import Ledger, LedgerEntry, ResourceKind
 from pyshim.model.vm import (
     BlockDevice,

@@ -9,7 +9,7 @@ from pathlib import Path
 from pyshim.host.processes import identity as processes
 from pyshim.model.ids import SandboxId
 from pyshim.model.ledger import LedgerEntry, ResourceKind
-from pyshim.model.snapshot import SandboxSnapshot
+from pyshim.model.sandbox import SandboxSnapshot
 from pyshim.node.cli.launcher import import_paths
 from pyshim.state.schema import SandboxState, ShimRecord
 from pyshim.state.store import StateStore

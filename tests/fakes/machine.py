@@ -11,15 +11,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hypervisors.qemu.vm import QemuVm
-from pyshim.model.cgroups import Group
+from pyshim.model.confinement import Group
 from pyshim.model.errors import FailedPrecondition
 from pyshim.model.guest import NetworkAddress, NetworkInterface, NetworkNeighbour, NetworkRoute
 from pyshim.model.ledger import Ledger, LedgerEntry, ResourceKind
-from pyshim.model.mounts import HostMount
 from pyshim.model.network import Wiring
 from pyshim.model.task import Stdio
 from pyshim.model.vm import NicDevice, VfioDevice, VmConfig
-from pyshim.model.volumes import VirtiofsdPlan
+from pyshim.model.volumes import HostMount, VirtiofsdPlan
 from pyshim.resources.cgroups.host.sandbox_cgroups import LinuxCgroups
 from pyshim.resources.linux import LinuxHost
 from pyshim.resources.network.host.pod_network import HostNetworkConnector

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from pyshim.model.machine import Machine, Node
+from pyshim.model.host_facts import Machine, Node
 from pyshim.model.units import MIB
 from pyshim.node.nri.assignments import Need
 from pyshim.node.nri.description import Description, machine

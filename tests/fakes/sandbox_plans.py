@@ -5,8 +5,7 @@ from typing import Any
 from pyshim.model.config import Config
 from pyshim.model.host_facts import HostFacts
 from pyshim.model.ids import SandboxId
-from pyshim.model.kind import ContainerKind
-from pyshim.model.oci import OciSpec
+from pyshim.model.oci import ContainerKind, OciSpec
 from pyshim.model.plans import SandboxPlan
 from pyshim.pod.plan.sandbox import sandbox_plan
 from tests.fakes.facts import PLENTY

@@ -39,15 +39,14 @@ from pyshim.host.python_child.messages import Inbox
 from pyshim.host.text_tail import MAX_LINE_BYTES, TextTail
 from pyshim.model import oci
 from pyshim.model.errors import InvalidArgument, ShimError
-from pyshim.model.host_facts import CgroupMode
+from pyshim.model.host_facts import CgroupMode, Cpu, Machine, Node
 from pyshim.model.ids import ContainerId
-from pyshim.model.kind import membership
 from pyshim.model.ledger import LedgerEntry, ResourceKind
-from pyshim.model.machine import Cpu, Machine, Node
+from pyshim.model.observation import spans_from_json
+from pyshim.model.oci import membership
 from pyshim.model.remote_vms import shown
 from pyshim.model.sizing import SizingRecord
 from pyshim.model.task import RootfsMount, RuntimeOptions
-from pyshim.model.trace import spans_from_json
 from pyshim.monitor import socket as monitor_socket
 from pyshim.monitor.answers import resize_request
 from pyshim.monitor.guest_text import GUEST_PREFIXES, filtered, filtered_text

@@ -15,7 +15,7 @@ from pyshim.host.mounts.options import MountOptions, OverlayData, PropagationCha
 from pyshim.host.mounts.targets import fd_path, make_target, open_target
 from pyshim.host.threads import in_short_thread
 from pyshim.model.errors import FailedPrecondition, InvalidArgument, ShimError, Unimplemented
-from pyshim.model.mounts import HostMount
+from pyshim.model.volumes import HostMount
 
 _PAGE_BYTES = os.sysconf("SC_PAGESIZE")
 _COMPACT_ABOVE_BYTES = _PAGE_BYTES - 512

@@ -7,7 +7,7 @@ import msgspec
 
 from pyshim.host import syscalls as s
 from pyshim.model.errors import InvalidArgument, Unimplemented
-from pyshim.model.mounts import Propagation
+from pyshim.model.volumes import Propagation
 
 # word -> (flags, whether the word clears them)
 _FLAGS: dict[str, tuple[int, bool]] = {

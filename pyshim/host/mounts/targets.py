@@ -7,7 +7,7 @@ import stat
 from pyshim.host import syscalls
 from pyshim.host.fds import OwnedFd
 from pyshim.model.errors import FailedPrecondition
-from pyshim.model.mounts import HostMount, TargetKind
+from pyshim.model.volumes import HostMount, TargetKind
 
 _BENEATH = syscalls.RESOLVE_BENEATH | syscalls.RESOLVE_NO_MAGICLINKS
 

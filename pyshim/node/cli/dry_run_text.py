@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from pyshim.model.mounts import HostMount
 from pyshim.model.plans import ContainerPlan, SandboxPlan
+from pyshim.model.volumes import HostMount
 from pyshim.node.cli.planned import Plan
 from pyshim.node.cli.sizing_text import record_lines
 from pyshim.resources.sizing.plan.numa import node_text

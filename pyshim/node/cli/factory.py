@@ -25,7 +25,6 @@ from pyshim.model.config import Config
 from pyshim.model.errors import FailedPrecondition, NotFound, ShimError
 from pyshim.model.ids import SandboxId
 from pyshim.model.plans import SandboxPlan
-from pyshim.model.templates import StoredTemplate
 from pyshim.model.units import MIB
 from pyshim.model.vm import VmConfig
 from pyshim.node.cli.output import config_option, examples, json_option, print_json, print_table
@@ -34,7 +33,7 @@ from pyshim.node.cli.sandbox_table import age_text
 from pyshim.pod.plan.sandbox import VM_ROOT
 from pyshim.pod.template import make_template
 from pyshim.resources.linux import LinuxHost
-from pyshim.resources.templates.plan import reason_to_boot, template_key, template_vm
+from pyshim.resources.templates.plan import StoredTemplate, reason_to_boot, template_key, template_vm
 from pyshim.resources.templates.store import TemplateDamaged, TemplateStore, machine_facts, write_record
 from pyshim.state.records import SandboxRecords
 from pyshim.state.schema import ShimRecord

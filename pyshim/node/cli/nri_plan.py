@@ -8,10 +8,8 @@ import click
 from msgspec.structs import replace
 
 from pyshim.config.sources import Source, named_file, read_source
-from pyshim.model.cpusets import cpu_set, cpuset_text
 from pyshim.model.errors import InvalidArgument
-from pyshim.model.host_facts import HostFacts
-from pyshim.model.machine import Machine
+from pyshim.model.host_facts import HostFacts, Machine, cpu_set, cpuset_text
 from pyshim.model.units import MIB
 from pyshim.node.cli.output import config_option, json_option, print_json, print_table
 from pyshim.node.cli.sandbox import state_dir_option

@@ -14,14 +14,12 @@ from hypervisors.qemu.cmdline import check_config, qemu_argv
 from hypervisors.qemu.devices import is_image_pmem
 from pyshim.config.load import load_config
 from pyshim.host.os_errors import os_errors
-from pyshim.model.capacity import CapacityFacts, CgroupLimits
 from pyshim.model.confidential import Tee, TeeFacts
 from pyshim.model.config import Config
 from pyshim.model.devices import PodDevices
-from pyshim.model.host_facts import UNBOUNDED_CPUS, CgroupMode, HostFacts
+from pyshim.model.host_facts import UNBOUNDED_CPUS, CapacityFacts, CgroupLimits, CgroupMode, HostFacts
 from pyshim.model.ids import ContainerId, HostPath, SandboxId
-from pyshim.model.kind import ContainerKind, membership
-from pyshim.model.oci import MAX_SPEC_BYTES, OciSpec, parse_spec
+from pyshim.model.oci import MAX_SPEC_BYTES, ContainerKind, OciSpec, membership, parse_spec
 from pyshim.model.plans import ContainerPlan, SandboxPlan
 from pyshim.model.task import RuntimeOptions
 from pyshim.model.volumes import SourceFacts

@@ -12,7 +12,7 @@ from click.shell_completion import CompletionItem
 
 from pyshim.model.errors import FailedPrecondition, InvalidArgument, NotFound
 from pyshim.model.ids import SandboxId, checked_id
-from pyshim.model.snapshot import SandboxSnapshot
+from pyshim.model.sandbox import SandboxSnapshot
 from pyshim.node.cli.sandboxes import STOPPED, sandboxes
 from pyshim.state.store import ROOT as STATE_DIR
 from pyshim.state.store import StateStore

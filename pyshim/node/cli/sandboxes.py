@@ -8,12 +8,12 @@ from msgspec.structs import replace
 
 from pyshim.host.processes.identity import ProcessRef, arguments, is_alive, our_pid_namespace
 from pyshim.host.processes.stat import is_stopped
-from pyshim.model.caller import pod_of
 from pyshim.model.errors import NotFound, ShimError
 from pyshim.model.ledger import ResourceKind
+from pyshim.model.observation import spans_from_json
+from pyshim.model.oci import pod_of
+from pyshim.model.sandbox import SandboxSnapshot, SandboxStatus
 from pyshim.model.sizing import SizingRecord
-from pyshim.model.snapshot import SandboxSnapshot, SandboxStatus
-from pyshim.model.trace import spans_from_json
 from pyshim.node.install.plan import release_of
 from pyshim.state.errors import NotOurState
 from pyshim.state.schema import SandboxState

@@ -2,7 +2,7 @@
 
 from pyshim.model.config import Config
 from pyshim.model.host_facts import HostFacts
-from pyshim.model.kind import ContainerKind
+from pyshim.model.oci import ContainerKind
 from pyshim.model.placement import Need, whole_cpus
 from pyshim.model.units import MIB
 from pyshim.node.kubernetes.pod_size import PodSizing

@@ -4,7 +4,7 @@ from msgspec.structs import replace
 
 from pyshim.model.config import Config
 from pyshim.model.host_facts import HostFacts
-from pyshim.model.kind import ContainerKind
+from pyshim.model.oci import ContainerKind
 from pyshim.model.sizing import SizingRecord
 from pyshim.node.kubernetes.pod_size import PodSizing
 from pyshim.resources.sizing.plan.resize import Demand, VmSize, resize_plan

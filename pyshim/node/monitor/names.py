@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import msgspec
 
-from pyshim.model.caller import PodName
 from pyshim.model.errors import FailedPrecondition, ShimError
+from pyshim.model.oci import PodName
 from pyshim.node.monitor.shim_client import shim_answer
 
 log = logging.getLogger(__name__)

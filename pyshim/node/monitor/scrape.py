@@ -5,9 +5,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from pyshim.model.caller import PodName
-from pyshim.model.durations import Durations
 from pyshim.model.errors import NotFound, ShimError
+from pyshim.model.observation import Durations
+from pyshim.model.oci import PodName
 from pyshim.monitor.exposition import Family, Sample, gauge, text_of
 from pyshim.monitor.guest_text import TextFamily, filtered
 from pyshim.monitor.processes import listener_is_stopped, own_families

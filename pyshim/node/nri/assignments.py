@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterable, Mapping
 
 from msgspec.structs import replace
 
-from pyshim.model.cpusets import cpuset_text
 from pyshim.model.errors import InvalidArgument
+from pyshim.model.host_facts import cpuset_text
 from pyshim.model.placement import Need, Placement
 from pyshim.node.nri.capacity import Assignments, Capacity, Other, PlacementError
 from pyshim.node.nri.choice import action_on, exclusive_placement, nodes_text, shared_placement

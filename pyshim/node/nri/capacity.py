@@ -9,7 +9,7 @@ from itertools import combinations
 import msgspec
 
 from pyshim.model.errors import ResourceExhausted
-from pyshim.model.machine import Machine
+from pyshim.model.host_facts import Machine
 from pyshim.model.placement import Need, Placement
 
 LEVELS = ("node", "socket", "die", "l3")

@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import msgspec
 
-from pyshim.model.cpusets import cpuset_text
+from pyshim.model.host_facts import cpuset_text
 from pyshim.model.placement import Need, Placement
 from pyshim.model.units import MIB
 from pyshim.node.nri.capacity import LEVELS, Capacity, PlacementError

@@ -4,9 +4,9 @@ from itertools import product
 
 import msgspec
 
-from pyshim.model.cpusets import cpu_set
 from pyshim.model.errors import InvalidArgument
-from pyshim.model.machine import Cpu, Machine, MachineError, Node, checked
+from pyshim.model.host_facts import Cpu, Machine, MachineError, Node, cpu_set
+from pyshim.model.host_facts import checked_machine as checked
 from pyshim.model.units import MIB
 
 MAX_CPUS = 8192

@@ -20,7 +20,7 @@ from collections.abc import Callable
 
 from pyshim.concurrency.tasks import TaskOwner
 from pyshim.model.errors import FailedPrecondition, InvalidArgument
-from pyshim.model.machine import Machine, MachineError
+from pyshim.model.host_facts import Machine, MachineError
 from pyshim.node.nri import translate
 from pyshim.node.nri.mux import PLUGIN_SERVICE, RUNTIME_SERVICE, Mux, MuxError
 from pyshim.node.nri.pods import CpuSet, NriContainer, NriPod, Pods

@@ -19,7 +19,7 @@ from types import MappingProxyType
 import msgspec
 from msgspec.structs import replace
 
-from pyshim.model.machine import Machine
+from pyshim.model.host_facts import Machine
 from pyshim.model.placement import Need, Placement
 from pyshim.node.nri.assignments import (
     Assignments,

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from protos.nri import v1alpha1_pb2 as pb
-from pyshim.model.cpusets import cpu_set, cpuset_text
+from pyshim.model.host_facts import cpu_set, cpuset_text
 from pyshim.model.placement import Need, whole_cpus
 from pyshim.node.nri.pods import CpuSet, NriContainer, NriPod
 

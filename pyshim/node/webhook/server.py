@@ -17,8 +17,8 @@ import msgspec
 from aiohttp import web
 
 from pyshim.concurrency.tasks import cancel_all
-from pyshim.model.durations import Durations
 from pyshim.model.errors import InvalidArgument
+from pyshim.model.observation import Durations
 from pyshim.monitor.exposition import CONTENT_TYPE, Family, Sample, gauge, text_of
 from pyshim.monitor.shim_metrics import durations_family
 from pyshim.node.webhook.certificate import Certificate

@@ -10,13 +10,11 @@ from pyshim.model.config import FILE_SYSTEM_OPTION_PREFIX, Config
 from pyshim.model.errors import FailedPrecondition, InvalidArgument, Unimplemented
 from pyshim.model.guest import GuestContainer
 from pyshim.model.ids import ContainerId, HostPath
-from pyshim.model.kind import ContainerKind, membership
-from pyshim.model.mounts import HostMount, SourceKind, TargetKind
-from pyshim.model.oci import OciDevice, OciSpec
+from pyshim.model.oci import ContainerKind, OciDevice, OciSpec, membership
 from pyshim.model.plans import ContainerPlan, DiskUse, SharePlan
 from pyshim.model.task import RootfsMount
 from pyshim.model.vm import GuestNode
-from pyshim.model.volumes import SourceFacts
+from pyshim.model.volumes import HostMount, SourceFacts, SourceKind, TargetKind
 from pyshim.pod.plan.guest_spec import guest_spec
 from pyshim.resources.volumes.plan.disk_volumes import block_volume
 from pyshim.resources.volumes.plan.guest_pull import root_pulled_in_guest

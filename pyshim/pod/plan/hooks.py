@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from pyshim.model.ids import HostPath
-from pyshim.model.mounts import HostMount, TargetKind
 from pyshim.model.oci import OciSpec
+from pyshim.model.volumes import HostMount, TargetKind
 
 _IN_GUEST = ("createContainer", "startContainer")
 

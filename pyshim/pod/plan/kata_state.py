@@ -9,8 +9,8 @@ from typing import Any
 
 from pyshim.model.guest import NetworkInterface
 from pyshim.model.ids import GuestPath, HostPath
-from pyshim.model.kind import membership
 from pyshim.model.network import NetworkModel
+from pyshim.model.oci import membership
 from pyshim.model.plans import ContainerPlan, SandboxPlan
 from pyshim.model.vm import BlockDevice, GuestLocation, NicDevice, VhostUserBackend
 

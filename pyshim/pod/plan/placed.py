@@ -2,9 +2,8 @@
 
 from msgspec.structs import replace
 
-from pyshim.model.caller import pod_of
-from pyshim.model.machine import Machine
-from pyshim.model.oci import OciSpec
+from pyshim.model.host_facts import Machine
+from pyshim.model.oci import OciSpec, pod_of
 from pyshim.model.placement import Need, Placed, whole_cpus
 from pyshim.model.plans import SandboxPlan
 from pyshim.model.units import MIB

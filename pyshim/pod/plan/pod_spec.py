@@ -11,9 +11,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from pyshim.model.caller import ANNOTATION_KEYS, Caller
 from pyshim.model.ids import HostPath, SandboxId
-from pyshim.model.oci import OciMount, OciSpec, parse_spec
+from pyshim.model.oci import ANNOTATION_KEYS, Caller, OciMount, OciSpec, parse_spec
 from pyshim.model.sandbox import CreateSandbox, PodConfig, PodDns
 from pyshim.pod.plan.guest_sandbox import unnamed_host
 from pyshim.resources.sizing.plan.pod_figures import CONTAINERD_PREFIX

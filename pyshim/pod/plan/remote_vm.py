@@ -6,14 +6,13 @@ The protocol describes a VM by annotations only. Their keys are Kata's. A cloud 
 
 from collections.abc import Mapping
 
-from pyshim.model.caller import ANNOTATION_KEYS, Caller, pod_of
 from pyshim.model.confidential import Initdata
 from pyshim.model.config import HYPERVISOR_PREFIX, Config
 from pyshim.model.devices import PodDevices
 from pyshim.model.errors import FailedPrecondition, InvalidArgument
 from pyshim.model.host_facts import Accelerator
 from pyshim.model.ids import SandboxId
-from pyshim.model.oci import OciSpec
+from pyshim.model.oci import ANNOTATION_KEYS, Caller, OciSpec, pod_of
 from pyshim.model.remote_vms import RemoteServiceConfig
 from pyshim.model.sizing import SizingRecord
 from pyshim.model.vm import BootConfig, CpuConfig, ImageDriver, MemoryBacking, MemoryConfig, VmConfig

@@ -5,18 +5,15 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from pyshim.model.agent_address import AGENT_VSOCK_PORT
-from pyshim.model.caller import keys_of
-from pyshim.model.capacity import CapacityFacts
 from pyshim.model.confidential import Guard, Initdata
 from pyshim.model.config import Config
+from pyshim.model.confinement import NO_LABELS, ProcessLabels, vmm_selinux_label
 from pyshim.model.devices import PodDevices
 from pyshim.model.errors import FailedPrecondition, InvalidArgument
-from pyshim.model.host_facts import Accelerator, HostFacts, unbounded
+from pyshim.model.guest import AGENT_VSOCK_PORT
+from pyshim.model.host_facts import Accelerator, CapacityFacts, HostFacts, unbounded
 from pyshim.model.ids import SandboxId
-from pyshim.model.kind import ContainerKind
-from pyshim.model.labels import NO_LABELS, ProcessLabels, vmm_selinux_label
-from pyshim.model.oci import OciSpec
+from pyshim.model.oci import ContainerKind, OciSpec, keys_of
 from pyshim.model.plans import SandboxPlan, SharePlan
 from pyshim.model.sizing import SizingRecord
 from pyshim.model.vm import (

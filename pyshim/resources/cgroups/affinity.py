@@ -8,8 +8,8 @@ from collections.abc import Callable
 from fractions import Fraction
 
 from pyshim.concurrency.tasks import to_the_end
-from pyshim.model.cgroups import Group
-from pyshim.model.cpusets import cpu_set
+from pyshim.model.confinement import Group
+from pyshim.model.host_facts import cpu_set
 from pyshim.model.plans import SandboxPlan
 from pyshim.model.seams import Cgroups, Records
 from pyshim.resources.cgroups.plan.pinning import Pinning, pinning, placed_pinning, service_cpus, vcpu_cpus

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Iterable
 
-from pyshim.model.cgroups import CgroupPlan, Group, GroupSetting, Role
+from pyshim.model.confinement import CgroupPlan, Group, GroupSetting, Role
 from pyshim.model.errors import FailedPrecondition
 from pyshim.model.host_facts import CgroupMode
 from pyshim.model.seams import Cgroups

@@ -17,15 +17,14 @@ from msgspec.structs import replace
 
 from hypervisors.base import Hypervisor
 from pyshim.concurrency.tasks import together
-from pyshim.model.cgroups import Member, Role
-from pyshim.model.cpusets import cpu_set
+from pyshim.model.confinement import Member, Role
 from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, ShimError
-from pyshim.model.host_facts import CgroupMode
+from pyshim.model.guest import NO_STATS, ContainerStats, MemoryUse
+from pyshim.model.host_facts import CgroupMode, cpu_set
 from pyshim.model.ledger import LedgerEntry, ResourceKind
 from pyshim.model.plans import SandboxPlan
 from pyshim.model.seams import Cgroups, Records
 from pyshim.model.sizing import SizingRecord
-from pyshim.model.stats import NO_STATS, ContainerStats, MemoryUse
 from pyshim.model.units import MIB
 from pyshim.model.vm import Device, VmExit, VmExitKind
 from pyshim.resources.cgroups.affinity import CpuAffinity

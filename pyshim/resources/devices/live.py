@@ -11,14 +11,12 @@ from contextlib import AsyncExitStack
 from typing import Protocol
 
 from pyshim.concurrency.tasks import TaskOwner, to_the_end
-from pyshim.model.caller import container_name
 from pyshim.model.config import Config
 from pyshim.model.devices import DeviceQuestion, FoundDevice, PodDevices
 from pyshim.model.errors import FailedPrecondition
 from pyshim.model.guest import GuestContainer
 from pyshim.model.ids import ContainerId
-from pyshim.model.kind import ContainerKind, membership
-from pyshim.model.oci import OciSpec
+from pyshim.model.oci import ContainerKind, OciSpec, container_name, membership
 from pyshim.model.plans import SandboxPlan
 from pyshim.model.vm import VfioDevice
 from pyshim.resources.devices.plan.devices import (

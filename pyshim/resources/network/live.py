@@ -8,10 +8,10 @@ from msgspec.structs import replace
 
 from pyshim.model.errors import FailedPrecondition, NotFound
 from pyshim.model.ids import ContainerId
-from pyshim.model.kind import ContainerKind
 from pyshim.model.network import DirectNetwork, NetworkModel, Wiring
+from pyshim.model.observation import traced
+from pyshim.model.oci import ContainerKind
 from pyshim.model.seams import Agent, Network, NetworkConnector
-from pyshim.model.trace import traced
 from pyshim.resources.devices.plan.devices import is_enabled
 from pyshim.resources.network.changes import NetworkChanges
 from pyshim.resources.network.plan.direct import direct_network

@@ -4,8 +4,7 @@ import os
 from fractions import Fraction
 from operator import itemgetter
 
-from pyshim.model.capacity import CapacityFacts, CapacityQuestion, CgroupLimits, RamBacking
-from pyshim.model.host_facts import CgroupMode
+from pyshim.model.host_facts import CapacityFacts, CapacityQuestion, CgroupLimits, CgroupMode, RamBacking
 from pyshim.resources.cgroups.host import hierarchies as kernel
 
 

@@ -23,9 +23,9 @@ from pyshim.host.file_answers import file_identity
 from pyshim.host.locks import lock_within, open_directory
 from pyshim.host.os_errors import describe_os_error, os_errors
 from pyshim.model.errors import FailedPrecondition, Internal, NotFound, ResourceExhausted, Unavailable
-from pyshim.model.templates import MachineFacts, StoredTemplate, Template
 from pyshim.model.units import MIB
 from pyshim.model.vm import VmConfig
+from pyshim.resources.templates.plan import MachineFacts, StoredTemplate, Template
 
 MOST_TEMPLATES = 8
 """On one host; the template that was used least recently is removed for a new one."""

@@ -11,11 +11,11 @@ import logging
 
 from pyshim.concurrency.tasks import TaskOwner
 from pyshim.concurrency.undo import Undo
-from pyshim.model.copies import CopiedPiece, TreeEntry, VolumeCopy
 from pyshim.model.errors import FailedPrecondition, ShimError
 from pyshim.model.ids import GuestPath
 from pyshim.model.plans import ContainerPlan
 from pyshim.model.seams import ContainerAgent, Host
+from pyshim.model.volumes import CopiedPiece, TreeEntry, VolumeCopy
 
 log = logging.getLogger(__name__)
 

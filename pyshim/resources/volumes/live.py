@@ -11,13 +11,12 @@ from msgspec.structs import replace
 from pyshim.concurrency.undo import Undo
 from pyshim.model.config import Config
 from pyshim.model.ledger import Ledger, LedgerEntry, ResourceKind
-from pyshim.model.mounts import SourceKind
+from pyshim.model.observation import traced
 from pyshim.model.oci import OciSpec
 from pyshim.model.plans import ContainerPlan
 from pyshim.model.seams import Host
 from pyshim.model.task import RootfsMount
-from pyshim.model.trace import traced
-from pyshim.model.volumes import SourceFacts
+from pyshim.model.volumes import SourceFacts, SourceKind
 from pyshim.resources.services import SandboxServices
 from pyshim.resources.volumes.plan.layers import (
     MAX_VERITY_BYTES,

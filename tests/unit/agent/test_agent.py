@@ -11,9 +11,8 @@ from protos.agent import agent_pb2 as pb
 from pyshim.agent.client import AgentClient, guest_text
 from pyshim.concurrency.tasks import cancel_all
 from pyshim.model.errors import AgentGone, DeadlineExceeded, NotFound, ShimError, Unavailable
-from pyshim.model.guest import GuestSandbox
-from pyshim.model.stats import ContainerStats
-from pyshim.model.trace import Span, Trace
+from pyshim.model.guest import ContainerStats, GuestSandbox
+from pyshim.model.observation import Span, Trace
 from pyshim.ttrpc import Client
 from tests.fakes.agent import FakeAgent
 

@@ -11,8 +11,8 @@ import pytest
 
 from pyshim.agent.client import AgentClient
 from pyshim.agent.connect import HANDSHAKE_S, Connector, open_stream, pause_s
-from pyshim.model.agent_address import AgentAddress, HvsockAddress, SerialAddress, UnixAddress, VsockAddress
 from pyshim.model.errors import DeadlineExceeded, Unavailable
+from pyshim.model.guest import AgentAddress, HvsockAddress, SerialAddress, UnixAddress, VsockAddress
 from tests.fakes.agent import FakeAgent
 from tests.fakes.clock import run_fast_forward
 from tests.fakes.unix_sockets import crowded

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from protos.containerd import task_v2_pb2 as pb
 from pyshim.cleanup import ended
 from pyshim.model.ids import HostPath
-from pyshim.model.snapshot import ContainerSnapshot
+from pyshim.model.sandbox import ContainerSnapshot
 from pyshim.model.task import ExitStatus
 from pyshim.state.schema import SandboxState
 from pyshim.task.service import SERVICES

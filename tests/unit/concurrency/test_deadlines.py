@@ -16,8 +16,8 @@ from pyshim.agent.connect import Connector
 from pyshim.concurrency.deadlines import CHANGE_S, deadline_of, within, within_s
 from pyshim.host.processes.children import Children
 from pyshim.model import seams
-from pyshim.model.agent_address import UnixAddress
 from pyshim.model.errors import DeadlineExceeded, ShimError
+from pyshim.model.guest import UnixAddress
 from pyshim.model.ledger import LedgerEntry, ResourceKind
 from pyshim.model.oci import OciHook
 from pyshim.model.remote_vms import RemoteServiceConfig

@@ -11,11 +11,10 @@ from pyshim.agent.connect import Connector
 from pyshim.concurrency.deadlines import CHANGE_S, within_s
 from pyshim.config.load import build_config
 from pyshim.config.sources import Source
-from pyshim.model import machine as topology
-from pyshim.model.agent_address import AgentAddress
-from pyshim.model.capacity import CapacityFacts, CapacityQuestion
+from pyshim.model import host_facts as topology
 from pyshim.model.errors import ShimError
-from pyshim.model.host_facts import HostFacts
+from pyshim.model.guest import AgentAddress
+from pyshim.model.host_facts import CapacityFacts, CapacityQuestion, HostFacts
 from pyshim.model.ids import ContainerId, ExecId, HostPath, SandboxId
 from pyshim.model.ledger import Ledger
 from pyshim.model.sandbox import CreateSandbox, PodConfig, PodDns

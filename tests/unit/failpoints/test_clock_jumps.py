@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from pyshim.model.events import TaskExited
+from pyshim.model.task import TaskExited
 from pyshim.node.cli.trace import as_otlp, as_text
 from tests.unit.failpoints.pod_life import PodLife
 

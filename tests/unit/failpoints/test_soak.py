@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pytest
 
-from pyshim.model.trace import MAX_SPANS, NO_PARENT, Span
+from pyshim.model.observation import MAX_SPANS, NO_PARENT, Span
 from tests.unit.failpoints.pod_life import PodLife
 
 ROUNDS = int(os.environ.get("PYSHIM_SOAK_ROUNDS", "200"))

@@ -15,7 +15,7 @@ import pytest
 from pyshim.host import syscalls
 from pyshim.host.processes.children import Children
 from pyshim.host.processes.launch import Isolation, SpawnFailed, set_labels
-from pyshim.model.labels import ProcessLabels
+from pyshim.model.confinement import ProcessLabels
 from tests.fakes.ledger import FakeLedger
 from tests.unit.host.child_scenarios import ENV, finished, shell
 

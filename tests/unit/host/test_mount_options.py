@@ -3,7 +3,7 @@ import pytest
 from pyshim.host import syscalls as s
 from pyshim.host.mounts.options import overlay_data, parse_mount_options
 from pyshim.model.errors import InvalidArgument, Unimplemented
-from pyshim.model.mounts import Propagation
+from pyshim.model.volumes import Propagation
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from pyshim.host.mounts.table import mounted_below, unmount_all, unmount_beneath
 from pyshim.host.mounts.targets import make_target, open_target
 from pyshim.model.errors import FailedPrecondition, InvalidArgument, ShimError, Unimplemented
 from pyshim.model.ids import HostPath
-from pyshim.model.mounts import HostMount, Propagation, TargetKind
+from pyshim.model.volumes import HostMount, Propagation, TargetKind
 
 pytestmark = [pytest.mark.root, pytest.mark.usefixtures("private_mounts")]
 

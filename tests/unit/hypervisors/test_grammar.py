@@ -20,8 +20,7 @@ from pyshim.model.confidential import NO_TEE, Tee, TeeFacts
 from pyshim.model.errors import ShimError
 from pyshim.model.host_facts import CgroupMode
 from pyshim.model.ids import SandboxId
-from pyshim.model.kind import ContainerKind
-from pyshim.model.oci import parse_spec
+from pyshim.model.oci import ContainerKind, parse_spec
 from pyshim.model.task import RuntimeOptions
 from pyshim.model.vm import ExtensionDisk, VmConfig
 from pyshim.pod.plan.sandbox import sandbox_plan

@@ -7,11 +7,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from types import MappingProxyType
 
-from pyshim.model.caller import PodName
-from pyshim.model.durations import AgentCalls, Durations
 from pyshim.model.errors import NotFound, ShimError
-from pyshim.model.observation import Observation, SizeFigures
-from pyshim.model.trace import Span
+from pyshim.model.observation import AgentCalls, Durations, Observation, SizeFigures, Span
+from pyshim.model.oci import PodName
 from pyshim.model.volumes import VolumeStats, VolumeUsage
 from pyshim.monitor.answers import ShimAnswers
 from pyshim.monitor.socket import MonitorSocket

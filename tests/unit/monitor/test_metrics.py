@@ -10,9 +10,8 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from pyshim.model.durations import BOUNDS_MS, AgentCalls, Durations
 from pyshim.model.errors import DeadlineExceeded, ResourceExhausted, ShimError
-from pyshim.model.observation import Health
+from pyshim.model.observation import BOUNDS_MS, AgentCalls, Durations, Health
 from pyshim.monitor.answers import ShimAnswers
 from pyshim.monitor.processes import process_families
 from pyshim.monitor.shim_metrics import durations_family

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from guest.agent.calls import metrics as guest
-from pyshim.model.caller import PodName
-from pyshim.model.durations import AgentCalls
+from pyshim.model.observation import AgentCalls
+from pyshim.model.oci import PodName
 from pyshim.monitor.answers import ShimAnswers
 from pyshim.monitor.guest_text import filtered
 from pyshim.monitor.socket import MonitorSocket

@@ -11,15 +11,13 @@ from msgspec.structs import replace
 from pyshim.agent.client import AgentClient
 from pyshim.config.load import build_config
 from pyshim.config.sources import Source
-from pyshim.model.agent_address import AgentAddress
-from pyshim.model.capacity import CapacityFacts, CapacityQuestion
 from pyshim.model.errors import NotFound, ShimError
-from pyshim.model.host_facts import HostFacts
+from pyshim.model.guest import AgentAddress
+from pyshim.model.host_facts import CapacityFacts, CapacityQuestion, HostFacts, Machine
 from pyshim.model.ids import ContainerId, ExecId, HostPath
-from pyshim.model.machine import Machine
+from pyshim.model.observation import NO_PARENT, Span, Trace
 from pyshim.model.seams import Records
 from pyshim.model.task import CreateTask, ExecTask, ExitStatus, Identity, RootfsMount, Stdio
-from pyshim.model.trace import NO_PARENT, Span, Trace
 from pyshim.model.vm import Device, GuestLocation
 from pyshim.node.nri.description import machine
 from pyshim.pod.environment import Environment

@@ -16,9 +16,8 @@ from pyshim.model.errors import (
     Unimplemented,
 )
 from pyshim.model.ids import ContainerId
-from pyshim.model.mounts import SourceKind
 from pyshim.model.task import CreateTask, RootfsMount, Status
-from pyshim.model.volumes import DirectVolume, SourceFacts
+from pyshim.model.volumes import DirectVolume, SourceFacts, SourceKind
 from pyshim.resources.devices import plugged as plugged_devices
 from tests.fakes.vm import FakeVm
 from tests.unit.pod.conftest import BUNDLES, MEMBER, SANDBOX, Stack, give_up_while_it_plugs, until

@@ -6,11 +6,10 @@ import pytest
 
 from pyshim.model.errors import FailedPrecondition, InvalidArgument, Unimplemented
 from pyshim.model.ids import ContainerId, HostPath, SandboxId
-from pyshim.model.mounts import SourceKind
 from pyshim.model.oci import OciSpec
 from pyshim.model.plans import ContainerPlan
 from pyshim.model.task import RootfsMount
-from pyshim.model.volumes import SourceFacts
+from pyshim.model.volumes import SourceFacts, SourceKind
 from pyshim.pod.plan.container import container_plan, rootfs_mount, without_image
 from pyshim.resources.volumes.plan.share import share_plan
 from pyshim.resources.volumes.plan.volumes import volume_sources

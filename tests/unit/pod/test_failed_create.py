@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from pyshim.model.cgroups import HostOom
+from pyshim.model.confinement import HostOom
 from pyshim.model.errors import FailedPrecondition, Unavailable
 from pyshim.model.ids import ContainerId
 from pyshim.model.task import Status

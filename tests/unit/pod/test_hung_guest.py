@@ -8,9 +8,8 @@ import pytest
 
 from protos.agent import agent_pb2 as pb
 from pyshim.model.errors import NotFound, ShimError
-from pyshim.model.events import TaskExited
 from pyshim.model.ids import ContainerId
-from pyshim.model.task import Status
+from pyshim.model.task import Status, TaskExited
 from pyshim.pod.killing import CHECK_S, EXIT_S, OWNER_EXIT_S, REPLY_S, GuestHangs
 from pyshim.pod.process import KILLED_DRAIN_S
 from tests.unit.pod.conftest import MEMBER, SANDBOX, Stack, until

@@ -10,7 +10,7 @@ import pytest
 from pyshim.model.config import Config
 from pyshim.model.ids import SandboxId
 from pyshim.model.ledger import ResourceKind
-from pyshim.model.snapshot import SandboxStatus
+from pyshim.model.sandbox import SandboxStatus
 from pyshim.model.task import RootfsMount, Status
 from pyshim.model.vm import BlockDevice, GuestLocation
 from pyshim.pod.plan.kata_state import kata_device

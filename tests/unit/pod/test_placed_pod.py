@@ -4,7 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from pyshim.model.errors import FailedPrecondition, InvalidArgument, NotFound, ShimError, Unavailable
-from pyshim.model.machine import MachineError
+from pyshim.model.host_facts import MachineError
 from pyshim.model.placement import Need, Placement
 from pyshim.node.nri.description import Description, machine
 from tests.unit.pod.conftest import DOCUMENT, Stack

@@ -7,10 +7,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from pyshim.model.caller import Caller, caller_of, pod_of
 from pyshim.model.ids import HostPath, SandboxId
-from pyshim.model.kind import ContainerKind
-from pyshim.model.oci import OciSpec, parse_spec
+from pyshim.model.oci import Caller, ContainerKind, OciSpec, caller_of, parse_spec, pod_of
 from pyshim.model.sandbox import CreateSandbox, PodConfig, PodDns, PodResourceSums
 from pyshim.pod.plan.pod_spec import pod_files, pod_spec, with_files
 from pyshim.resources.sizing.plan.workload import workload

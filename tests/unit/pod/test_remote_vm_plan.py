@@ -10,8 +10,7 @@ from pyshim.config.sources import Source
 from pyshim.model.config import Config
 from pyshim.model.errors import FailedPrecondition, InvalidArgument
 from pyshim.model.host_facts import HostFacts
-from pyshim.model.kind import ContainerKind
-from pyshim.model.oci import OciSpec
+from pyshim.model.oci import ContainerKind, OciSpec
 from pyshim.model.plans import SandboxPlan
 from pyshim.pod.plan.remote_vm import LEAST_STOP_TIMEOUT_S
 from pyshim.resources.confidential.plan.initdata import encode, parse

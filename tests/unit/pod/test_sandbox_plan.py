@@ -7,7 +7,7 @@ from hypervisors.qemu.cmdline import kernel_command_line
 from pyshim.model.config import Config
 from pyshim.model.errors import FailedPrecondition, InvalidArgument
 from pyshim.model.host_facts import Accelerator
-from pyshim.model.kind import ContainerKind
+from pyshim.model.oci import ContainerKind
 from pyshim.model.plans import SandboxPlan
 from pyshim.model.vm import MemoryBacking, SerialChannel, VhostUserVsockChannel, VsockChannel, split_params
 from pyshim.pod.plan.guest_sandbox import dns_lines, resolv_conf

@@ -2,8 +2,8 @@
 
 import pytest
 
-from pyshim.model.agent_address import AgentAddress
 from pyshim.model.errors import ShimError
+from pyshim.model.guest import AgentAddress
 from pyshim.pod.template import make_template
 from tests.fakes.host import FakeHost, FakeLedger, Faults
 from tests.fakes.inputs import config, host, spec

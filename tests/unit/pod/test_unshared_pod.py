@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 
-from pyshim.model.copies import TreeEntry
 from pyshim.model.errors import ShimError
-from pyshim.model.mounts import SourceKind
-from pyshim.model.volumes import SourceFacts
+from pyshim.model.volumes import SourceFacts, SourceKind, TreeEntry
 from pyshim.resources.confidential.plan.initdata import disk_image, encode, parse
 from pyshim.ttrpc import Code
 

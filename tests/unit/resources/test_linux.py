@@ -11,7 +11,7 @@ from pyshim.concurrency.threads import thread_to_the_end
 from pyshim.host.processes.children import Children
 from pyshim.model.errors import FailedPrecondition, InvalidArgument, NotFound, ShimError
 from pyshim.model.ledger import LedgerEntry, ResourceKind
-from pyshim.model.mounts import SourceKind
+from pyshim.model.volumes import SourceKind
 from pyshim.resources.linux import LinuxHost
 
 

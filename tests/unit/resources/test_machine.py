@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pyshim.model.cpusets import cpuset_text
-from pyshim.model.machine import Machine, MachineError
+from pyshim.model.host_facts import Machine, MachineError, cpuset_text
 from pyshim.model.units import MIB
 from pyshim.node.nri.description import Description, machine
 from pyshim.resources.machine import machine_of, read_machine

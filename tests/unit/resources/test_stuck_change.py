@@ -12,7 +12,7 @@ from pyshim.concurrency import threads
 from pyshim.host.processes.children import Children
 from pyshim.model.errors import FailedPrecondition
 from pyshim.model.ledger import LedgerEntry, ResourceKind
-from pyshim.model.mounts import HostMount, TargetKind
+from pyshim.model.volumes import HostMount, TargetKind
 from pyshim.resources import linux
 from pyshim.resources.linux import LinuxHost
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pyshim.model.errors import InvalidArgument
 from pyshim.model.ids import ContainerId
 from pyshim.model.ids import checked_id as model_checked_id
-from pyshim.model.kind import membership
+from pyshim.model.oci import membership
 from pyshim.start.errors import BootstrapError
 from pyshim.start.spec import checked_id, group_id, parse_json
 

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from pyshim.model.ids import ContainerId, HostPath, SandboxId
 from pyshim.model.ledger import LedgerEntry, ResourceKind
-from pyshim.model.snapshot import ContainerSnapshot, SandboxSnapshot, SandboxStatus
+from pyshim.model.sandbox import ContainerSnapshot, SandboxSnapshot, SandboxStatus
 from pyshim.model.task import ExitStatus, Status, Stdio
 from pyshim.state.kata import kata_container
 from pyshim.state.schema import KEY, SandboxState, ShimRecord, state_from_json

@@ -5,8 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pyshim.model.errors import AlreadyExists, NotFound
-from pyshim.model.ids import ContainerId, ExecId, HostPath
-from pyshim.model.stats import (
+from pyshim.model.guest import (
     BlockIoEntry,
     BlockIoStats,
     ContainerStats,
@@ -16,6 +15,7 @@ from pyshim.model.stats import (
     MemoryStats,
     MemoryUse,
 )
+from pyshim.model.ids import ContainerId, ExecId, HostPath
 from pyshim.model.task import CreateTask, ExecTask, ExitStatus, ProcessInfo, ProcessState, Status, Stdio
 
 PID = 4321

@@ -17,10 +17,10 @@ from protos.containerd import sandbox_pb2 as pb
 from protos.containerd import types_pb2
 from protos.cri import v1_pb2 as cri
 from pyshim.model.errors import NotFound
+from pyshim.model.guest import ContainerStats
 from pyshim.model.host_facts import CgroupMode
 from pyshim.model.ids import SandboxId
 from pyshim.model.sandbox import CreateSandbox, PodConfig, PodDns, PodResourceSums, SandboxReport
-from pyshim.model.stats import ContainerStats
 from pyshim.model.task import ExitStatus
 from pyshim.task.calls import Calls
 from pyshim.task.sandbox_service import SANDBOX_SERVICE, SandboxService

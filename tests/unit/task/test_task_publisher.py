@@ -17,7 +17,7 @@ from google.protobuf.struct_pb2 import Struct
 from protos.containerd import events_pb2 as pb
 from protos.containerd.events_ttrpc_pb2 import ForwardRequest
 from protos.containerd.types_pb2 import Envelope
-from pyshim.model import events
+from pyshim.model import task
 from pyshim.model.ids import ContainerId, ExecId, HostPath
 from pyshim.model.task import CreateTask, ExitStatus, RootfsMount, Stdio
 from pyshim.task.publisher import EventPublisher, PublisherLimits
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("fast_clock")
 C1 = ContainerId("c1")
 E1 = ExecId("e1")
 EXIT = ExitStatus(status=7, exited_at_ns=5_000_000_006)
-EXITED = events.TaskExited(container_id=C1, process_id="c1", pid=9, exit=EXIT)
+EXITED = task.TaskExited(container_id=C1, process_id="c1", pid=9, exit=EXIT)
 LIMITS = PublisherLimits(queued_events=8, call_timeout_s=10, first_pause_s=0.001, longest_pause_s=0.01)
 
 
@@ -102,8 +102,8 @@ async def bench(limits: PublisherLimits = LIMITS) -> AsyncIterator[tuple[EventPu
             await containerd.down()
 
 
-def started(pid: int) -> events.TaskStarted:
-    return events.TaskStarted(container_id=C1, pid=pid)
+def started(pid: int) -> task.TaskStarted:
+    return task.TaskStarted(container_id=C1, pid=pid)
 
 
 async def test_events_arrive_in_order_with_namespace_and_time() -> None:
@@ -194,7 +194,7 @@ async def test_full_queue_drops_new_events_with_a_warning_but_never_an_exit(capl
             for pid in range(1, 11):
                 publisher.publish(started(pid))
             publisher.publish(EXITED)
-            publisher.publish(events.TaskDeleted(container_id=C1, pid=9, exit=EXIT))
+            publisher.publish(task.TaskDeleted(container_id=C1, pid=9, exit=EXIT))
             publisher.publish(EXITED)
 
             await containerd.up()
@@ -211,7 +211,7 @@ async def test_event_that_containerd_refuses_does_not_delay_the_others(caplog: p
         async with bench() as (publisher, containerd):
             containerd.refuse = {"/tasks/oom": Code.INVALID_ARGUMENT}
             await containerd.up()
-            publisher.publish(events.TaskOom(container_id=C1))
+            publisher.publish(task.TaskOom(container_id=C1))
             publisher.publish(EXITED)
 
             assert await containerd.took(1) == ["/tasks/exit"]
@@ -303,40 +303,40 @@ def with_exit(message: Any) -> Message:
 @pytest.mark.parametrize(
     ("event", "topic", "message"),
     [
-        (events.TaskCreated(container_id=C1, request=CREATE, pid=9), "/tasks/create", expected_create()),
+        (task.TaskCreated(container_id=C1, request=CREATE, pid=9), "/tasks/create", expected_create()),
         (started(9), "/tasks/start", pb.TaskStart(container_id="c1", pid=9)),
         (EXITED, "/tasks/exit", with_exit(pb.TaskExit(container_id="c1", id="c1", pid=9, exit_status=7))),
         (
-            events.TaskExited(container_id=C1, process_id="e1", pid=9, exit=EXIT),
+            task.TaskExited(container_id=C1, process_id="e1", pid=9, exit=EXIT),
             "/tasks/exit",
             with_exit(pb.TaskExit(container_id="c1", id="e1", pid=9, exit_status=7)),
         ),
         (
-            events.TaskDeleted(container_id=C1, pid=9, exit=EXIT),
+            task.TaskDeleted(container_id=C1, pid=9, exit=EXIT),
             "/tasks/delete",
             with_exit(pb.TaskDelete(container_id="c1", pid=9, exit_status=7)),
         ),
         (
-            events.ExecAdded(container_id=C1, exec_id=E1),
+            task.ExecAdded(container_id=C1, exec_id=E1),
             "/tasks/exec-added",
             pb.TaskExecAdded(container_id="c1", exec_id="e1"),
         ),
         (
-            events.ExecStarted(container_id=C1, exec_id=E1, pid=9),
+            task.ExecStarted(container_id=C1, exec_id=E1, pid=9),
             "/tasks/exec-started",
             pb.TaskExecStarted(container_id="c1", exec_id="e1", pid=9),
         ),
-        (events.TaskPaused(container_id=C1), "/tasks/paused", pb.TaskPaused(container_id="c1")),
-        (events.TaskResumed(container_id=C1), "/tasks/resumed", pb.TaskResumed(container_id="c1")),
-        (events.TaskOom(container_id=C1), "/tasks/oom", pb.TaskOOM(container_id="c1")),
+        (task.TaskPaused(container_id=C1), "/tasks/paused", pb.TaskPaused(container_id="c1")),
+        (task.TaskResumed(container_id=C1), "/tasks/resumed", pb.TaskResumed(container_id="c1")),
+        (task.TaskOom(container_id=C1), "/tasks/oom", pb.TaskOOM(container_id="c1")),
         (
-            events.RemoteVmLost(container_id=C1),
+            task.RemoteVmLost(container_id=C1),
             "/pyshim/remote-vm-lost",
             json_format.ParseDict({"remote_vm": "c1"}, Struct()),
         ),
     ],
 )
-def test_event_has_its_topic_and_its_message(event: events.TaskEvent, topic: str, message: Message) -> None:
+def test_event_has_its_topic_and_its_message(event: task.TaskEvent, topic: str, message: Message) -> None:
     envelope = ForwardRequest.FromString(forward_request(event, namespace="n", at_ns=1)).envelope
 
     assert envelope.topic == topic

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from pyshim.host.processes.children import Children
-from pyshim.model.trace import Trace, span
+from pyshim.model.observation import Trace, span
 from pyshim.tracing.exporter import SpanExporter, export
 
 from .receivers import PATIENCE_S, until

@@ -23,7 +23,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
 from pyshim.host.processes.children import Children
-from pyshim.model.trace import NO_PARENT, Span, Trace, mark, span
+from pyshim.model.observation import NO_PARENT, Span, Trace, mark, span
 from pyshim.node.cli.trace import as_otlp
 from pyshim.tracing import child, exporter
 from pyshim.tracing.exporter import SpanExporter, export, traces_url

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from pyshim.concurrency.deadlines import CHANGE_S, READ_S, within_s
 from pyshim.concurrency.threads import thread_to_the_end
 from pyshim.host.processes.identity import family, family_threads
-from pyshim.model.cgroups import Group, GroupSetting, HostOom, Scope
+from pyshim.model.confinement import Group, GroupSetting, HostOom, Scope
 from pyshim.model.host_facts import CgroupMode
 from pyshim.resources.cgroups.host import hierarchies as cgroup_mounts
 from pyshim.resources.cgroups.host import resctrl

@@ -15,7 +15,7 @@ from jeepney.io.blocking import DBusConnection, prep_socket
 from jeepney.wrappers import unwrap_msg
 
 from pyshim.host.os_errors import describe_os_error
-from pyshim.model.cgroups import Scope
+from pyshim.model.confinement import Scope
 from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, Unavailable
 
 TIMEOUT_S = 10.0

@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterable, Iterator
 
 from pyshim.host.os_errors import describe_os_error, os_errors
-from pyshim.model.cgroups import Group, GroupSetting, HostOom
+from pyshim.model.confinement import Group, GroupSetting, HostOom
 from pyshim.resources.cgroups.host import hierarchies as kernel
 
 _THREADED = ("cpu", "cpuacct", "cpuset")

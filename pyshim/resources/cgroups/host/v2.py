@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Iterator
 
 from pyshim.host.os_errors import describe_os_error
-from pyshim.model.cgroups import Group, GroupSetting, HostOom
+from pyshim.model.confinement import Group, GroupSetting, HostOom
 from pyshim.resources.cgroups.host import hierarchies as kernel
 from pyshim.resources.cgroups.host.device_program import DeviceList
 

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import msgspec
 
-from pyshim.model.cgroups import CgroupPlan, GroupSetting, Member, Role
+from pyshim.model.confinement import CgroupPlan, GroupSetting, Member, Role
 from pyshim.model.decoding import described
 from pyshim.model.errors import InvalidArgument
 from pyshim.model.host_facts import CgroupMode

@@ -22,8 +22,8 @@ Sources: the kernel's admin-guide/cgroup-v1/memory.rst, admin-guide/cgroup-v2.rs
 import posixpath
 import re
 
-from pyshim.model.cgroups import CgroupPlan, Group, Member, Role, Scope
 from pyshim.model.config import Config
+from pyshim.model.confinement import CgroupPlan, Group, Member, Role, Scope
 from pyshim.model.errors import InvalidArgument
 from pyshim.model.host_facts import CgroupMode, HostFacts
 from pyshim.model.ids import SandboxId

@@ -11,12 +11,10 @@ from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from typing import Any
 
-from pyshim.model.capacity import HOST_SIDE_MIB
-from pyshim.model.cgroups import CgroupPlan, GroupSetting, Member, Role
 from pyshim.model.config import Config
-from pyshim.model.cpusets import cpu_set, cpuset_text
+from pyshim.model.confinement import CgroupPlan, GroupSetting, Member, Role
 from pyshim.model.errors import InvalidArgument
-from pyshim.model.host_facts import CgroupMode
+from pyshim.model.host_facts import HOST_SIDE_MIB, CgroupMode, cpu_set, cpuset_text
 from pyshim.model.sizing import SizingRecord, decimal
 from pyshim.model.units import MIB, MIN_SHARES, SHARES_PER_CPU
 

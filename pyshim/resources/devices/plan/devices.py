@@ -13,7 +13,6 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from pyshim.model.caller import pod_of
 from pyshim.model.config import Config
 from pyshim.model.devices import (
     VFIO_DIR,
@@ -26,8 +25,7 @@ from pyshim.model.devices import (
 )
 from pyshim.model.errors import FailedPrecondition, InvalidArgument, Unimplemented
 from pyshim.model.guest import GuestContainer, GuestDevice
-from pyshim.model.kind import ContainerKind
-from pyshim.model.oci import OciDevice, OciSpec
+from pyshim.model.oci import ContainerKind, OciDevice, OciSpec, pod_of
 from pyshim.model.vm import PciLayout, VfioDevice
 from pyshim.resources.devices.plan.pci_topology import pci_layout
 

@@ -3,16 +3,16 @@
 import logging
 import math
 
-from pyshim.model.capacity import (
+from pyshim.model.config import Config, HypervisorConfig
+from pyshim.model.errors import FailedPrecondition
+from pyshim.model.host_facts import (
     HOST_SIDE_MIB,
     KVM_HOST_SIDE_MIB,
     REMOTE_HOST_SIDE_MIB,
     CapacityFacts,
     CapacityQuestion,
+    HostFacts,
 )
-from pyshim.model.config import Config, HypervisorConfig
-from pyshim.model.errors import FailedPrecondition
-from pyshim.model.host_facts import HostFacts
 from pyshim.model.sizing import Dimension, SizingRecord, decimal
 from pyshim.model.units import MIB
 from pyshim.model.vm import MemoryBacking

@@ -18,9 +18,8 @@ from itertools import accumulate, pairwise
 import msgspec
 
 from pyshim.model.config import Config
-from pyshim.model.cpusets import cpu_set, cpuset_text
 from pyshim.model.errors import InvalidArgument
-from pyshim.model.machine import Machine
+from pyshim.model.host_facts import Machine, cpu_set, cpuset_text
 from pyshim.model.placement import Placement
 from pyshim.model.units import MIB
 from pyshim.model.vm import GuestNode

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 
 import msgspec
 
-from pyshim.model.caller import Caller, caller_of
 from pyshim.model.errors import InvalidArgument
+from pyshim.model.oci import Caller, caller_of
 
 CONTAINERD_PREFIX = "io.kubernetes.cri.sandbox-"
 _CRIO_KEYS = ("pod-linux-resources.crio.io", "io.kubernetes.cri-o.PodLinuxResources")

@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 
-from pyshim.model.cpusets import cpu_set
 from pyshim.model.errors import InvalidArgument
-from pyshim.model.kind import ContainerKind
+from pyshim.model.host_facts import cpu_set
+from pyshim.model.oci import ContainerKind
 from pyshim.model.units import MIN_SHARES, SHARES_PER_CPU
 from pyshim.resources.sizing.plan.pod_figures import PodFigures, in_64_bits, pod_figures
 

@@ -18,8 +18,7 @@ from pyshim.host.mounts.view import CODE, DEVICES, ViewPath, enter_view, home_of
 from pyshim.host.os_errors import describe_os_error
 from pyshim.host.processes.identity import is_script
 from pyshim.host.threads import in_short_thread
-from pyshim.model.mounts import HostMount
-from pyshim.model.volumes import VirtiofsdPlan
+from pyshim.model.volumes import HostMount, VirtiofsdPlan
 
 log = logging.getLogger(__name__)
 

@@ -20,8 +20,7 @@ from pyshim.host.fds import OwnedFd
 from pyshim.host.mounts.table import mount_root
 from pyshim.model.decoding import Text, decoded
 from pyshim.model.errors import InvalidArgument
-from pyshim.model.mounts import SourceKind
-from pyshim.model.volumes import DirectVolume, EmptyDir, SourceFacts
+from pyshim.model.volumes import DirectVolume, EmptyDir, SourceFacts, SourceKind
 from pyshim.resources.volumes.host.vhost_user import backend_socket, is_vhost_user
 
 DIRECT_VOLUMES = "/run/kata-containers/shared/direct-volumes"

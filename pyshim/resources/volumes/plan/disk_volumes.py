@@ -6,11 +6,10 @@ from pyshim.model.config import Config
 from pyshim.model.errors import InvalidArgument, Unimplemented
 from pyshim.model.guest import Storage
 from pyshim.model.ids import GuestPath
-from pyshim.model.mounts import SourceKind
 from pyshim.model.oci import OciMount
 from pyshim.model.plans import DiskUse
 from pyshim.model.vm import BlockDevice
-from pyshim.model.volumes import DirectVolume, FsGroup, SourceFacts
+from pyshim.model.volumes import DirectVolume, FsGroup, SourceFacts, SourceKind
 from pyshim.resources.volumes.plan.disks import digest, disk, served_disk
 from pyshim.resources.volumes.plan.share import GUEST_SANDBOX_DIR
 from pyshim.resources.volumes.plan.volume import Volume, made_directory, moved

@@ -7,13 +7,11 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from pyshim.model.caller import keys_of
 from pyshim.model.config import Config
 from pyshim.model.errors import FailedPrecondition, InvalidArgument
 from pyshim.model.guest import Storage
 from pyshim.model.ids import ContainerId, GuestPath
-from pyshim.model.kind import ContainerKind, membership
-from pyshim.model.oci import OciSpec
+from pyshim.model.oci import ContainerKind, OciSpec, keys_of, membership
 from pyshim.resources.volumes.plan.share import guest_container_dir
 
 DRIVER = "image_guest_pull"

@@ -10,12 +10,11 @@ import posixpath
 from msgspec.structs import replace
 
 from pyshim.model.config import Config
+from pyshim.model.confinement import NO_LABELS, ProcessLabels
 from pyshim.model.errors import InvalidArgument
 from pyshim.model.ids import ContainerId, GuestPath, HostPath, SandboxId
-from pyshim.model.labels import NO_LABELS, ProcessLabels
-from pyshim.model.mounts import HostMount, Propagation, TargetKind
 from pyshim.model.plans import SharePlan
-from pyshim.model.volumes import VirtiofsdPlan
+from pyshim.model.volumes import HostMount, Propagation, TargetKind, VirtiofsdPlan
 
 SHARE_TAG = "kataShared"
 HOST_SHARED_ROOT = "/run/kata-containers/shared/sandboxes"

@@ -1,13 +1,11 @@
 """Volumes that are files of the host: bound into the share, or copied where guest and host share no files. Pure."""
 
-from pyshim.model.copies import VolumeCopy
 from pyshim.model.errors import FailedPrecondition
 from pyshim.model.guest import Storage
 from pyshim.model.ids import ContainerId, GuestPath, HostPath
-from pyshim.model.mounts import HostMount, SourceKind, TargetKind
 from pyshim.model.oci import OciMount
 from pyshim.model.plans import SharePlan
-from pyshim.model.volumes import SourceFacts
+from pyshim.model.volumes import HostMount, SourceFacts, SourceKind, TargetKind, VolumeCopy
 from pyshim.resources.volumes.plan.disks import digest
 from pyshim.resources.volumes.plan.share import GUEST_SHARED_DIR, WATCHABLE_DIR
 from pyshim.resources.volumes.plan.volume import Volume, moved, short_name

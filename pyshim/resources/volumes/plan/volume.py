@@ -4,13 +4,11 @@ import posixpath
 
 import msgspec
 
-from pyshim.model.copies import VolumeCopy
 from pyshim.model.guest import Storage
 from pyshim.model.ids import GuestPath
-from pyshim.model.mounts import HostMount
 from pyshim.model.oci import OciMount
 from pyshim.model.plans import DiskUse, MemoryVolume
-from pyshim.model.volumes import SourceFacts
+from pyshim.model.volumes import HostMount, SourceFacts, VolumeCopy
 from pyshim.resources.volumes.plan.disks import digest
 from pyshim.resources.volumes.plan.share import GUEST_SANDBOX_DIR
 

@@ -10,14 +10,12 @@ from collections.abc import Mapping
 import msgspec
 
 from pyshim.model.config import Config, HypervisorConfig
-from pyshim.model.copies import VolumeCopy
 from pyshim.model.errors import FailedPrecondition, InvalidArgument, Unimplemented
 from pyshim.model.guest import Storage
 from pyshim.model.ids import ContainerId
-from pyshim.model.mounts import HostMount, SourceKind
 from pyshim.model.oci import OciMount, OciSpec
 from pyshim.model.plans import DiskUse, MemoryVolume, SharePlan
-from pyshim.model.volumes import EmptyDir, SourceFacts
+from pyshim.model.volumes import EmptyDir, HostMount, SourceFacts, SourceKind, VolumeCopy
 from pyshim.resources.volumes.plan.disk_volumes import DISK_TYPES, direct_volume, disk_empty_dir, file_system, raw_block
 from pyshim.resources.volumes.plan.guest_volumes import guest_empty_dir, huge_pages, memory_empty_dir, shared_memory
 from pyshim.resources.volumes.plan.shared_volumes import shared

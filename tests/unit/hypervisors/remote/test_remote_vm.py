@@ -25,8 +25,8 @@ from pyshim.model.errors import (
     Unimplemented,
 )
 from pyshim.model.ledger import LedgerEntry
+from pyshim.model.observation import Trace
 from pyshim.model.remote_vms import MAX_REPLY_BYTES
-from pyshim.model.trace import Trace
 from pyshim.model.vm import VmExitKind
 from pyshim.ttrpc import Code
 from pyshim.ttrpc.framing import HEADER, RESPONSE

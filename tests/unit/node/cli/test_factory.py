@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pyshim.model.templates import MachineFacts
 from pyshim.node.cli.command import run
+from pyshim.resources.templates.plan import MachineFacts
 from pyshim.resources.templates.store import TemplateStore, write_record
 from tests.fakes.vm_config import vm_config, with_memory
 

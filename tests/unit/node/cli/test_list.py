@@ -23,8 +23,8 @@ from pyshim.model.errors import ShimError
 from pyshim.model.ids import SandboxId
 from pyshim.model.ledger import LedgerEntry, ResourceKind
 from pyshim.model.observation import MONITOR_SOCKET
+from pyshim.model.sandbox import SandboxStatus
 from pyshim.model.sizing import SizingRecord, dimension
-from pyshim.model.snapshot import SandboxStatus
 from pyshim.node.cli import health
 from pyshim.node.cli.command import run
 from pyshim.node.cli.sandbox import sandbox_id

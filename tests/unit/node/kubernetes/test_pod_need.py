@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from pyshim.config.load import build_config
 from pyshim.config.sources import Source
 from pyshim.model.config import Config
-from pyshim.model.kind import ContainerKind
-from pyshim.model.oci import parse_spec
+from pyshim.model.oci import ContainerKind, parse_spec
 from pyshim.model.placement import Need
 from pyshim.model.units import GIB
 from pyshim.node.kubernetes.pod_need import pod_need

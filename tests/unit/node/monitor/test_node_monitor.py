@@ -18,8 +18,8 @@ import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from pyshim.model.durations import AgentCalls, Durations
 from pyshim.model.errors import FailedPrecondition
+from pyshim.model.observation import AgentCalls, Durations
 from pyshim.monitor.answers import ShimAnswers
 from pyshim.monitor.exposition import text_of
 from pyshim.monitor.guest_text import GUEST_PREFIXES, filtered

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import NamedTuple
 
-from pyshim.model.machine import Machine
+from pyshim.model.host_facts import Machine
 from pyshim.model.units import MIB
 from pyshim.node.nri.assignments import Assignments, Need, place, release
 from pyshim.node.nri.description import Description, machine

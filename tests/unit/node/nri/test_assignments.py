@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyshim.model.errors import InvalidArgument
-from pyshim.model.machine import Cpu, Machine, MachineError, Node, checked
+from pyshim.model.host_facts import Cpu, Machine, MachineError, Node
+from pyshim.model.host_facts import checked_machine as checked
 from pyshim.model.units import MIB
 from pyshim.node.nri.assignments import (
     Assignments,

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from pyshim.model.machine import MachineError
+from pyshim.model.host_facts import MachineError
 from pyshim.model.units import MIB
 from pyshim.node.nri.description import described, read_description
 

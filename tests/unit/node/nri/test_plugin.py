@@ -14,7 +14,7 @@ import pytest
 
 from protos.nri import v1alpha1_pb2 as pb
 from pyshim.model.errors import InvalidArgument
-from pyshim.model.machine import Cpu, Machine, MachineError, Node
+from pyshim.model.host_facts import Cpu, Machine, MachineError, Node
 from pyshim.node.nri.assignments import Assignments
 from pyshim.node.nri.plugin import NriPlugin, RegistrationRefused
 from pyshim.node.nri.pods import EXCLUSIVE, SHARED, Pods

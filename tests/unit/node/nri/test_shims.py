@@ -16,8 +16,8 @@ import pytest
 from pyshim.host.processes.identity import start_ticks
 from pyshim.host.sockets import listening_socket
 from pyshim.model.errors import FailedPrecondition, NotFound, Unavailable
+from pyshim.model.host_facts import Cpu, Machine, Node
 from pyshim.model.ids import SandboxId
-from pyshim.model.machine import Cpu, Machine, Node
 from pyshim.model.placement import METHOD, SERVICE, Need, Placed
 from pyshim.node.nri.assignments import Assignments
 from pyshim.node.nri.pods import Pods

@@ -17,7 +17,7 @@ from protos.cri import pod_sandbox_pb2 as cri
 from pyshim.config.load import for_pod, typed
 from pyshim.model.errors import InvalidArgument
 from pyshim.model.ids import HostPath
-from pyshim.model.kind import ContainerKind
+from pyshim.model.oci import ContainerKind
 from pyshim.node.kubernetes.agreement import Disagreement
 from pyshim.node.kubernetes.manifest import PodManifest, pod_sizing
 from pyshim.node.kubernetes.pod_size import CPU, MEMORY, PodSizing

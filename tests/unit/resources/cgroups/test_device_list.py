@@ -12,7 +12,7 @@ import pytest
 
 from pyshim.host.processes.children import Children
 from pyshim.host.processes.identity import family
-from pyshim.model.cgroups import Group, GroupSetting, Role
+from pyshim.model.confinement import Group, GroupSetting, Role
 from pyshim.model.host_facts import CgroupMode
 from pyshim.resources.cgroups.host.device_program import DeviceList, program
 from pyshim.resources.cgroups.host.hierarchies import Hierarchy, members, mounted

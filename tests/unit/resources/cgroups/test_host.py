@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pyshim.cleanup.release import release
-from pyshim.model.cgroups import Group, GroupSetting, HostOom, Role
+from pyshim.model.confinement import Group, GroupSetting, HostOom, Role
 from pyshim.model.errors import FailedPrecondition
 from pyshim.model.ledger import LedgerEntry, ResourceKind
 from pyshim.resources.cgroups.host import hierarchies

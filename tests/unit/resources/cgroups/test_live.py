@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pyshim.model.cgroups import Group, HostOom
+from pyshim.model.confinement import Group, HostOom
 from pyshim.model.errors import FailedPrecondition, InvalidArgument
 from pyshim.model.host_facts import CgroupMode
 from pyshim.model.ids import SandboxId

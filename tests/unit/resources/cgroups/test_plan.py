@@ -8,11 +8,10 @@ import pytest
 
 from pyshim.config.load import build_config
 from pyshim.config.sources import Source
-from pyshim.model.cgroups import CgroupPlan, Member, Role
 from pyshim.model.config import Config
-from pyshim.model.cpusets import cpuset_text
+from pyshim.model.confinement import CgroupPlan, Member, Role
 from pyshim.model.errors import InvalidArgument
-from pyshim.model.host_facts import CgroupMode, HostFacts
+from pyshim.model.host_facts import CgroupMode, HostFacts, cpuset_text
 from pyshim.model.ids import SandboxId
 from pyshim.model.sizing import SizingRecord, dimension
 from pyshim.model.units import MIB

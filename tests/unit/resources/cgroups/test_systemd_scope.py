@@ -12,7 +12,7 @@ import pytest
 from jeepney import DBusAddress, HeaderFields, new_error, new_method_return, new_signal
 from jeepney.low_level import Message, Parser
 
-from pyshim.model.cgroups import Scope
+from pyshim.model.confinement import Scope
 from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, Unavailable
 from pyshim.resources.cgroups.host.systemd_scope import start_scope
 

@@ -12,8 +12,7 @@ from pyshim.model.config import Config
 from pyshim.model.devices import DeviceQuestion, DeviceRequest, FoundDevice, HostFunction, PodDevices, VfioNode
 from pyshim.model.errors import FailedPrecondition, InvalidArgument
 from pyshim.model.guest import GuestContainer
-from pyshim.model.kind import ContainerKind
-from pyshim.model.oci import NO_HOOKS, OciDevice, OciSpec
+from pyshim.model.oci import NO_HOOKS, ContainerKind, OciDevice, OciSpec
 from pyshim.model.vm import PortKind, VfioDevice
 from pyshim.pod.plan.kernel_params import kernel_params
 from pyshim.resources.devices.plan.devices import (

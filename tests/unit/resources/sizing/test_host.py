@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pyshim.model.capacity import CapacityFacts, CapacityQuestion, CgroupLimits, RamBacking
-from pyshim.model.host_facts import CgroupMode
+from pyshim.model.host_facts import CapacityFacts, CapacityQuestion, CgroupLimits, CgroupMode, RamBacking
 from pyshim.model.units import GIB
 from pyshim.resources.sizing.host import probe_capacity
 

@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from pyshim.model.capacity import CgroupLimits
 from pyshim.model.errors import Cancelled, FailedPrecondition, InvalidArgument, NotFound, ShimError
+from pyshim.model.host_facts import CgroupLimits
 from pyshim.model.ids import ContainerId
-from pyshim.model.mounts import SourceKind
 from pyshim.model.task import Status
 from pyshim.model.units import MIB
-from pyshim.model.volumes import EmptyDir, SourceFacts
+from pyshim.model.volumes import EmptyDir, SourceFacts, SourceKind
 from tests.unit.pod.conftest import MEMBER, SANDBOX, Stack, until
 from tests.unit.pod.test_served_sandbox import IN_POD, POD, request
 

@@ -8,7 +8,7 @@ from pyshim.config.load import build_config
 from pyshim.config.sources import Source
 from pyshim.model.config import Config
 from pyshim.model.errors import InvalidArgument
-from pyshim.model.machine import Machine
+from pyshim.model.host_facts import Machine
 from pyshim.model.placement import Placement
 from pyshim.model.vm import GuestNode
 from pyshim.node.nri.assignments import Assignments, place

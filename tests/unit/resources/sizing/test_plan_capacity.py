@@ -6,10 +6,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from pyshim.model.capacity import HOST_SIDE_MIB, CapacityFacts, CgroupLimits, RamBacking
 from pyshim.model.config import Config
 from pyshim.model.errors import FailedPrecondition
-from pyshim.model.host_facts import HostFacts
+from pyshim.model.host_facts import HOST_SIDE_MIB, CapacityFacts, CgroupLimits, HostFacts, RamBacking
 from pyshim.model.units import MIB
 from pyshim.resources.sizing.plan.capacity import capacity_check
 from pyshim.resources.sizing.plan.static import static_size

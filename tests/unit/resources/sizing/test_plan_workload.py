@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from pyshim.model.errors import InvalidArgument
-from pyshim.model.kind import ContainerKind
+from pyshim.model.oci import ContainerKind
 from pyshim.model.units import MIB
 from pyshim.resources.sizing.plan.workload import workload
 

@@ -6,8 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from pyshim.model.confidential import SevGuard
-from pyshim.model.labels import ProcessLabels
-from pyshim.model.templates import MachineFacts
+from pyshim.model.confinement import ProcessLabels
 from pyshim.model.vm import (
     AgentChannel,
     EmulatedDevice,
@@ -19,7 +18,7 @@ from pyshim.model.vm import (
     VmConfig,
     VsockChannel,
 )
-from pyshim.resources.templates.plan import reason_to_boot, template_key, template_vm
+from pyshim.resources.templates.plan import MachineFacts, reason_to_boot, template_key, template_vm
 from tests.fakes.vm_config import nic, vm_config, with_boot, with_memory
 
 FACTS = MachineFacts(files=(("/k", "1-2"),), cpu="model name: x", host_kernel="6.1")

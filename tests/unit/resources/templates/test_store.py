@@ -8,8 +8,8 @@ import pytest
 
 from pyshim.host.file_answers import file_identity
 from pyshim.model.errors import FailedPrecondition, NotFound, ResourceExhausted, ShimError, Unavailable
-from pyshim.model.templates import MachineFacts, StoredTemplate
 from pyshim.resources.templates import store as module
+from pyshim.resources.templates.plan import MachineFacts, StoredTemplate
 from pyshim.resources.templates.store import MOST_TEMPLATES, TemplateDamaged, TemplateStore, machine_facts, write_record
 from tests.fakes.vm_config import vm_config, with_boot, with_memory
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from pyshim.concurrency.tasks import TaskOwner
-from pyshim.model.copies import CopiedPiece, TreeEntry, VolumeCopy
 from pyshim.model.errors import FailedPrecondition, ShimError, Unavailable
 from pyshim.model.ids import GuestPath
+from pyshim.model.volumes import CopiedPiece, TreeEntry, VolumeCopy
 from pyshim.resources.volumes.copying import PIECE_BYTES, VolumeCopies
 from tests.fakes.host import FakeHost
 

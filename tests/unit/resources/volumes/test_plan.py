@@ -12,12 +12,11 @@ from pyshim.model.config import Config
 from pyshim.model.errors import FailedPrecondition, InvalidArgument, ShimError, Unimplemented
 from pyshim.model.guest import GuestContainer, Storage
 from pyshim.model.ids import ContainerId, HostPath, SandboxId
-from pyshim.model.mounts import SourceKind
 from pyshim.model.oci import OciSpec
 from pyshim.model.plans import ContainerPlan, SharePlan
 from pyshim.model.task import RootfsMount
 from pyshim.model.vm import GuestLocation
-from pyshim.model.volumes import DirectVolume, EmptyDir, FsGroup, SourceFacts
+from pyshim.model.volumes import DirectVolume, EmptyDir, FsGroup, SourceFacts, SourceKind
 from pyshim.pod.plan.container import container_plan, without_image
 from pyshim.resources.volumes.plan.disk_volumes import disk_id
 from pyshim.resources.volumes.plan.disks import with_disks

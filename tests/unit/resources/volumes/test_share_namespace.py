@@ -18,8 +18,7 @@ from pyshim.host.mounts.view import enter_view
 from pyshim.host.processes.children import Children
 from pyshim.model.errors import FailedPrecondition
 from pyshim.model.ids import HostPath
-from pyshim.model.mounts import HostMount, Propagation, TargetKind
-from pyshim.model.volumes import VirtiofsdPlan
+from pyshim.model.volumes import HostMount, Propagation, TargetKind, VirtiofsdPlan
 from pyshim.resources.volumes.host.share_namespace import ShareNamespace, share_namespace
 from pyshim.resources.volumes.host.virtiofsd import start_virtiofsd
 from pyshim.resources.volumes.host.virtiofsd_flavours import VirtiofsdFlavours

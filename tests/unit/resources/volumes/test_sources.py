@@ -12,8 +12,7 @@ import pytest
 
 from pyshim.host.mounts.table import mount_root
 from pyshim.model.errors import InvalidArgument
-from pyshim.model.mounts import SourceKind
-from pyshim.model.volumes import EmptyDir
+from pyshim.model.volumes import EmptyDir, SourceKind
 from pyshim.resources.volumes.host.sources import direct_volume, record_directory, source_facts
 
 

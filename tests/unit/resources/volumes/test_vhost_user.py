@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from pyshim.model.errors import FailedPrecondition, NotFound, ShimError, Unimplemented
-from pyshim.model.mounts import SourceKind
-from pyshim.model.volumes import SourceFacts
+from pyshim.model.volumes import SourceFacts, SourceKind
 from pyshim.resources.volumes.host.sources import source_facts
 from pyshim.resources.volumes.host.vhost_user import backend_socket
 

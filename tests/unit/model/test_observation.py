@@ -5,7 +5,7 @@ import itertools
 
 import pytest
 
-from pyshim.model.trace import MAX_SPANS, NO_PARENT, Span, Trace, context, mark, span, spans_from_json, traced
+from pyshim.model.observation import MAX_SPANS, NO_PARENT, Span, Trace, context, mark, span, spans_from_json, traced
 
 
 def counted() -> Trace:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from pyshim.model.cpusets import cpu_set, cpuset_text
 from pyshim.model.errors import InvalidArgument
+from pyshim.model.host_facts import cpu_set, cpuset_text
 
 
 def test_a_descending_range_of_cpus_holds_none() -> None:

@@ -2,8 +2,8 @@
 
 import pytest
 
+from pyshim.model.confinement import vmm_selinux_label
 from pyshim.model.errors import InvalidArgument
-from pyshim.model.labels import vmm_selinux_label
 
 
 @pytest.mark.parametrize(
