@@ -11,5 +11,5 @@ arguments override words of `/proc/cmdline`. It needs from the image:
 - devices: the virtio-serial port or vsock it listens on; /dev/null, /dev/random.
 
 Read `__main__.py` first, which makes all objects, then `service.py`, the table from method to function. Imports run one
-way: `calls` -> `container`, `storage`, `net` -> `pull` -> the modules beside this one.
+way: `calls` -> `container` -> `storage` -> `pull` -> the modules beside this one.
 """

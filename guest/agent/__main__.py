@@ -10,26 +10,23 @@ import sys
 from pyshim.ttrpc import Server, UnaryHandler
 
 from guest.agent import console, log, mounts, settings, syscalls, transport
-from guest.agent.calls.containers import ContainerCalls
-from guest.agent.calls.guest import GuestCalls
+from guest.agent.calls.containers import ContainerCalls, ProcessCalls
 from guest.agent.calls.network import NetworkCalls
-from guest.agent.calls.processes import ProcessCalls
-from guest.agent.calls.sandbox import SandboxCalls
+from guest.agent.calls.sandbox import GuestCalls, SandboxCalls
 from guest.agent.calls.stats import StatsCalls
 from guest.agent.calls.volumes import VolumeCalls
 from guest.agent.children import PYTHON_ENVIRONMENT, Children, python_program
+from guest.agent.container.cgroup import OomEvents
 from guest.agent.container.container import Containers
 from guest.agent.container.crun import Crun
 from guest.agent.container.named_devices import NamedDevices
-from guest.agent.container.oom import OomEvents
-from guest.agent.drivers import load_drivers
+from guest.agent.container.sandbox import Sandbox
 from guest.agent.errors import AgentError
 from guest.agent.files import read_text
 from guest.agent.pull.images import Images
-from guest.agent.sandbox import Sandbox
 from guest.agent.service import services
 from guest.agent.settings import ForwarderSettings, Settings
-from guest.agent.storage.hotplug import Hotplug
+from guest.agent.storage.hotplug import Hotplug, load_drivers
 from guest.agent.storage.table import StorageTable
 
 _log = logging.getLogger(__name__)

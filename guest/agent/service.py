@@ -11,11 +11,9 @@ from google.protobuf.message_factory import GetMessageClass
 from protos.agent import agent_pb2, health_pb2
 from pyshim.ttrpc import CallContext, UnaryHandler
 
-from guest.agent.calls.containers import ContainerCalls
-from guest.agent.calls.guest import GuestCalls
+from guest.agent.calls.containers import ContainerCalls, ProcessCalls
 from guest.agent.calls.network import NetworkCalls
-from guest.agent.calls.processes import ProcessCalls
-from guest.agent.calls.sandbox import SandboxCalls
+from guest.agent.calls.sandbox import GuestCalls, SandboxCalls
 from guest.agent.calls.stats import StatsCalls
 from guest.agent.calls.volumes import VolumeCalls
 from guest.agent.errors import AgentError, Internal, InvalidArgument, os_cause

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+VISIBLE_DEVICES = "VISIBLE_CDI_DEVICES"
+"""The variable by which a container chooses devices of the guest, with `agent.visible_cdi_devices`."""
 # Parameter -> attribute of Settings.
 _NUMBERS = {
     "agent.cdi_timeout": "cdi_timeout_s",

@@ -58,7 +58,7 @@ DEADLINES: tuple[WaitLimit, ...] = (
         60,
     ),
     WaitLimit("a device to appear in the guest", _CALL, table=Table.AGENT, key="hotplug_timeout"),
-    WaitLimit("the guest to put vCPUs online", _CALL, "guest.agent.calls.guest._ONLINE_TIMEOUT_S", 30),
+    WaitLimit("the guest to put vCPUs online", _CALL, "guest.agent.calls.sandbox._ONLINE_TIMEOUT_S", 30),
     WaitLimit("a file system's driver in the guest", _CALL, "guest.agent.mounts._DRIVER_WAIT_S", 30),
     WaitLimit("the agent's answer to CreateContainer", _CALL, table=Table.RUNTIME, key="create_container_timeout"),
     WaitLimit("the agent's answer to another request", _CALL, table=Table.AGENT, key="request_timeout"),

@@ -5,9 +5,10 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 from .project_files import ROOT, module_name, parsed, python_files, shown
@@ -88,7 +89,7 @@ _AGENT_LAYERS = (
     ("guest.agent.service",),
     ("guest.agent.calls",),
     ("guest.agent.container",),
-    ("guest.agent.storage", "guest.agent.net"),
+    ("guest.agent.storage",),
     ("guest.agent.pull",),
 )
 _OURS = ("pyshim", "hypervisors", "protos", "guest", "integration", "tests", "bench")
@@ -217,7 +218,7 @@ def test_rooms_that_must_be_small_use_the_standard_library_and_what_is_listed() 
 def test_inside_the_agent_imports_run_one_way() -> None:
     upwards = [
         f"{shown(path)}:{wanted.line}: {wanted.module}"
-        for path in _sources("guest/agent")
+        for path in _agent_files().values()
         for wanted in imports_of(path)
         if _within(wanted.module, "guest.agent") and _agent_layer(wanted.module) < _agent_layer(module_name(path))
     ]
@@ -225,9 +226,41 @@ def test_inside_the_agent_imports_run_one_way() -> None:
     assert upwards == []
 
 
+def _agent_files() -> dict[str, Path]:
+    """The agent's files by module."""
+    found = {module_name(path): path for path in _sources("guest") if _within(module_name(path), "guest.agent")}
+    assert found, "the agent has files"
+    return found
+
+
 def _agent_layer(module: str) -> int:
     found = [number for number, rooms in enumerate(_AGENT_LAYERS) if any(_within(module, room) for room in rooms)]
     return found[0] if found else len(_AGENT_LAYERS)
+
+
+def test_inside_the_agent_no_files_import_each_other() -> None:
+    """Also not by way of others, and not inside functions."""
+    files = _agent_files()
+    order = TopologicalSorter({module: _files_imported(path, files) for module, path in files.items()})
+
+    try:
+        order.prepare()
+        circle = []
+    except CycleError as error:
+        circle = error.args[1]
+
+    assert circle == []
+
+
+def _files_imported(path: Path, files: Mapping[str, Path]) -> set[str]:
+    """The modules among `files` whose content the file imports."""
+    wanted = {imported.module for imported in imports_of(path)}
+    return {
+        module
+        for each in wanted
+        for module in (each, each.rpartition(".")[0])
+        if module in files and module != "guest.agent"
+    }
 
 
 def test_protobuf_types_stay_at_the_edges() -> None:

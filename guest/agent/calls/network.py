@@ -5,10 +5,10 @@ from __future__ import annotations
 from protos.agent import agent_pb2 as pb
 from protos.agent.types_pb2 import Interface
 
+from guest.agent import links
 from guest.agent.children import Children
 from guest.agent.errors import DeadlineExceeded, InvalidArgument, NotFound, Unimplemented
-from guest.agent.net import links
-from guest.agent.storage.block import SYS, pci_folder, pci_slots
+from guest.agent.storage.devices import SYS, pci_folder, pci_slots
 from guest.agent.storage.hotplug import Hotplug
 
 # Seconds. The lock is xtables', which other programs of the guest may hold.

@@ -9,8 +9,8 @@ from protos.agent import agent_pb2 as pb
 from guest.agent import mounts
 from guest.agent.children import Children
 from guest.agent.errors import InvalidArgument, NotFound, os_cause
-from guest.agent.storage.block import disk_bytes, disk_of, rescan
-from guest.agent.storage.copy_file import copy_file
+from guest.agent.storage.copies import copy_file
+from guest.agent.storage.devices import disk_bytes, disk_of, rescan
 from guest.agent.storage.hotplug import Hotplug
 
 _RESIZE_TIMEOUT_S = 60.0

@@ -18,9 +18,9 @@ from pyshim.cdi.inject import inject
 from pyshim.cdi.names import check_kind
 from pyshim.cdi.spec import ContainerEdits
 
-from guest.agent.container.named_devices import VISIBLE_DEVICES
 from guest.agent.container.spec import Json
 from guest.agent.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument
+from guest.agent.settings import VISIBLE_DEVICES
 
 log = logging.getLogger(__name__)
 

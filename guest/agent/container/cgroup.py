@@ -1,4 +1,4 @@
-"""Reads a cgroup v2 directory as the API's statistics. A missing file counts as zero.
+"""Reads a container's cgroup v2 directory: statistics, and events of the OOM killer. A missing file counts as zero.
 
 Sources: kernel Documentation/admin-guide/cgroup-v2.rst; each field of the API has its meaning in containerd's
 cgroup v1 metrics.
@@ -6,9 +6,16 @@ cgroup v1 metrics.
 
 from __future__ import annotations
 
+import asyncio
+import os
+import select
+
 from protos.agent import agent_pb2 as pb
 
+from guest.agent.container.container import Container
+from guest.agent.errors import Unavailable
 from guest.agent.files import names_in, read_text
+from guest.agent.streams import EdgeEvents
 
 _NO_LIMIT = (1 << 64) - 1
 
@@ -30,6 +37,9 @@ def flat_keyed(path: str) -> dict[str, int]:
     """The file's `key value` lines."""
     pairs = (line.split() for line in _read(path).splitlines())
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
+
+
+# -- statistics --------------------------------------------------------------------------------------------------------
 
 
 def cgroup_stats(folder: str) -> pb.CgroupStats:
@@ -119,3 +129,77 @@ def _hugetlb(folder: str) -> dict[str, pb.HugetlbStats]:
             events = flat_keyed(f"{folder}/hugetlb.{size}.events")
             stats[size] = pb.HugetlbStats(usage=number(f"{folder}/{name}"), failcnt=events.get("max", 0))
     return stats
+
+
+# -- events of the OOM killer ------------------------------------------------------------------------------------------
+
+# If no shim asks, the oldest events are dropped.
+_MAX_EVENTS = 100
+
+
+class OomEvents:
+    """Ids of containers that lost a process to the OOM killer."""
+
+    def __init__(self) -> None:
+        self._events: list[str] = []
+        self._news = asyncio.Event()
+        self._is_over = False
+
+    async def next(self) -> str:
+        """The oldest event that no earlier call returned, once there is one. Unavailable if the sandbox ends."""
+        while not self._events:
+            if self._is_over:
+                raise Unavailable("get OOM event: the sandbox is destroyed")
+            self._news.clear()
+            await self._news.wait()
+        return self._events.pop(0)
+
+    def add(self, container_id: str) -> None:
+        self._events.append(container_id)
+        del self._events[:-_MAX_EVENTS]
+        self._news.set()
+
+    def end(self) -> None:
+        """Calls that wait for an event end."""
+        self._is_over = True
+        self._news.set()
+
+    def watch(self, container: Container) -> None:
+        """Until init ends, each kill of processes of the container by the OOM killer is one event.
+
+        Source: kernel Documentation/admin-guide/cgroup-v2.rst, memory.events: a change generates a file modified event.
+        """
+        try:
+            fd = os.open(f"{container.cgroup}/memory.events", os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return  # the memory controller is off
+        seen = _oom_kills(fd)
+
+        def look() -> None:
+            nonlocal seen
+            now = _oom_kills(fd)
+            if now > seen:
+                self.add(container.cid)
+            seen = now
+
+        # Kernel files report a change as POLLPRI and POLLERR until read again.
+        news = EdgeEvents(fd, select.EPOLLPRI, look)
+
+        def end(_code: int) -> None:
+            look()  # the kill that ended init may not have been noticed yet
+            news.close()
+            os.close(fd)
+
+        container.init.child.when_ended(end)
+
+
+def _oom_kills(fd: int) -> int:
+    try:
+        text = os.pread(fd, 4096, 0).decode("ascii", "replace")
+    except OSError:
+        return 0  # the cgroup is being removed
+    for line in text.splitlines():
+        key, _, value = line.partition(" ")
+        if key == "oom_kill" and value.isdigit():
+            return int(value)
+    return 0

@@ -17,8 +17,7 @@ from contextlib import contextmanager, suppress
 
 from protos.agent import oci_pb2
 
-from guest.agent.container.crun import Crun, CrunStdio
-from guest.agent.container.process import Process, Stdio
+from guest.agent.container.crun import Crun, CrunStdio, Process, Stdio
 from guest.agent.container.spec import Json, oci_process
 from guest.agent.errors import AlreadyExists, FailedPrecondition, Internal, InvalidArgument, NotFound
 from guest.agent.files import read_text, remove_file, write_text

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 from protos.agent.oci_pb2 import Spec
 
 from guest.agent.container.spec import Json
+from guest.agent.settings import VISIBLE_DEVICES
 
 if TYPE_CHECKING:
     from pyshim.cdi.spec import ContainerEdits
 
 ANNOTATION_PREFIX = "cdi.k8s.io/"
-VISIBLE_DEVICES = "VISIBLE_CDI_DEVICES"
 _KIND_OF_CONTAINER = "io.katacontainers.pkg.oci.container_type"
 
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import sys
 
 from guest.agent.pull.layers import make_image
-from guest.agent.pull.layout import ImageLayout
-from guest.agent.pull.registry import Registry
-from guest.agent.pull.source import ImageSource, PullError
+from guest.agent.pull.sources import ImageLayout, ImageSource, PullError, Registry
 
 
 def main() -> int:

@@ -14,7 +14,7 @@ import zlib
 from gzip import BadGzipFile, GzipFile
 
 from guest.agent.files import remove_tree
-from guest.agent.pull.source import Blob, ImageSource, Layer, PullError, Reference, image_of
+from guest.agent.pull.sources import Blob, ImageSource, Layer, PullError, Reference, image_of
 
 _WHITEOUT, _OPAQUE = ".wh.", ".wh..wh..opq"
 _XATTR = "SCHILY.xattr."

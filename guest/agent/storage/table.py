@@ -8,28 +8,33 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import stat
 from collections.abc import Iterable, Sequence
 
-from protos.agent.agent_pb2 import Storage
+from protos.agent.agent_pb2 import FSGroup, Storage
+from protos.agent.types_pb2 import FSGroupChangePolicy
 
 from guest.agent import mounts
 from guest.agent.children import Children
 from guest.agent.errors import AgentError, Internal, InvalidArgument, os_cause
 from guest.agent.files import read_text, write_text
 from guest.agent.pull.images import Images
-from guest.agent.storage import verity
-from guest.agent.storage.block import find_block_device, make_filesystem
-from guest.agent.storage.crypt import encrypted
-from guest.agent.storage.device_mapper import map_device, unmap_device
+from guest.agent.storage.copies import Watches
+from guest.agent.storage.device_mapper import (
+    VERITY_MODULES,
+    VERITY_PREFIX,
+    encrypted,
+    map_device,
+    unmap_device,
+    verity_target,
+)
+from guest.agent.storage.devices import find_block_device, make_filesystem
 from guest.agent.storage.hotplug import Hotplug
-from guest.agent.storage.ownership import set_group
-from guest.agent.storage.watch import Watches
 
 log = logging.getLogger(__name__)
 
 SANDBOX = ""
 _FS_GID = "fsgid="
-_SETGID = 0o2000
 _CREATE_DIRECTORY = "io.katacontainers.volume.overlayfs.create_directory="
 _CREATE_FILESYSTEM = "create_filesystem"
 _IMAGE_PULL = "image_guest_pull"
@@ -157,11 +162,11 @@ class StorageTable:
             node = await encrypted(self._children, node)
         if keys or _CREATE_FILESYSTEM in storage.driver_options:
             await make_filesystem(self._children, node, storage.fstype)
-        checks = [word for word in storage.options if word.startswith(verity.PREFIX)]
+        checks = [word for word in storage.options if word.startswith(VERITY_PREFIX)]
         verified = f"verity-{os.path.basename(node)}" if checks else ""
         if verified:
-            node = await map_device(self._children, verified, verity.verity_target(checks, node), verity.MODULES)
-        options = [word for word in storage.options if not word.startswith((_FS_GID, verity.PREFIX))]
+            node = await map_device(self._children, verified, verity_target(checks, node), VERITY_MODULES)
+        options = [word for word in storage.options if not word.startswith((_FS_GID, VERITY_PREFIX))]
         try:
             mount_storage(node, target, storage.fstype, options)
         except AgentError as error:
@@ -244,3 +249,40 @@ def allocate_hugepages(options: Sequence[str]) -> None:
         raise Internal(f"allocate hugepages in {path!r}: {os_cause(error)}") from error
     if got < count:
         raise Internal(f"allocate hugepages in {path!r}: got {got} of {count}")
+
+
+# -- a volume's group, as Kubernetes' fsGroup asks for it --------------------------------------------------------------
+
+_READ_WRITE, _READ_ONLY, _EXECUTE, _SETGID = 0o660, 0o440, 0o110, 0o2000
+
+
+def set_group(root: str, fs_group: FSGroup, *, read_only: bool) -> None:
+    """Everything below `root` belongs to the group, which can use it. New files inherit the group.
+
+    With the policy OnRootMismatch nothing is done if the root is right already. Symlinks get the group and no mode.
+    """
+    group = fs_group.group_id
+    wanted = (_READ_ONLY if read_only else _READ_WRITE) | _EXECUTE | _SETGID
+    found = os.stat(root)
+    if (
+        fs_group.group_change_policy == FSGroupChangePolicy.OnRootMismatch
+        and found.st_gid == group
+        and found.st_mode & wanted == wanted
+    ):
+        return
+    for folder, _folders, _files, fd in os.fwalk(root, topdown=False):
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                _change(entry.name, group, read_only, fd)
+    _change(root, group, read_only, None)
+
+
+def _change(name: str, group: int, read_only: bool, folder: int | None) -> None:
+    mode = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
+    os.chown(name, -1, group, dir_fd=folder, follow_symlinks=False)
+    if stat.S_ISLNK(mode):
+        return
+    added = _READ_ONLY if read_only else _READ_WRITE
+    if stat.S_ISDIR(mode):
+        added |= _EXECUTE | _SETGID
+    os.chmod(name, stat.S_IMODE(mode) | added, dir_fd=folder)

@@ -3,7 +3,7 @@
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from guest.agent.calls import metrics
+from guest.agent.calls import stats
 from pyshim.monitor.guest_text import GUEST_PREFIXES, MAX_SAMPLES, filtered_text
 
 PREFIXES = GUEST_PREFIXES
@@ -82,7 +82,7 @@ def test_a_guest_cannot_begin_a_histogram_that_has_no_end() -> None:
 
 
 def test_the_metrics_of_our_own_guest_pass_whole() -> None:
-    said = metrics.text()
+    said = stats.text()
 
     text, problem = filtered_text(said, PREFIXES)
 

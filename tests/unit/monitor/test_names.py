@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from guest.agent.calls import metrics as guest
+from guest.agent.calls import stats as guest
 from pyshim.model.observation import AgentCalls
 from pyshim.model.oci import PodName
 from pyshim.monitor.answers import ShimAnswers

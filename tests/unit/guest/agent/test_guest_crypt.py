@@ -7,9 +7,7 @@ import struct
 import pytest
 
 from guest.agent.errors import InvalidArgument
-from guest.agent.storage.crypt import crypt_target
-from guest.agent.storage.device_mapper import table
-from guest.agent.storage.verity import verity_target
+from guest.agent.storage.device_mapper import crypt_target, table, verity_target
 
 HASH = "ab" * 32
 

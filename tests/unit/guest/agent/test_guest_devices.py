@@ -14,15 +14,15 @@ import pytest
 from guest_agent_client import AgentClient, CallError, HostedAgent, inside, unused_id
 from oci_messages import a_spec
 
+from guest.agent import links
 from guest.agent.container import cdi
 from guest.agent.container.cdi import expanded, parse_visible
 from guest.agent.container.named_devices import NamedDevices
 from guest.agent.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument
-from guest.agent.net import links
 from guest.agent.settings import parse
-from guest.agent.storage import block, devices
+from guest.agent.storage import devices
+from guest.agent.storage.devices import bind_function, full_address, functions_of, rewrite_env
 from guest.agent.storage.hotplug import Hotplug
-from guest.agent.storage.passthrough import bind_function, full_address, functions_of, rewrite_env
 from protos.agent import agent_pb2, oci_pb2
 from pyshim.cdi import Cache, ContainerEdits, InvalidName
 from pyshim.ttrpc import Code
@@ -317,13 +317,13 @@ def test_a_function_without_a_group_is_not_bound(tmp_path: Path) -> None:
     ],
 )
 def test_pci_paths_are_read(path: str, expected: tuple[str, list[str]]) -> None:
-    assert block.pci_slots(path) == expected
+    assert devices.pci_slots(path) == expected
 
 
 @pytest.mark.parametrize("path", ["", "/", "20", "02/", "zz", "02.8", "02.", "../02", "+2", "02/0x1"])
 def test_a_pci_path_that_is_none_is_refused(path: str) -> None:
     with pytest.raises(InvalidArgument, match="PCI path"):
-        block.pci_slots(path)
+        devices.pci_slots(path)
 
 
 def test_a_function_behind_a_bridge_is_found_by_its_secondary_bus(tmp_path: Path) -> None:
@@ -331,18 +331,18 @@ def test_a_function_behind_a_bridge_is_found_by_its_secondary_bus(tmp_path: Path
     function.mkdir(parents=True)
     (tmp_path / "devices/pci0000:00/0000:00:02.0/pci_bus/0000:05").mkdir(parents=True)
 
-    assert block.pci_folder(str(tmp_path), "02/01") == str(function)
-    assert block.pci_folder(str(tmp_path), "02/02") is None
-    assert block.pci_folder(str(tmp_path), "03/01") is None
+    assert devices.pci_folder(str(tmp_path), "02/01") == str(function)
+    assert devices.pci_folder(str(tmp_path), "02/02") is None
+    assert devices.pci_folder(str(tmp_path), "03/01") is None
 
 
 @pytest.mark.usefixtures("fast_clock")
 async def test_a_scsi_disk_is_looked_for_by_a_controller_that_comes_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(block, "SYS", str(tmp_path))
-    monkeypatch.setattr(block, "is_block", lambda _path: True)
-    waiting = asyncio.create_task(block.find_block_device(Hotplug(3.0), "scsi", "0:5"))
+    monkeypatch.setattr(devices, "SYS", str(tmp_path))
+    monkeypatch.setattr(devices, "is_block", lambda _path: True)
+    waiting = asyncio.create_task(devices.find_block_device(Hotplug(3.0), "scsi", "0:5"))
     await asyncio.sleep(0.5)
     scan = tmp_path / "class/scsi_host/host2/scan"
     scan.parent.mkdir(parents=True)

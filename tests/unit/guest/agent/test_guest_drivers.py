@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from guest.agent.children import Children
-from guest.agent.drivers import NICENESS, load_drivers
+from guest.agent.storage.hotplug import NICENESS, load_drivers
 
 
 @pytest.fixture

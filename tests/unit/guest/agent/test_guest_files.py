@@ -10,8 +10,8 @@ import pytest
 
 from guest.agent.errors import InvalidArgument
 from guest.agent.files import remove_tree
-from guest.agent.storage import copy_file as files
-from guest.agent.storage import ownership, watch
+from guest.agent.storage import copies, table
+from guest.agent.storage import copies as files
 from protos.agent import agent_pb2
 
 
@@ -107,20 +107,20 @@ def test_a_copy_is_synchronized_by_difference_and_refuses_what_is_too_big(tmp_pa
     source, copy = tmp_path / "s", tmp_path / "c"
     (source / "sub").mkdir(parents=True)
     (source / "sub/f").write_text("1")
-    seen = watch.synchronize(str(source), str(copy), {})
+    seen = copies.synchronize(str(source), str(copy), {})
     untouched = (copy / "sub/f").stat().st_ino
     (source / "g").write_text("2")
 
-    seen = watch.synchronize(str(source), str(copy), seen)
+    seen = copies.synchronize(str(source), str(copy), seen)
     (source / "sub/f").unlink()
     (source / "sub").rmdir()
-    seen = watch.synchronize(str(source), str(copy), seen)
+    seen = copies.synchronize(str(source), str(copy), seen)
 
     assert untouched
     assert sorted(path.name for path in copy.iterdir()) == ["g"]
     (source / "big").write_bytes(bytes(2 << 20))
-    with pytest.raises(watch.TooBig):
-        watch.synchronize(str(source), str(copy), seen)
+    with pytest.raises(copies.TooBig):
+        copies.synchronize(str(source), str(copy), seen)
     assert sorted(path.name for path in copy.iterdir()) == ["g"]
 
 
@@ -131,7 +131,7 @@ def test_a_volumes_group_is_set_all_the_way_down_and_read_only_adds_no_write(tmp
     (tmp_path / "d/f").chmod(0o600)
     (tmp_path / "l").symlink_to("/nowhere")
 
-    ownership.set_group(str(tmp_path), agent_pb2.FSGroup(group_id=4242), read_only=True)
+    table.set_group(str(tmp_path), agent_pb2.FSGroup(group_id=4242), read_only=True)
 
     modes = {path: (tmp_path / path).lstat() for path in ("d", "d/f", "l")}
     assert {found.st_gid for found in modes.values()} == {4242}

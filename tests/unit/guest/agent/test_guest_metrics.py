@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from guest.agent.calls import metrics
+from guest.agent.calls import stats
 
 MEMORY_ITEMS = {
     "MemTotal": "mem_total",
@@ -45,11 +45,11 @@ MEMORY_ITEMS = {
 
 @pytest.mark.parametrize(("key", "item"), MEMORY_ITEMS.items())
 def test_a_line_of_meminfo_has_kata_agents_name(key: str, item: str) -> None:
-    assert metrics.memory_item(key) == item
+    assert stats.memory_item(key) == item
 
 
 def samples(name: str) -> dict[tuple[str, ...], float]:
-    (family,) = (each for each in text_string_to_metric_families(metrics.text()) if each.name == name)
+    (family,) = (each for each in text_string_to_metric_families(stats.text()) if each.name == name)
     return {tuple(sample.labels.values()): sample.value for sample in family.samples}
 
 

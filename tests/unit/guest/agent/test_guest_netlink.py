@@ -6,8 +6,8 @@ import socket
 
 import pytest
 
+from guest.agent import links, netlink
 from guest.agent.errors import InvalidArgument
-from guest.agent.net import links, netlink
 from protos.agent import types_pb2
 
 

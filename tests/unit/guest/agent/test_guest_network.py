@@ -185,7 +185,7 @@ OLD, NEW = "02:00:00:00:00:01", "02:00:00:00:00:02"
 PROGRAM = f"""
 import sys
 sys.path.insert(0, {str(ROOT)!r})
-from guest.agent.net import links
+from guest.agent import links
 from protos.agent.types_pb2 import Interface, IPAddress
 address = IPAddress(address="10.9.8.7", mask="24")
 links.update_interface(Interface(name="eth0", hwAddr="{NEW}", mtu=1400, IPAddresses=[address]), "card")

@@ -21,8 +21,7 @@ from guest_agent_client import CallError, HostedAgent
 from guest.agent.pull.__main__ import open_source
 from guest.agent.pull.images import pause_root
 from guest.agent.pull.layers import make_image
-from guest.agent.pull.registry import get
-from guest.agent.pull.source import PullError, Reference, image_of
+from guest.agent.pull.sources import PullError, Reference, get, image_of
 from protos.agent import agent_pb2
 
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from oci_messages import a_spec
 
-from guest.agent.container import spec, users
+from guest.agent.container import spec
 from guest.agent.errors import InvalidArgument
 from protos.agent import agent_pb2, oci_pb2
 
@@ -259,7 +259,7 @@ def test_a_passwd_that_is_a_symlink_out_of_the_root_is_not_followed(tmp_path: Pa
     user = oci_pb2.User()
 
     with pytest.raises(InvalidArgument, match="'app'"):
-        users.apply_string_user(user, agent_pb2.StringUser(uid="app"), str(root))
+        spec.apply_string_user(user, agent_pb2.StringUser(uid="app"), str(root))
 
 
 def test_numbers_need_no_passwd_and_groups_are_looked_up(tmp_path: Path) -> None:
@@ -267,6 +267,6 @@ def test_numbers_need_no_passwd_and_groups_are_looked_up(tmp_path: Path) -> None
     (tmp_path / "etc/group").write_text("wheel:x:10:\n")
     user = oci_pb2.User(UID=1, AdditionalGids=[5])
 
-    users.apply_string_user(user, agent_pb2.StringUser(uid="99", gid="wheel", additionalGids=["wheel"]), str(tmp_path))
+    spec.apply_string_user(user, agent_pb2.StringUser(uid="99", gid="wheel", additionalGids=["wheel"]), str(tmp_path))
 
     assert (user.UID, user.GID, user.AdditionalGids) == (99, 10, [5, 10])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from guest_agent_client import AgentClient, CallError, HostedAgent
 
-from guest.agent.container.sysctls import sysctl_path
+from guest.agent.container.sandbox import sysctl_path
 from guest.agent.errors import InvalidArgument
 
 

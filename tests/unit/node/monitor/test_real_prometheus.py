@@ -13,7 +13,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from guest.agent.calls import metrics as guest
+from guest.agent.calls import stats as guest
 from tests.unit.monitor.test_names import DASHBOARD
 from tests.unit.node.monitor.test_node_monitor import Node
 

@@ -16,9 +16,9 @@ from typing import TypeVar
 
 from protos.agent.types_pb2 import ARPNeighbor, Interface, IPAddress, IPFamily, Route
 
+from guest.agent import netlink as nl
 from guest.agent.errors import Internal, InvalidArgument, NotFound, os_cause
 from guest.agent.files import names_in, read_text
-from guest.agent.net import netlink as nl
 
 log = logging.getLogger(__name__)
 

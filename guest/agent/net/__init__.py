@@ -1,1 +1,0 @@
-"""The guest's network interfaces, by rtnetlink."""
