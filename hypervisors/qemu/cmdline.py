@@ -4,8 +4,8 @@ import itertools
 
 import msgspec
 
-from hypervisors.qemu import block, devices, guards, memory, pci
-from hypervisors.qemu.guards.sev import NO_ENCRYPTION, Encryption
+from hypervisors.qemu import devices, disks, guards, memory, pci
+from hypervisors.qemu.guards import NO_ENCRYPTION, Encryption
 from hypervisors.qemu.options import option
 from pyshim.model.errors import InvalidArgument
 from pyshim.model.vm import SerialChannel, VhostUserVsockChannel, VmConfig
@@ -187,7 +187,7 @@ def _devices(config: VmConfig, bus: devices.Bus, *, guest_cid: int, image_bytes:
     for vhost_user in config.vhost_user_nics:
         args += devices.vhost_user_nic(vhost_user, bus, config.cpu.accelerator)
     if hotplug and config.scsi is not None:
-        args += block.scsi_controller(config.scsi)
+        args += disks.scsi_controller(config.scsi)
     for placed in config.pci.placed:
         args += pci.placed_device(placed)
     return args

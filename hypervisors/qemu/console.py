@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from pyshim.host.fds import OwnedFd
 from pyshim.host.os_errors import describe_os_error
-from pyshim.host.paced_text import PacedText
+from pyshim.host.untrusted_text import PacedText
 
 log = logging.getLogger(__name__)
 

@@ -1,12 +1,31 @@
-"""PCIe ports and the devices behind them: options of the argv, and arguments of the QMP commands of hotplug. Pure.
+"""PCIe ports, PCI bridges, and the devices behind them, in the argv or plugged into the running VM.
 
 The topology is Kata's: root ports have chassis 0 and differ in slot; a switch is one root port, one upstream port and
-as many downstream ports as needed.
+as many downstream ports as needed. The shim chooses the slots behind the bridges; a device's path in the guest is read
+from QEMU's object model (qom).
 """
 
-from hypervisors.qemu.options import Args, Fields, node_name, object_args, option
-from pyshim.model.errors import InvalidArgument
-from pyshim.model.vm import PciDevice, PciLayout, PciPort, PlacedDevice, PortKind, VfioDevice, VmConfig
+import logging
+from collections.abc import Mapping
+from contextlib import suppress
+
+from hypervisors.qemu import devices
+from hypervisors.qemu.options import Args, Fields, node_name, object_args, option, qdev_id
+from hypervisors.qemu.qmp import COMMAND_TIMEOUT_S, Monitor, QmpError, QmpTimeout
+from pyshim.model.errors import Internal, InvalidArgument, ResourceExhausted, ShimError, Unimplemented
+from pyshim.model.vm import (
+    FIRST_BRIDGE_SLOT,
+    GuestLocation,
+    PciDevice,
+    PciLayout,
+    PciPort,
+    PlacedDevice,
+    PortKind,
+    VfioDevice,
+    VmConfig,
+)
+
+log = logging.getLogger(__name__)
 
 SWITCH_ROOT_SLOT = 0x1E
 _PORT_CHASSIS, _SWITCH_CHASSIS, _DOWN_CHASSIS = 0, 1, 2
@@ -114,3 +133,170 @@ def function_id(device_id: str) -> str:
 
 def iommufd_id(device_id: str) -> str:
     return f"iommufd-{node_name(device_id)}"
+
+
+_FIRST_SLOT, _LAST_SLOT = 1, 30
+_MAX_BRIDGE_DEPTH = 10
+
+
+class BridgeSlots:
+    """The slots behind the bridges, and the id of the device in each."""
+
+    def __init__(self, bridges: int, cold: tuple[PlacedDevice, ...] = ()) -> None:
+        """The slots of the devices `cold`, which are in the argv, are taken where they are behind a bridge."""
+        self._taken: list[dict[int, str]] = [
+            {placed.slot: placed.device.id for placed in cold if placed.bus == devices.bridge_id(index)}
+            for index in range(bridges)
+        ]
+
+    def take(self, device_id: str) -> tuple[int, int]:
+        """(bridge, slot), the first free one. Raises ResourceExhausted."""
+        for bridge, taken in enumerate(self._taken):
+            for slot in range(_FIRST_SLOT, _LAST_SLOT + 1):
+                if slot not in taken:
+                    taken[slot] = device_id
+                    return bridge, slot
+        raise ResourceExhausted(f"plug {device_id!r}: no free slot on {len(self._taken)} PCI bridge(s)")
+
+    def free(self, device_id: str) -> None:
+        for taken in self._taken:
+            for slot in [slot for slot, owner in taken.items() if owner == device_id]:
+                del taken[slot]
+
+    def saved(self) -> list[dict[str, object]]:
+        """Kata's `Bridges` of persist.json."""
+        return [
+            {
+                "DeviceAddr": {str(slot): device_id for slot, device_id in taken.items()},
+                "Type": "pci",
+                "ID": devices.bridge_id(index),
+                "Addr": FIRST_BRIDGE_SLOT + index,
+            }
+            for index, taken in enumerate(self._taken)
+        ]
+
+
+class Bridges:
+    """The bridges of one running VM."""
+
+    def __init__(self, config: VmConfig, monitor: Monitor) -> None:
+        self._qmp = monitor
+        self._slots = BridgeSlots(config.bridges, config.pci.placed)
+
+    def saved(self) -> list[dict[str, object]]:
+        return self._slots.saved()
+
+    async def plug(
+        self, driver: str, device_id: str, fields: Mapping[str, object], timeout_s: float = COMMAND_TIMEOUT_S
+    ) -> GuestLocation:
+        """A device of QEMU's `driver` is at the first free slot. Errors as of `add`, and QmpError."""
+        qdev = qdev_id(device_id)
+        await self.add(driver, device_id, qdev, fields, timeout_s)
+        return await self.locate(qdev)
+
+    async def add(self, driver: str, device_id: str, qdev: str, fields: Mapping[str, object], timeout_s: float) -> None:
+        """Like `plug`, with the id `qdev` in QEMU. Raises ResourceExhausted, and what `device_add` raises.
+
+        The slot is free again after an error other than QmpTimeout: after that one QEMU may still add the device.
+        """
+        bridge, slot = self._slots.take(device_id)
+        place = {"bus": devices.bridge_id(bridge), "addr": f"{slot:#x}"}
+        try:
+            await self._qmp.device_add(driver, qdev, {**fields, **place}, timeout_s)
+        except QmpTimeout:
+            raise
+        except ShimError:
+            self._slots.free(device_id)
+            raise
+
+    def free(self, device_id: str) -> None:
+        """The slot of the device, if it has one, is free: QEMU has removed the device."""
+        self._slots.free(device_id)
+
+    async def locate(self, qdev: str) -> GuestLocation:
+        """The guest's path of the device with QEMU's id `qdev`, behind a bridge or not. Raises QmpError."""
+        path = f"/machine/peripheral/{qdev}"
+        slots: list[str] = []
+        for _ in range(_MAX_BRIDGE_DEPTH):
+            address = await self._qmp.qom_get(path, "addr")
+            bus = await self._qmp.qom_get(path, "parent_bus")
+            if not isinstance(address, int) or not isinstance(bus, str):
+                raise QmpError(f"locate {qdev!r}: qemu names no address for {path!r}")
+            slots.insert(0, f"{address >> 3:02x}")
+            parent, _, name = bus.rpartition("/")
+            if name == devices.ROOT_BUS:
+                return GuestLocation(pci_path="/".join(slots))
+            path = parent
+        raise QmpError(f"locate {qdev!r}: more than {_MAX_BRIDGE_DEPTH} bridges deep")
+
+
+VFIO_TIMEOUT_S = 120.0
+"""Seconds for QEMU's answer: it first pins all of the guest's memory."""
+
+
+class PciDevices:
+    def __init__(self, config: VmConfig, monitor: Monitor, bridges: Bridges) -> None:
+        self._config = config
+        self._qmp = monitor
+        self._bridges = bridges
+        self._ports: dict[str, str] = {placed.bus: placed.device.id for placed in config.pci.placed}
+        self._objects: dict[str, list[str]] = {
+            placed.device.id: [str(fields["id"]) for fields in backend_objects(placed.device)]
+            for placed in config.pci.placed
+        }
+
+    async def check_locations(self) -> None:
+        """Every device of the argv has the planned location. Raises Internal with the first that has another."""
+        for placed in self._config.pci.placed:
+            found = await self._bridges.locate(function_id(placed.device.id))
+            if found.pci_path != placed.pci_path:
+                raise Internal(
+                    f"place {placed.device.id!r} in vm {self._config.sandbox_id!r}: qemu has it at"
+                    f" {found.pci_path}, the plan at {placed.pci_path}"
+                )
+
+    async def plug(self, device: PciDevice) -> GuestLocation:
+        """Raises Unimplemented without `hot_plug`, ResourceExhausted when no port is free."""
+        kind = self._config.pci.hot_plug
+        if kind is None:
+            raise Unimplemented(f'plug {device.id!r}: hot_plug_vfio is "no-port" for vm {self._config.sandbox_id!r}')
+        port = None if kind is PortKind.BRIDGE else self._free_port(kind, device)
+        qdev = function_id(device.id)
+        self._objects[device.id] = []
+        try:
+            for arguments in backend_objects(device):
+                await self._qmp.object_add(arguments)
+                self._objects[device.id].append(str(arguments["id"]))
+            driver, fields = hotplug_model(device)
+            if port is None:
+                await self._bridges.add(driver, device.id, qdev, fields, VFIO_TIMEOUT_S)
+            else:
+                self._ports[port] = device.id
+                await self._qmp.device_add(driver, qdev, {**fields, "bus": port, "addr": "0x0"}, VFIO_TIMEOUT_S)
+            return await self._bridges.locate(qdev)
+        except ShimError:
+            with suppress(ShimError):
+                # The slot is free only once QEMU reports no device there: a plug that timed out may still succeed.
+                await self._qmp.device_remove(qdev)
+                await self._release(device.id)
+            raise
+
+    async def unplug(self, device: PciDevice) -> None:
+        """The guest has released the device, and its port is free."""
+        await self._qmp.device_remove(function_id(device.id))
+        await self._release(device.id)
+
+    async def _release(self, device_id: str) -> None:
+        self._bridges.free(device_id)
+        for object_id in reversed(self._objects.pop(device_id, [])):
+            with suppress(ShimError):
+                await self._qmp.object_del(object_id)
+        for port in [port for port, holder in self._ports.items() if holder == device_id]:
+            del self._ports[port]
+
+    def _free_port(self, kind: PortKind, device: PciDevice) -> str:
+        ports = [port.id for port in self._config.pci.ports if port.kind is kind]
+        for port in ports:
+            if port not in self._ports:
+                return port
+        raise ResourceExhausted(f"plug {device.id!r}: all {len(ports)} {kind}s are taken")

@@ -33,8 +33,7 @@ from hypervisors.qemu.cmdline import (
 )
 from hypervisors.qemu.console import Console
 from hypervisors.qemu.devices import VSOCK_ID, bus_of, vsock_path
-from hypervisors.qemu.guards.launch import attest, query_encryption
-from hypervisors.qemu.guards.sev import NO_ENCRYPTION, Encryption
+from hypervisors.qemu.guards import NO_ENCRYPTION, Encryption, attest, query_encryption
 from hypervisors.qemu.hotplug import Hotplug, capabilities_of
 from hypervisors.qemu.isolation import isolated_qemu, isolated_vsock_program, reserved_user
 from hypervisors.qemu.process import QemuProcess, VmStartFailed
@@ -43,11 +42,10 @@ from hypervisors.qemu.saved_machine import continue_machine, empty_memory, fill_
 from hypervisors.qemu.vsock import reserve_cid, start_program
 from pyshim.concurrency.deadlines import CHANGE_S, MARGIN_S, VM_S, given_s, within_s
 from pyshim.concurrency.tasks import succeeded, together
-from pyshim.host.fds import OwnedFd
+from pyshim.host.fds import OwnedFd, listening_socket
 from pyshim.host.os_errors import describe_os_error, os_errors
 from pyshim.host.processes.children import Child, Children
 from pyshim.host.processes.launch import User
-from pyshim.host.sockets import listening_socket
 from pyshim.model.confidential import SevGuard, SnpGuard
 from pyshim.model.errors import FailedPrecondition, Internal, InvalidArgument, ShimError, Unavailable
 from pyshim.model.guest import AgentAddress, HvsockAddress, SerialAddress, VsockAddress

@@ -18,7 +18,7 @@ from pyshim.cleanup.conventions import Places, conventional_ledger
 from pyshim.cleanup.dead_socket import remove_dead_socket
 from pyshim.cleanup.release import TIMEOUT_S, release_all
 from pyshim.cleanup.remote_vms import are_stopped, hold_s, remote_vms
-from pyshim.host.locks import lock_within, open_directory
+from pyshim.host.files import lock_within, open_directory
 from pyshim.host.processes import identity as processes
 from pyshim.model.errors import DeadlineExceeded, NotFound, ShimError
 from pyshim.model.ledger import LedgerEntry

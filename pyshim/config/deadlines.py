@@ -43,12 +43,10 @@ DEADLINES: tuple[WaitLimit, ...] = (
         120,
     ),
     WaitLimit("QEMU's answer to a command", _CALL, "hypervisors.qemu.qmp.COMMAND_TIMEOUT_S", 25),
-    WaitLimit(
-        "the program that serves a disk, during plugging", _CALL, "hypervisors.qemu.vhost_user.ANSWER_TIMEOUT_S", 10
-    ),
-    WaitLimit("QEMU to plug a passed-through device", _CALL, "hypervisors.qemu.passthrough.VFIO_TIMEOUT_S", 120),
+    WaitLimit("the program that serves a disk, during plugging", _CALL, "hypervisors.qemu.disks.ANSWER_TIMEOUT_S", 10),
+    WaitLimit("QEMU to plug a passed-through device", _CALL, "hypervisors.qemu.pci.VFIO_TIMEOUT_S", 120),
     WaitLimit("the guest to release a device", _CALL, "hypervisors.qemu.qmp.UNPLUG_TIMEOUT_S", 15),
-    WaitLimit("virtio-mem to grow", _CALL, "hypervisors.qemu.virtio_mem.TOTAL_TIMEOUT_S", 120),
+    WaitLimit("virtio-mem to grow", _CALL, "hypervisors.qemu.memory.TOTAL_TIMEOUT_S", 120),
     WaitLimit("one CONNECT of a hybrid vsock", "it is repeated", "pyshim.agent.connect.HANDSHAKE_S", 10),
     WaitLimit("the first answer of the guest's agent", _START, table=Table.AGENT, key="dial_timeout"),
     WaitLimit(

@@ -1,7 +1,12 @@
-"""File descriptors with exactly one owner."""
+"""File descriptors: with exactly one owner, waited for on the event loop, listening for a child that inherits them."""
 
+import asyncio
 import os
+import socket
 from typing import Self
+
+from pyshim.host.os_errors import describe_os_error
+from pyshim.model.errors import Internal, InvalidArgument
 
 
 class OwnedFd:
@@ -54,3 +59,36 @@ def open_error(path: str) -> OSError | None:
     except OSError as error:
         return error
     return None
+
+
+async def until_readable(file: int | socket.socket) -> None:
+    """The file can be read without waiting, or is at its end."""
+    loop = asyncio.get_running_loop()
+    readable = asyncio.Event()
+    loop.add_reader(file, readable.set)
+    try:
+        await readable.wait()
+    finally:
+        loop.remove_reader(file)
+
+
+UNIX_PATH_BYTES = 107
+"""The longest path of a unix socket, without the final NUL. Source: unix(7), sun_path."""
+
+
+def listening_socket(path: str, *, mode: int = 0o600, backlog: int = 1) -> socket.socket:
+    """A close-on-exec stream socket that listens at `path`, which has `mode` less the umask. Replaces a stale file."""
+    if len(os.fsencode(path)) > UNIX_PATH_BYTES:
+        raise InvalidArgument(f"listen at {path!r}: longer than {UNIX_PATH_BYTES} bytes, the limit of a unix socket")
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        if os.path.exists(path):
+            os.unlink(path)
+        # fchmod on an unbound socket decides the mode bind() gives the file (unix(7)), so there is no open moment.
+        os.fchmod(listener.fileno(), mode)
+        listener.bind(path)
+        listener.listen(backlog)
+    except OSError as error:
+        listener.close()
+        raise Internal(f"listen at {path!r}: {describe_os_error(error)}") from error
+    return listener

@@ -3,16 +3,21 @@
 Trees may be written by a pod while the shim works on them. Names are resolved beneath the root and links are never
 followed, so the shim reads and removes files inside the tree only. The kubelet or the operator chooses the root of a
 tree to read, which may be a link.
+
+Copies keep the holes of a file. A directory is locked with flock(2), which ends with the process that has the lock.
 """
 
 import contextlib
 import errno
+import fcntl
 import os
 import stat
+import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from pyshim.host import syscalls
+from pyshim.host.fds import OwnedFd
 from pyshim.model.errors import FailedPrecondition, ResourceExhausted
 from pyshim.model.volumes import TreeEntry
 
@@ -291,3 +296,70 @@ def replace_file(
         with contextlib.suppress(OSError):
             os.unlink(aside)
         raise
+
+
+_PAGE_BYTES = 4096
+_ZEROS = bytes(_PAGE_BYTES)
+
+
+def copy_sparse(source: OwnedFd, target: OwnedFd) -> None:
+    """`target`, only a hole so far, has the content of `source`, and holes where that has some. Raises OSError.
+
+    It grows to the size of `source`, and does not shrink: others may have mapped it.
+    """
+    if os.fstat(target.fileno()).st_size < (size := os.fstat(source.fileno()).st_size):
+        os.truncate(target.fileno(), size)
+    for start, end in _data(source.fileno()):
+        os.lseek(target.fileno(), start, os.SEEK_SET)
+        while start < end:
+            sent = os.sendfile(target.fileno(), source.fileno(), start, end - start)
+            if not sent:
+                raise OSError(errno.EIO, "the file became shorter while it was copied")
+            start += sent
+
+
+def copy_without_zeros(source: OwnedFd, target: OwnedFd) -> None:
+    """As `copy_sparse`, with holes for pages of zeros as well: a guest's kernel touches many and leaves them so."""
+    os.truncate(target.fileno(), os.fstat(source.fileno()).st_size)
+    for start, end in _data(source.fileno()):
+        for offset in range(start, end, _PAGE_BYTES):
+            page = os.pread(source.fileno(), _PAGE_BYTES, offset)
+            if page != _ZEROS[: len(page)]:
+                os.pwrite(target.fileno(), page, offset)
+
+
+def _data(fd: int) -> Iterator[tuple[int, int]]:
+    """The pieces that are no holes. Source: lseek(2)."""
+    end = 0
+    while True:
+        try:
+            start = os.lseek(fd, end, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # only a hole is left
+                return
+            raise
+        end = os.lseek(fd, start, os.SEEK_HOLE)
+        yield start, end
+
+
+_LOCK_PAUSE_S = 0.01
+"""Seconds between two attempts."""
+
+
+def open_directory(path: str) -> OwnedFd:
+    """A descriptor to lock. Raises OSError."""
+    return OwnedFd(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+
+
+def lock_within(directory: OwnedFd, wait_s: float) -> bool:
+    """The directory is locked until its descriptor is closed; False when others have the lock for so long. Blocking."""
+    deadline = time.monotonic() + wait_s
+    while True:
+        try:
+            fcntl.flock(directory.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(_LOCK_PAUSE_S)
+        else:
+            return True

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import NamedTuple
 
-from pyshim.host.sockets import listening_socket
+from pyshim.host.fds import listening_socket
 from pyshim.model.observation import MAX_MONITOR_BODY_BYTES
 
 log = logging.getLogger(__name__)

@@ -17,9 +17,9 @@ from pyshim.host.mounts.table import with_mounts_below
 from pyshim.host.os_errors import os_errors
 from pyshim.host.processes.children import Children
 from pyshim.host.processes.hooks import hook_timeout_s, netns_member, run_hook
-from pyshim.host.processes.own_thread import in_own_thread
-from pyshim.host.python_child.asking import python_command
+from pyshim.host.python_child import python_command
 from pyshim.host.streams.opening import Streams, open_streams
+from pyshim.host.threads import in_own_thread
 from pyshim.model.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from pyshim.model.host_facts import CgroupMode
 from pyshim.model.ledger import Ledger, LedgerEntry, ResourceKind

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TypeVar
 
-from pyshim.host.locks import lock_within, open_directory
+from pyshim.host.files import lock_within, open_directory
 from pyshim.host.os_errors import os_errors
 from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, ShimError
 from pyshim.model.ledger import LedgerEntry, ResourceKind

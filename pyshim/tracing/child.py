@@ -14,7 +14,7 @@ from collections.abc import Mapping
 import aiohttp
 import msgspec
 
-from pyshim.host.python_child.messages import SOCKET_FD
+from pyshim.host.python_child import SOCKET_FD
 from pyshim.model.observation import Span
 from pyshim.tracing.request import problem_in, request, shown
 

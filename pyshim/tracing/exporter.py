@@ -17,7 +17,7 @@ from contextlib import suppress
 from pyshim import __version__
 from pyshim.host.processes.children import Child, Children
 from pyshim.host.processes.launch import Isolation
-from pyshim.host.python_child.asking import spawn_python
+from pyshim.host.python_child import spawn_python
 from pyshim.model.errors import ShimError
 from pyshim.model.observation import NO_PARENT, Span, Trace
 from pyshim.model.oci import pod_of

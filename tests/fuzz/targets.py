@@ -34,9 +34,8 @@ from pyshim.config.effective import examine
 from pyshim.config.load import build_config, typed
 from pyshim.config.sources import read_source
 from pyshim.host.fds import OwnedFd
-from pyshim.host.paced_text import PacedText
-from pyshim.host.python_child.messages import Inbox
-from pyshim.host.text_tail import MAX_LINE_BYTES, TextTail
+from pyshim.host.python_child import Inbox
+from pyshim.host.untrusted_text import MAX_LINE_BYTES, PacedText, TextTail
 from pyshim.model import oci
 from pyshim.model.errors import InvalidArgument, ShimError
 from pyshim.model.host_facts import CgroupMode, Cpu, Machine, Node

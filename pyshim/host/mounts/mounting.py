@@ -3,19 +3,23 @@
 Bind mounts are made with the file-descriptor mount calls: the copy gets its attributes (read-only first of all) before
 it is attached. A bind followed by a remount leaves a moment in which a guest could write, and does not reach the copies
 that propagation made of the mount. Needs Linux 5.12 (mount_setattr). Everything else goes through mount(2).
+
+Mount points are made and opened beneath a root where a guest could have planted links. A file's loop device vanishes
+with its mount (loop(4), linux/loop.h).
 """
 
 import errno
+import fcntl
 import os
+import stat
+import struct
 
 from pyshim.host import syscalls
 from pyshim.host.fds import OwnedFd
-from pyshim.host.mounts.loops import attach_loop
 from pyshim.host.mounts.options import MountOptions, OverlayData, PropagationChange, overlay_data, parse_mount_options
-from pyshim.host.mounts.targets import fd_path, make_target, open_target
 from pyshim.host.threads import in_short_thread
 from pyshim.model.errors import FailedPrecondition, InvalidArgument, ShimError, Unimplemented
-from pyshim.model.volumes import HostMount
+from pyshim.model.volumes import HostMount, TargetKind
 
 _PAGE_BYTES = os.sysconf("SC_PAGESIZE")
 _COMPACT_ABOVE_BYTES = _PAGE_BYTES - 512
@@ -184,3 +188,130 @@ def _mount_in(directory: str | None, source: str, target: str, fs_type: str, fla
         syscalls.mount(source, target, fs_type, flags, data)
 
     in_short_thread(mount_there)
+
+
+_BENEATH = syscalls.RESOLVE_BENEATH | syscalls.RESOLVE_NO_MAGICLINKS
+
+
+def wanted_kind(mount: HostMount) -> TargetKind:
+    """The kind of mount point, DIRECTORY or FILE. Raises OSError when LIKE_SOURCE cannot look at the source."""
+    if mount.target_kind is not TargetKind.LIKE_SOURCE:
+        return mount.target_kind
+    return TargetKind.DIRECTORY if stat.S_ISDIR(os.stat(mount.source).st_mode) else TargetKind.FILE
+
+
+def make_target(mount: HostMount) -> None:
+    """The mount point exists, with the directories above it (mode 0755, files 0644). Raises OSError, ShimError."""
+    kind = wanted_kind(mount)
+    if mount.beneath is None:
+        _make_plain(mount.target, kind)
+        return
+    with OwnedFd(os.open(mount.beneath, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as root:
+        _make_beneath(root.fileno(), _relative(mount), kind)
+
+
+def open_target(mount: HostMount) -> OwnedFd:
+    """The file visible at the target now, opened with O_PATH; with `beneath`, the walk cannot have left that root.
+
+    Raises OSError: EXDEV when a link or `..` leads out of the root.
+    """
+    if mount.beneath is None:
+        return OwnedFd(os.open(mount.target, os.O_PATH | os.O_CLOEXEC))
+    with OwnedFd(os.open(mount.beneath, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as root:
+        return OwnedFd(syscalls.openat2(root.fileno(), _relative(mount), os.O_PATH, resolve=_BENEATH))
+
+
+def fd_path(fd: OwnedFd) -> str:
+    """A path of the file that `fd` has open, for system calls that take no fd."""
+    return f"/proc/self/fd/{fd.fileno()}"
+
+
+def _relative(mount: HostMount) -> str:
+    assert mount.beneath is not None
+    root = mount.beneath.rstrip("/")
+    if mount.target.rstrip("/") == root:
+        return "."
+    if not mount.target.startswith(root + "/"):
+        raise FailedPrecondition(f"mount {mount.target!r}: not below {mount.beneath!r}")
+    return mount.target[len(root) + 1 :].lstrip("/")
+
+
+def _make_plain(target: str, kind: TargetKind) -> None:
+    if kind is TargetKind.DIRECTORY:
+        os.makedirs(target, mode=0o755, exist_ok=True)
+        return
+    os.makedirs(os.path.dirname(target) or "/", mode=0o755, exist_ok=True)
+    if not os.path.lexists(target):
+        os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))
+
+
+def _make_beneath(root_fd: int, path: str, kind: TargetKind) -> None:
+    """Every missing component of `path` made, each opened beneath the root before the next one is looked at."""
+    names = [name for name in path.split("/") if name not in ("", ".")]
+    above = OwnedFd(os.dup(root_fd))
+    try:
+        for depth in range(1, len(names) + 1):
+            is_last = depth == len(names)
+            made = OwnedFd(_open_or_make(root_fd, above.fileno(), names[:depth], is_last and kind is TargetKind.FILE))
+            above.close()
+            above = made
+    finally:
+        above.close()
+
+
+def _open_or_make(root_fd: int, above_fd: int, names: list[str], as_file: bool) -> int:
+    path, name = "/".join(names), names[-1]
+    flags = os.O_PATH if as_file else os.O_PATH | os.O_DIRECTORY
+    try:
+        return syscalls.openat2(root_fd, path, flags, resolve=_BENEATH)
+    except FileNotFoundError:
+        pass
+    if name == "..":
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), path)
+    # A dangling link makes both of these fail with EEXIST: neither follows the last component.
+    if as_file:
+        os.close(
+            os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644, dir_fd=above_fd)
+        )
+    else:
+        os.mkdir(name, 0o755, dir_fd=above_fd)
+    return syscalls.openat2(root_fd, path, flags, resolve=_BENEATH)
+
+
+_LOOP_CONFIGURE = 0x4C0A
+_LOOP_CTL_GET_FREE = 0x4C82
+_LO_FLAGS_READ_ONLY = 1
+_LO_FLAGS_AUTOCLEAR = 4
+_LOOP_ATTEMPTS = 32
+"""Attempts to get a free loop device, which other processes take at the same time."""
+
+# struct loop_config: fd, block_size, struct loop_info64 {5 u64, 4 u32, 64 + 64 + 32 bytes, 2 u64}, 8 reserved u64.
+_LOOP_CONFIG = struct.Struct("=II5Q4I64s64s32s2Q64x")
+
+
+def attach_loop(path: str, *, read_only: bool) -> tuple[str, OwnedFd]:
+    """A loop device's path showing the file `path`, and the fd that keeps it until it is mounted.
+
+    The device clears itself when its last user (the fd, then the mount) is gone. Raises OSError.
+    """
+    backing_flags = os.O_RDONLY if read_only else os.O_RDWR
+    with (
+        OwnedFd(os.open(path, backing_flags | os.O_CLOEXEC)) as backing,
+        OwnedFd(os.open("/dev/loop-control", os.O_RDWR | os.O_CLOEXEC)) as control,
+    ):
+        flags = _LO_FLAGS_AUTOCLEAR | (_LO_FLAGS_READ_ONLY if read_only else 0)
+        name = os.fsencode(path)[:63]
+        config = _LOOP_CONFIG.pack(backing.fileno(), 0, 0, 0, 0, 0, 0, 0, 0, 0, flags, name, b"", b"", 0, 0)
+        for _ in range(_LOOP_ATTEMPTS):
+            device = f"/dev/loop{fcntl.ioctl(control.fileno(), _LOOP_CTL_GET_FREE)}"
+            loop = OwnedFd(os.open(device, backing_flags | os.O_CLOEXEC))
+            try:
+                fcntl.ioctl(loop.fileno(), _LOOP_CONFIGURE, config)
+            except OSError as error:
+                loop.close()
+                if error.errno != errno.EBUSY:
+                    raise
+                # Another process took the free one first; ask for another.
+                continue
+            return device, loop
+    raise OSError(errno.EBUSY, f"no free loop device in {_LOOP_ATTEMPTS} attempts", path)

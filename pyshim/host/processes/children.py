@@ -17,12 +17,11 @@ from types import MappingProxyType
 
 import msgspec
 
-from pyshim.host.fds import OwnedFd
+from pyshim.host.fds import OwnedFd, until_readable
 from pyshim.host.os_errors import os_errors
-from pyshim.host.paced_text import PacedText
 from pyshim.host.processes.launch import AS_THE_SHIM, Isolation, Launch, SpawnFailed, file_actions, kill_and_reap
 from pyshim.host.processes.stat import start_ticks_of
-from pyshim.host.waiting import until_readable
+from pyshim.host.untrusted_text import PacedText
 from pyshim.model.errors import DeadlineExceeded, ShimError
 from pyshim.model.ledger import Ledger, LedgerEntry, ResourceKind
 

@@ -1,11 +1,12 @@
 """Processes that are not children of this process: identified by pid and start time, killed through a pidfd."""
 
+import asyncio
 import contextlib
 import os
 import select
 import signal
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from pyshim.host.processes.stat import STOPPED, stat_fields
@@ -244,3 +245,38 @@ def wait_gone(pidfd: int, pid: int, deadline: float) -> None:
     while not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
         if time.monotonic() >= deadline:
             raise DeadlineExceeded(f"kill process {pid}: it did not end in time")
+
+
+class Ends:
+    """Calls back once for each watched process that ends; a pidfd each. Made in a running loop."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._fds: set[int] = set()
+
+    def watch(self, process: ProcessRef, when_ended: Callable[[], None]) -> None:
+        """`when_ended` is called when that very process ends, or at the loop's next turn if it has ended."""
+        try:
+            with opened(process) as pidfd:
+                fd = os.dup(pidfd)
+        except ProcessLookupError:
+            self._loop.call_soon(when_ended)
+            return
+
+        def ended() -> None:
+            self._forget(fd)
+            when_ended()
+
+        self._fds.add(fd)
+        self._loop.add_reader(fd, ended)
+
+    def close(self) -> None:
+        """Watches end. Idempotent."""
+        for fd in tuple(self._fds):
+            self._forget(fd)
+
+    def _forget(self, fd: int) -> None:
+        self._fds.discard(fd)
+        self._loop.remove_reader(fd)
+        with contextlib.suppress(OSError):
+            os.close(fd)

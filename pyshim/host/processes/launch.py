@@ -16,7 +16,7 @@ from pyshim.host import syscalls
 from pyshim.host.fds import OwnedFd
 from pyshim.host.mounts.view import enter_view
 from pyshim.host.os_errors import os_errors
-from pyshim.host.processes.own_thread import daemon_thread
+from pyshim.host.threads import daemon_thread
 from pyshim.model.confinement import NO_LABELS, ProcessLabels
 from pyshim.model.errors import FailedPrecondition
 

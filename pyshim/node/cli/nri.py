@@ -17,7 +17,7 @@ from pyshim.node.cli.output import examples
 from pyshim.node.nri.assignments import Assignments, Need, place_or_share
 from pyshim.node.nri.policies import DEFAULT, load
 from pyshim.node.nri.policy import GuardedPolicy
-from pyshim.resources.cgroups.plan.rdt import rdt_class
+from pyshim.resources.cgroups.plan.cgroups import rdt_class
 from pyshim.resources.machine import read_machine
 
 logger = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import pairwise
 
-from pyshim.host.locks import lock_within, open_directory
+from pyshim.host.files import lock_within, open_directory
 from pyshim.host.processes.identity import arguments, find_by_argument
 from pyshim.model.errors import FailedPrecondition
 

@@ -12,7 +12,7 @@ from typing import Protocol
 import msgspec
 from msgspec.structs import replace
 
-from pyshim.host.processes.own_thread import daemon_thread
+from pyshim.host.threads import daemon_thread
 from pyshim.model.placement import Need, Placement
 from pyshim.node.nri.assignments import (
     Assignments,

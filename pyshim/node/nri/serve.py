@@ -8,7 +8,7 @@ import signal
 import socket
 
 from pyshim.concurrency.tasks import cancel_all
-from pyshim.host.sockets import listening_socket
+from pyshim.host.fds import listening_socket
 from pyshim.node.nri.plugin import NriPlugin
 from pyshim.node.nri.pods import Pods
 from pyshim.node.nri.shims import Shims

@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import msgspec
 
-from pyshim.host.processes.ends import Ends
-from pyshim.host.processes.identity import ProcessRef, is_alive, start_ticks
+from pyshim.host.processes.identity import Ends, ProcessRef, is_alive, start_ticks
 from pyshim.model.errors import InvalidArgument, ShimError
 from pyshim.model.placement import METHOD, SERVICE, Need, Placed
 from pyshim.node.nri.pods import Pods

@@ -31,7 +31,7 @@ from pyshim.resources.cgroups.affinity import CpuAffinity
 from pyshim.resources.cgroups.applied import AppliedSettings
 from pyshim.resources.cgroups.plan.block_io import Device as BlockDevice
 from pyshim.resources.cgroups.plan.block_io import block_io_settings, limited_devices
-from pyshim.resources.cgroups.plan.rdt import rdt_class
+from pyshim.resources.cgroups.plan.cgroups import rdt_class
 from pyshim.resources.cgroups.plan.settings import (
     DEVICE_NODES,
     allowed_devices,

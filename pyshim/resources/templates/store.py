@@ -20,7 +20,7 @@ import msgspec
 
 from pyshim.host.fds import OwnedFd
 from pyshim.host.file_answers import file_identity
-from pyshim.host.locks import lock_within, open_directory
+from pyshim.host.files import lock_within, open_directory
 from pyshim.host.os_errors import describe_os_error, os_errors
 from pyshim.model.errors import FailedPrecondition, Internal, NotFound, ResourceExhausted, Unavailable
 from pyshim.model.units import MIB

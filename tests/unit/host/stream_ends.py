@@ -6,9 +6,8 @@ from pathlib import Path
 
 from pyshim.host.processes.children import Children
 from pyshim.host.streams.fifos import FifoInput, PipeOutput
-from pyshim.host.streams.files import FileInput, FileOutput
 from pyshim.host.streams.log_programs import LogProgramTimes
-from pyshim.host.streams.opening import Streams, open_streams
+from pyshim.host.streams.opening import FileInput, FileOutput, Streams, open_streams
 from pyshim.model.task import Stdio
 
 TIMEOUT_S = 20

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from pyshim.host import syscalls
-from pyshim.host.mounts.mounting import perform_mount
+from pyshim.host.mounts.mounting import make_target, open_target, perform_mount
 from pyshim.host.mounts.table import mounted_below, unmount_all, unmount_beneath, with_mounts_below
-from pyshim.host.mounts.targets import make_target, open_target
 from pyshim.model.errors import FailedPrecondition, InvalidArgument, ShimError, Unimplemented
 from pyshim.model.ids import HostPath
 from pyshim.model.volumes import HostMount, Propagation, TargetKind

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pyshim.host.fds import OwnedFd
-from pyshim.host.sparse import copy_sparse, copy_without_zeros
+from pyshim.host.files import copy_sparse, copy_without_zeros
 
 MIB = 1 << 20
 PIECES = {0: b"a" * 4096, 3 * MIB: b"bc" * 5000, 8 * MIB - 4096: b"z" * 4096}

@@ -349,7 +349,7 @@ def test_a_stdin_that_blocks_for_ever_does_not_hold_up_the_exit(tmp_path: Path) 
     script = tmp_path / "reads.py"
     script.write_text(
         "import asyncio, os, tty\n"
-        "from pyshim.host.streams.files import open_file_input\n"
+        "from pyshim.host.streams.opening import open_file_input\n"
         "master, slave = os.openpty()\n"
         "tty.setraw(slave)\n"
         "async def main():\n"

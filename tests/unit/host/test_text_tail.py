@@ -5,10 +5,9 @@ import os
 
 import pytest
 
-from pyshim.host import paced_text
+from pyshim.host import untrusted_text
 from pyshim.host.fds import OwnedFd
-from pyshim.host.paced_text import BURST_BYTES, BURST_LINES, PacedText
-from pyshim.host.text_tail import MAX_LINE_BYTES, TextTail, printable
+from pyshim.host.untrusted_text import BURST_BYTES, BURST_LINES, MAX_LINE_BYTES, PacedText, TextTail, printable
 
 
 @pytest.mark.parametrize(
@@ -89,7 +88,7 @@ def write_all(fd: int, data: bytes) -> None:
 def test_a_flood_of_short_lines_is_held_back_though_it_is_few_bytes() -> None:
     """512 KiB of empty-looking lines would be a quarter of a million log records."""
     count = 5 * BURST_LINES
-    one_read = paced_text._READ_BYTES // 2
+    one_read = untrusted_text._READ_BYTES // 2
 
     lines, pauses = read_paced(b"x\n" * count)
 

@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from hypervisors.qemu import block
-from hypervisors.qemu.disks import Disks
+from hypervisors.qemu import disks
+from hypervisors.qemu.disks import Disks, VhostUserDisks
 from hypervisors.qemu.hotplug import Hotplug
 from hypervisors.qemu.qmp import QmpCommandFailed, QmpTimeout
-from hypervisors.qemu.vhost_user import VhostUserDisks
 from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, ShimError, Unavailable
 from pyshim.model.vm import (
     BlockDevice,
@@ -41,7 +40,7 @@ def test_a_block_node_has_the_settings_of_the_host_file() -> None:
         "d", "/dev/vg/lv", read_only=True, discard=True, cache=DiskCache(direct=True, no_flush=True), aio=DiskAio.NATIVE
     )
 
-    assert block.file_node(volume, fdset=3, is_block_special=True, aio=volume.tuning.aio) == {
+    assert disks.file_node(volume, fdset=3, is_block_special=True, aio=volume.tuning.aio) == {
         "driver": "raw",
         "node-name": "d",
         "read-only": True,
@@ -61,9 +60,9 @@ def test_a_block_node_has_the_settings_of_the_host_file() -> None:
 def test_settings_that_are_not_given_are_left_out() -> None:
     plain = disk("d", "/f")
 
-    assert block.file_node(plain, fdset=3, is_block_special=False, aio=DiskAio.THREADS)["discard"] == "ignore"
-    assert block.virtio_blk(plain) == {"drive": "d", "share-rw": True, "romfile": ""}
-    assert block.scsi_controller(ScsiController(queues=0, queue_size=0, iothread="")) == (
+    assert disks.file_node(plain, fdset=3, is_block_special=False, aio=DiskAio.THREADS)["discard"] == "ignore"
+    assert disks.virtio_blk(plain) == {"drive": "d", "share-rw": True, "romfile": ""}
+    assert disks.scsi_controller(ScsiController(queues=0, queue_size=0, iothread="")) == (
         "-device",
         "virtio-scsi-pci,id=virtio-scsi0,romfile=",
     )
@@ -82,7 +81,7 @@ def test_every_setting_reaches_its_property() -> None:
         physical_block_bytes=4096,
     )
 
-    assert block.virtio_blk(volume) == {
+    assert disks.virtio_blk(volume) == {
         "drive": "d",
         "share-rw": True,
         "romfile": "",
@@ -94,7 +93,7 @@ def test_every_setting_reaches_its_property() -> None:
         "physical_block_size": 4096,
         "serial": "a-serial-number-of-m",
     }
-    assert block.scsi_controller(ScsiController(queues=2, queue_size=64, iothread="one")) == (
+    assert disks.scsi_controller(ScsiController(queues=2, queue_size=64, iothread="one")) == (
         "-object",
         "iothread,id=iothread-one",
         "-device",
@@ -104,15 +103,15 @@ def test_every_setting_reaches_its_property() -> None:
 
 @pytest.mark.parametrize(("index", "address"), [(0, "0:0"), (255, "0:255"), (256, "1:0"), (65535, "255:255")])
 def test_scsi_addresses_count_through_luns_first(index: int, address: str) -> None:
-    fields = block.scsi_disk(disk("d", "/f", serial="s"), index)
+    fields = disks.scsi_disk(disk("d", "/f", serial="s"), index)
 
-    assert block.scsi_address(index) == address == f"{fields['scsi-id']}:{fields['lun']}"
+    assert disks.scsi_address(index) == address == f"{fields['scsi-id']}:{fields['lun']}"
     assert (fields["bus"], fields["serial"]) == ("virtio-scsi0.0", "s")
 
 
 def test_a_directory_is_no_disk(tmp_path: Path) -> None:
     with pytest.raises(FailedPrecondition, match="neither a file nor a block device"):
-        asyncio.run(disks(Monitor()).plug(disk("d", tmp_path)))
+        asyncio.run(disks_of(Monitor()).plug(disk("d", tmp_path)))
 
 
 class Monitor:
@@ -170,7 +169,7 @@ class Monitor:
         return GuestLocation(pci_path="07")
 
 
-def disks(monitor: Monitor) -> Disks:
+def disks_of(monitor: Monitor) -> Disks:
     return Disks(monitor, monitor)  # type: ignore[arg-type]
 
 
@@ -178,7 +177,7 @@ def test_without_io_uring_disks_use_threads_and_it_is_tried_once(tmp_path: Path)
     path = tmp_path / "file"
     path.write_bytes(b"")
     monitor = Monitor("blockdev_add")
-    plugged = disks(monitor)
+    plugged = disks_of(monitor)
 
     asyncio.run(plugged.plug(disk("a", path, aio=DiskAio.IO_URING)))
     asyncio.run(plugged.plug(disk("b", path, aio=DiskAio.IO_URING)))
@@ -193,7 +192,7 @@ def test_only_io_uring_is_replaced_by_threads(tmp_path: Path) -> None:
     monitor = Monitor("blockdev_add")
 
     with pytest.raises(QmpCommandFailed):
-        asyncio.run(disks(monitor).plug(disk("a", path, aio=DiskAio.NATIVE)))
+        asyncio.run(disks_of(monitor).plug(disk("a", path, aio=DiskAio.NATIVE)))
 
     assert monitor.said[-1] == ("remove_fd", 5)
 
@@ -203,7 +202,7 @@ async def test_a_disk_is_opened_for_qemu_and_closed_with_its_node(tmp_path: Path
     path = tmp_path / "file"
     path.write_bytes(b"")
     monitor = Monitor()
-    plugged = disks(monitor)
+    plugged = disks_of(monitor)
     volume = disk("a", path, read_only=read_only)
 
     await plugged.plug(volume)
@@ -218,7 +217,7 @@ def test_a_disk_that_cannot_be_plugged_leaves_no_node(tmp_path: Path, bus: DiskB
     path = tmp_path / "file"
     path.write_bytes(b"")
     monitor = Monitor(failing)
-    plugged = disks(monitor)
+    plugged = disks_of(monitor)
 
     with pytest.raises(QmpCommandFailed):
         asyncio.run(plugged.plug(disk("a", path, bus=bus, iothread="one")))
@@ -232,7 +231,7 @@ async def test_a_freed_scsi_address_is_given_again(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"")
     monitor = Monitor()
-    plugged = disks(monitor)
+    plugged = disks_of(monitor)
 
     named = [disk(name, path, bus=DiskBus.VIRTIO_SCSI) for name in ("a", "b", "c")]
     given = [(await plugged.plug(each)).scsi_address for each in named[:2]]
@@ -262,7 +261,7 @@ def test_the_reconnect_time_is_in_the_versions_property(
 ) -> None:
     served = replace(SERVED, vhost_user=VhostUserBackend(reconnect_s=reconnect_s))
 
-    assert block.vhost_user_chardev(served, version) == {
+    assert disks.vhost_user_chardev(served, version) == {
         "id": "char-d",
         "backend": {
             "type": "socket",
@@ -280,7 +279,7 @@ def known_to(version: tuple[int, ...]) -> Grammar:
 
 @pytest.mark.parametrize("version", list(tables()))
 def test_every_version_accepts_a_vhost_user_disk(version: str) -> None:
-    fields = block.vhost_user_blk(SERVED)
+    fields = disks.vhost_user_blk(SERVED)
 
     assert fields == {"chardev": "char-d", "num-queues": 2, "queue-size": 64}
     assert set(fields) <= tables()[version].devices["vhost-user-blk-pci"]

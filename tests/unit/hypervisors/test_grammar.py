@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from hypervisors.qemu.cmdline import check_config, qemu_argv
-from hypervisors.qemu.guards.sev import Encryption
+from hypervisors.qemu.guards import Encryption
 from pyshim.config.load import build_config
 from pyshim.config.sources import read_source
 from pyshim.model.confidential import NO_TEE, Tee, TeeFacts

@@ -13,8 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from hypervisors.qemu.cmdline import check_config, qemu_argv
-from hypervisors.qemu.guards.launch import attest, parse_secret, query_encryption
-from hypervisors.qemu.guards.sev import Encryption, parse_encryption
+from hypervisors.qemu.guards import Encryption, attest, parse_encryption, parse_secret, query_encryption
 from hypervisors.qemu.hotplug import capabilities_of
 from hypervisors.qemu.qmp import QmpCommandFailed, QmpError
 from pyshim.host.processes.children import Children

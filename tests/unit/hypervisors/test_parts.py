@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from hypervisors.qemu.bridges import BridgeSlots
 from hypervisors.qemu.console import MAX_FILE_BYTES, MAX_SHOWN_CHARS, Console
-from hypervisors.qemu.exits import SHOWN_LINES, ExitFacts, vm_exit
 from hypervisors.qemu.options import node_name
+from hypervisors.qemu.pci import BridgeSlots
+from hypervisors.qemu.process import SHOWN_LINES, ExitFacts, vm_exit
 from hypervisors.qemu.vsock import FIRST_CID, LAST_CID, candidate_cids, reserve_cid
 from pyshim.model.errors import FailedPrecondition, ResourceExhausted
 from pyshim.model.vm import VmExitKind

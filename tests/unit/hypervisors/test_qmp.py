@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from hypervisors.qemu.qmp import (
+    BURST,
     COMMAND_TIMEOUT_S,
+    PAUSE_S,
     UNPLUG_TIMEOUT_S,
     CpuSlot,
     Monitor,
@@ -23,7 +25,6 @@ from hypervisors.qemu.qmp import (
     QmpTimeout,
     Vcpu,
 )
-from hypervisors.qemu.qmp_client import BURST, PAUSE_S
 from pyshim.host.processes.children import Children
 from pyshim.model.errors import ErrorCode, ShimError
 from pyshim.model.units import MIB

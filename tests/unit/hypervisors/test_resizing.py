@@ -12,8 +12,8 @@ import pytest
 from msgspec.structs import replace
 
 from hypervisors.qemu.hotplug import Hotplug
+from hypervisors.qemu.memory import resize_virtio_mem
 from hypervisors.qemu.qmp import QmpError
-from hypervisors.qemu.virtio_mem import resize_virtio_mem
 from pyshim.model.errors import DeadlineExceeded, ResourceExhausted
 from pyshim.model.host_facts import Accelerator
 from tests.fakes.disks import disk

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from hypervisors.qemu import plugged_share
+from hypervisors.qemu import hotplug
 from hypervisors.qemu.cmdline import qemu_argv
-from hypervisors.qemu.plugged_share import plug_share
+from hypervisors.qemu.hotplug import plug_share
 from hypervisors.qemu.process import VmStartFailed
 from hypervisors.qemu.qmp import QmpError
 from hypervisors.qemu.saved_machine import continue_machine, save_machine, saved_memory
@@ -262,7 +262,7 @@ def share_at(path: Path) -> ShareDevice:
 async def test_a_share_is_plugged_once_the_guests_driver_uses_it(
     tmp_path: Path, started: list[bool | None], error: type[ShimError] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plugged_share, "DRIVER_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(hotplug, "DRIVER_TIMEOUT_S", 0.1)
     said = list(started)
 
     def status(peer: QmpPeer, request: dict[str, Any]) -> None:

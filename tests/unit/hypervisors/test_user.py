@@ -14,7 +14,7 @@ from uuid import uuid4
 import pytest
 from msgspec.structs import replace
 
-from hypervisors.qemu.user import COUNT, missing_users_reason, reserve_user, root_reason, vsock_user
+from hypervisors.qemu.isolation import USER_COUNT, missing_users_reason, reserve_user, root_reason, vsock_user
 from hypervisors.qemu.vm import QemuVm
 from pyshim.cleanup.release import release
 from pyshim.host import syscalls
@@ -135,7 +135,7 @@ async def test_a_qemu_has_a_user_of_its_own_and_reaches_neither_root_nor_another
         others = {int(word) for word in status(other.pid)["Uid"].split()}
 
         assert len(users) == 1
-        assert FIRST <= min(users) < FIRST + COUNT
+        assert FIRST <= min(users) < FIRST + USER_COUNT
         assert users != others
         assert facts["Groups"].strip() == ""
         assert {facts[name] for name in ("CapEff", "CapPrm", "CapInh", "CapBnd", "CapAmb")} == {"0" * 16}
@@ -291,9 +291,9 @@ def test_each_need_of_root_has_its_reason(config: VmConfig, word: str) -> None:
     ("ranges", "lacks"),
     [
         ("         0          0 4294967295\n", False),
-        (f"0 100000 65536\n{FIRST} 200000 {COUNT}\n", False),
+        (f"0 100000 65536\n{FIRST} 200000 {USER_COUNT}\n", False),
         ("0 100000 65536\n", True),
-        (f"0 100000 1\n{FIRST} 200000 {COUNT - 1}\n", True),
+        (f"0 100000 1\n{FIRST} 200000 {USER_COUNT - 1}\n", True),
     ],
     ids=["all", "ours-too", "few", "one-short"],
 )
@@ -307,7 +307,7 @@ def test_a_user_namespace_may_lack_the_users(directory: Path, ranges: str, lacks
 async def test_a_user_is_another_sandboxs_only_after_its_directory_is_gone(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hypervisors.qemu.user.COUNT", 4)
+    monkeypatch.setattr("hypervisors.qemu.isolation.USER_COUNT", 4)
     configs = [vm_config(vm_dir=f"{directory}/{name}", sandbox_id=name, first_user_id=FIRST) for name in "abc"]
     for config in configs:
         os.mkdir(config.vm_dir)
@@ -336,7 +336,7 @@ def test_a_user_is_chosen_while_another_vm_ends(directory: Path, monkeypatch: py
 
 def test_two_users_are_free_only_together(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A shim of a version that gave out single users may have given the odd one to a QEMU that runs."""
-    monkeypatch.setattr("hypervisors.qemu.user.COUNT", 4)
+    monkeypatch.setattr("hypervisors.qemu.isolation.USER_COUNT", 4)
     config = vm_config(vm_dir=f"{directory}/new", sandbox_id="new", first_user_id=FIRST)
     for name in ("new", "old"):
         os.mkdir(directory / name)

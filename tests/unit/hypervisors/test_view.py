@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from hypervisors.qemu.view import host_view_reason, vmm_view, vsock_view
+from hypervisors.qemu.isolation import host_view_reason, vmm_view, vsock_view
 from pyshim.host.mounts.view import ViewPath
 from pyshim.model.confidential import TdxGuard, UnixQuotes
 from pyshim.model.host_facts import Accelerator

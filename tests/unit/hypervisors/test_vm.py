@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from hypervisors.qemu import memory_dump, process
+from hypervisors.qemu import memory, process
 from hypervisors.qemu.console import MAX_FILE_BYTES
 from hypervisors.qemu.process import VmStartFailed, VmStartTimedOut
 from hypervisors.qemu.vm import QemuVm
@@ -92,7 +92,7 @@ async def test_a_dump_that_cannot_be_made_is_a_warning_and_the_guest_ends(
     bench: Bench,
 ) -> None:
     if reason == "full":
-        monkeypatch.setattr(memory_dump, "free_bytes", lambda _directory: 256 << 20)
+        monkeypatch.setattr(memory, "free_bytes", lambda _directory: 256 << 20)
     else:
         (tmp_path / "dumps").touch()
 
@@ -115,7 +115,7 @@ async def test_stopping_a_vm_that_dumps_its_memory_leaves_no_file(
         started.set()
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(memory_dump, "_write_dump", endless)
+    monkeypatch.setattr(memory, "_write_dump", endless)
 
     await bench.vm.create(panics_with_dump(bench, tmp_path / "dumps"))
     await bench.vm.start()

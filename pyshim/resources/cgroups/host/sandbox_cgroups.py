@@ -1,4 +1,8 @@
-"""The host's cgroups as one sandbox uses them: the seam `Cgroups`, over v1 or v2, in threads."""
+"""The host's cgroups as one sandbox uses them: the seam `Cgroups`, over v1 or v2, in threads; and its resctrl group.
+
+The node's administrator makes and removes the resctrl groups. Source: the kernel's arch/x86/resctrl.rst: a write of a
+number to `tasks` moves one thread, and a new thread or process begins in the group of the one that made it.
+"""
 
 import asyncio
 import contextlib
@@ -8,15 +12,19 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 from pyshim.concurrency.deadlines import CHANGE_S, READ_S, within_s
 from pyshim.concurrency.threads import thread_to_the_end
+from pyshim.host.os_errors import describe_os_error
 from pyshim.host.processes.identity import family, family_threads
 from pyshim.model.confinement import Group, GroupSetting, HostOom, Scope
+from pyshim.model.errors import FailedPrecondition
 from pyshim.model.host_facts import CgroupMode
 from pyshim.resources.cgroups.host import hierarchies as cgroup_mounts
-from pyshim.resources.cgroups.host import resctrl
 from pyshim.resources.cgroups.host.systemd_scope import start_scope
 from pyshim.resources.cgroups.host.usage import usage
 from pyshim.resources.cgroups.host.v1 import CgroupsV1
 from pyshim.resources.cgroups.host.v2 import CgroupsV2
+from pyshim.resources.cgroups.plan.cgroups import ROOT_CLASS
+
+RESCTRL = "/sys/fs/resctrl"
 
 
 def _paths(groups: tuple[Group, ...]) -> str:
@@ -129,7 +137,7 @@ class LinuxCgroups:
     @within_s(CHANGE_S, "join RDT class '{name}'")
     async def join_class(self, name: str, pids: Iterable[int]) -> None:
         """All threads of the processes and of their descendants are in the resctrl group of that name."""
-        await thread_to_the_end(resctrl.join, name, tuple(pids))
+        await thread_to_the_end(join_rdt_class, name, tuple(pids))
 
     @within_s(CHANGE_S, "pin thread {tid}")
     async def pin(self, tid: int, cpus: Iterable[int]) -> str:
@@ -173,3 +181,37 @@ def _device_rules(paths: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
         if len(words) == 2 and words[1] in ("vfio", "vfio-dev"):
             found[f"c {words[0]}:* rwm"] = words[1]
     return tuple(found.items())
+
+
+def join_rdt_class(name: str, pids: Iterable[int], root: str = RESCTRL) -> None:
+    """All threads of the processes and of their descendants are in the group.
+
+    Raises FailedPrecondition when the group is missing or the kernel refuses.
+    """
+    directory = root if name == ROOT_CLASS else f"{root}/{name}"
+    try:
+        tasks = os.open(f"{directory}/tasks", os.O_WRONLY | os.O_CLOEXEC)
+    except OSError as error:
+        is_mounted = os.path.exists(f"{root}/schemata")
+        hint = "" if is_mounted else f" (hint: mount -t resctrl resctrl {RESCTRL})"
+        cause = f"open '{directory}/tasks': {describe_os_error(error)}{hint}"
+        raise FailedPrecondition(f"join RDT class {name!r}: {cause}") from error
+    try:
+        for tid in family_threads(pids):
+            with contextlib.suppress(ProcessLookupError):
+                os.write(tasks, f"{tid}\n".encode())
+    except OSError as error:
+        cause = f"{describe_os_error(error)}{_last_words(root)}"
+        raise FailedPrecondition(f"join RDT class {name!r}: {cause}") from error
+    finally:
+        os.close(tasks)
+
+
+def _last_words(root: str) -> str:
+    """resctrl's own error text for a refused write."""
+    try:
+        with open(f"{root}/info/last_cmd_status", encoding="utf-8", errors="replace") as file:
+            said = file.read(1000).strip()
+    except OSError:
+        return ""
+    return f": {said}" if said not in ("", "ok") else ""

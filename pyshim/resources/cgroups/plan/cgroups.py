@@ -16,11 +16,18 @@ this host, so the shim is alone.
 A systemd path (`slice:prefix:name`) names the scope `prefix-name.scope`. systemd makes it only with
 `sandbox_cgroup_only`, since a scope exists as long as a process is in it.
 
-Sources: the kernel's admin-guide/cgroup-v1/memory.rst, admin-guide/cgroup-v2.rst "Threads"; systemd.scope(5).
+A container may also name a class of cache and memory bandwidth (Intel RDT, AMD QoS, ARM MPAM), a resctrl group.
+Runtimes write it into the spec: containerd and CRI-O from the pod's annotation `rdt.resources.beta.kubernetes.io/pod`,
+or as an NRI plugin says.
+
+Sources: the kernel's admin-guide/cgroup-v1/memory.rst, admin-guide/cgroup-v2.rst "Threads"; systemd.scope(5); OCI
+runtime-spec, config-linux.md, "IntelRdt".
 """
 
 import posixpath
 import re
+from collections.abc import Mapping
+from typing import Any
 
 from pyshim.model.config import Config
 from pyshim.model.confinement import CgroupPlan, Group, Member, Role, Scope
@@ -127,3 +134,29 @@ def slice_directory(name: str) -> str:
 
 def _wrong(cgroups_path: str, why: str) -> InvalidArgument:
     return InvalidArgument(f"read spec: linux.cgroupsPath {cgroups_path[:300]!r}: {why}")
+
+
+ROOT_CLASS = "/"
+"""The group that every process begins in."""
+_ROOT_CLASSES = (ROOT_CLASS, "system/default")
+"""Its names: OCI's, and that of goresctrl, which containerd and CRI-O read annotations with."""
+
+
+def rdt_class(linux: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
+    """The class in a spec's `linux`, empty for none, and the names of its other members, which a VM ignores.
+
+    Raises InvalidArgument for an invalid name.
+    """
+    wanted = linux.get("intelRdt")
+    if wanted is None:
+        return "", ()
+    if not isinstance(wanted, Mapping):
+        raise InvalidArgument(f"read linux.intelRdt: not an object: {str(wanted)[:100]!r}")
+    name = wanted.get("closID") or ""
+    if not isinstance(name, str):
+        raise InvalidArgument(f"read linux.intelRdt.closID: not a name: {str(name)[:100]!r}")
+    if name in _ROOT_CLASSES:
+        name = ROOT_CLASS
+    elif name in (".", "..") or "/" in name or not name.isprintable():
+        raise InvalidArgument(f"read linux.intelRdt.closID: {name[:100]!r} is not a directory name")
+    return name, tuple(sorted(key for key, value in wanted.items() if value and key != "closID"))

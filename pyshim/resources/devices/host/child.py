@@ -4,7 +4,7 @@ import socket
 
 import msgspec
 
-from pyshim.host.python_child.messages import SOCKET_FD, Inbox, send
+from pyshim.host.python_child import SOCKET_FD, Inbox, send
 from pyshim.model.devices import DeviceQuestion, PodResources
 from pyshim.model.errors import FailedPrecondition, ShimError
 

@@ -5,7 +5,7 @@ import asyncio
 import msgspec
 
 from pyshim.host.processes.children import PROGRAM_ENV, Children
-from pyshim.host.python_child.asking import PythonChild, spawn_python
+from pyshim.host.python_child import PythonChild, spawn_python
 from pyshim.model import errors
 from pyshim.model.devices import DeviceQuestion, PodDevices
 from pyshim.model.errors import DeadlineExceeded, Internal, ShimError

@@ -18,7 +18,7 @@ import msgspec
 from pyroute2.iproute.linux import IPRoute
 from pyroute2.netlink.exceptions import NetlinkDumpInterrupted, NetlinkError
 
-from pyshim.host.python_child.messages import SOCKET_FD, Inbox, MessageTooLong, send
+from pyshim.host.python_child import SOCKET_FD, Inbox, MessageTooLong, send
 from pyshim.model.network import AddressReport, LinkReport, NeighbourReport, NetworkScan, RouteReport
 from pyshim.resources.network.host import loopback_steering, taps
 from pyshim.resources.network.host.rtnetlink import RATE_LIMIT_HANDLE

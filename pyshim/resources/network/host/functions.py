@@ -4,7 +4,7 @@ import asyncio
 import logging
 
 from pyshim.concurrency.undo import AcquiredEntries
-from pyshim.host.processes.own_thread import in_own_thread
+from pyshim.host.threads import in_own_thread
 from pyshim.model.errors import FailedPrecondition
 from pyshim.model.ledger import Ledger, LedgerEntry, ResourceKind
 from pyshim.model.vm import VfioDevice

@@ -13,7 +13,7 @@ from pyshim.host.fds import OwnedFd
 from pyshim.host.os_errors import describe_os_error, os_errors
 from pyshim.host.processes.children import Children
 from pyshim.host.processes.launch import Isolation
-from pyshim.host.python_child.asking import PythonChild, spawn_python
+from pyshim.host.python_child import PythonChild, spawn_python
 from pyshim.host.syscalls import CLONE_NEWNET
 from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, Internal, InvalidArgument, NotFound
 

@@ -19,7 +19,7 @@ from pyshim.concurrency.undo import AcquiredEntries
 from pyshim.host.fds import OwnedFd
 from pyshim.host.os_errors import os_errors
 from pyshim.host.processes.children import Children
-from pyshim.host.python_child.messages import MAX_FDS
+from pyshim.host.python_child import MAX_FDS
 from pyshim.model.errors import Internal, ShimError, Unavailable, Unimplemented
 from pyshim.model.guest import NetworkInterface, NetworkNeighbour, NetworkRoute
 from pyshim.model.ledger import Ledger, LedgerEntry, ResourceKind

@@ -11,9 +11,8 @@ from collections.abc import Callable
 
 from pyshim.host import syscalls
 from pyshim.host.fds import OwnedFd
-from pyshim.host.mounts.mounting import bind_copy, explained
+from pyshim.host.mounts.mounting import bind_copy, explained, make_target
 from pyshim.host.mounts.table import unmount_all
-from pyshim.host.mounts.targets import make_target
 from pyshim.host.mounts.view import CODE, DEVICES, ViewPath, enter_view, home_of, make_view
 from pyshim.host.os_errors import describe_os_error
 from pyshim.host.processes.identity import is_script

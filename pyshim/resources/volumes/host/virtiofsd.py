@@ -9,10 +9,10 @@ import os
 
 import msgspec
 
+from pyshim.host.fds import listening_socket
 from pyshim.host.processes.children import Child, Children
 from pyshim.host.processes.launch import Isolation
-from pyshim.host.processes.own_thread import in_own_thread
-from pyshim.host.sockets import listening_socket
+from pyshim.host.threads import in_own_thread
 from pyshim.model.errors import FailedPrecondition, InvalidArgument
 from pyshim.model.host_facts import VirtiofsdFlavour
 from pyshim.model.ledger import Ledger, LedgerEntry, ResourceKind

@@ -13,8 +13,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from pyshim.host.fds import listening_socket
 from pyshim.host.processes.identity import start_ticks
-from pyshim.host.sockets import listening_socket
 from pyshim.model.errors import FailedPrecondition, NotFound, Unavailable
 from pyshim.model.host_facts import Cpu, Machine, Node
 from pyshim.model.ids import SandboxId

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from pyshim.model.errors import FailedPrecondition, InvalidArgument
-from pyshim.resources.cgroups.host import resctrl
-from pyshim.resources.cgroups.host.sandbox_cgroups import LinuxCgroups
-from pyshim.resources.cgroups.plan.rdt import rdt_class
+from pyshim.resources.cgroups.host.sandbox_cgroups import LinuxCgroups, join_rdt_class
+from pyshim.resources.cgroups.plan.cgroups import rdt_class
 
 from .cgroups_rig import Rig
 
@@ -71,7 +70,7 @@ def test_every_thread_of_a_program_and_of_its_children_is_moved(tmp_path: Path) 
         listed = [int(each.name) for each in Path(f"/proc/{program.pid}/task").iterdir()]
         children = Path(f"/proc/{program.pid}/task/{program.pid}/children").read_text().split()
 
-        resctrl.join("gold", (program.pid, 1 << 22), str(tmp_path))
+        join_rdt_class("gold", (program.pid, 1 << 22), str(tmp_path))
         program.communicate(b"\n")
 
     assert sorted(map(int, tasks.read_text().split())) == sorted((*listed, *map(int, children)))
@@ -82,7 +81,7 @@ def test_every_thread_of_a_program_and_of_its_children_is_moved(tmp_path: Path) 
 def test_the_root_group_is_a_class(tmp_path: Path) -> None:
     (tmp_path / "tasks").touch()
 
-    resctrl.join("/", (1,), str(tmp_path))
+    join_rdt_class("/", (1,), str(tmp_path))
 
     assert "1\n" in (tmp_path / "tasks").read_text()
 
@@ -101,7 +100,7 @@ def test_a_class_that_is_not_there_is_named(tmp_path: Path, files: tuple[str, ..
         (tmp_path / name).touch()
 
     with pytest.raises(FailedPrecondition, match=said):
-        resctrl.join("gold", (1,), str(tmp_path))
+        join_rdt_class("gold", (1,), str(tmp_path))
 
 
 def test_a_refusal_of_the_kernel_is_reported(tmp_path: Path) -> None:
@@ -112,7 +111,7 @@ def test_a_refusal_of_the_kernel_is_reported(tmp_path: Path) -> None:
     (tmp_path / "info" / "last_cmd_status").write_text("No more space\n")
 
     with pytest.raises(FailedPrecondition, match=r"join RDT class 'gold': ENOSPC .*: No more space$"):
-        resctrl.join("gold", (1,), str(tmp_path))
+        join_rdt_class("gold", (1,), str(tmp_path))
 
 
 async def test_a_host_without_resctrl_says_so() -> None:

@@ -14,7 +14,7 @@ from pyroute2.netlink.exceptions import NetlinkDumpInterrupted
 
 from pyshim.cleanup.release import release
 from pyshim.host.processes.children import Children
-from pyshim.host.python_child.messages import MAX_FDS
+from pyshim.host.python_child import MAX_FDS
 from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, Internal, InvalidArgument, NotFound, ShimError
 from pyshim.model.guest import NetworkAddress
 from pyshim.model.ledger import LedgerEntry, ResourceKind

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from pyshim.host.fds import listening_socket
 from pyshim.host.file_answers import FileAnswers
 from pyshim.host.processes.children import Children
 from pyshim.host.processes.identity import family
-from pyshim.host.sockets import listening_socket
 from pyshim.model.errors import FailedPrecondition, Internal, InvalidArgument
 from pyshim.model.host_facts import VirtiofsdFlavour
 from pyshim.model.ids import HostPath

@@ -1,16 +1,23 @@
-"""Messages between the shim and a child: JSON, each under a length, with descriptors.
+"""Children that run a part of pyshim in a process of their own: in another namespace, or with heavy libraries.
 
-The shim asks, the child answers, one at a time. An answer is `{"ok": ...}` or `{"error": ...}`.
+Both sides send messages in JSON, each under its length, with descriptors. `PythonChild` is the shim's side.
 """
 
 import array
+import asyncio
 import json
+import os
 import socket
 import struct
+import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
-from pyshim.host.fds import OwnedFd
+from pyshim.host.fds import OwnedFd, until_readable
+from pyshim.host.processes.children import PROGRAM_ENV, Child, Children
+from pyshim.host.processes.launch import AS_THE_SHIM, Isolation
+from pyshim.model.errors import Internal
 
 SOCKET_FD = 3
 """The socket's number in the child."""
@@ -93,3 +100,83 @@ def send(connection: socket.socket, message: Mapping[str, Any], fds: Sequence[in
     data = encoded(message)
     sent = socket.send_fds(connection, [data], list(fds)) if fds else 0
     connection.sendall(data[sent:])
+
+
+_IMPORT_PATH = "import sys; sys.path += [path for path in sys.argv[1:] if path not in sys.path]"
+_EXIT_TIMEOUT_S = 1.0
+
+
+def python_command(statement: str) -> tuple[str, ...]:
+    """Runs the statement with the shim's interpreter and import path, without site-packages (`-S`)."""
+    return (sys.executable, "-I", "-S", "-c", f"{_IMPORT_PATH}; {statement}", *map(os.path.abspath, sys.path))
+
+
+async def spawn_python(
+    children: Children,
+    module: str,
+    *,
+    kind: socket.SocketKind = socket.SOCK_STREAM,
+    env: Mapping[str, str] = PROGRAM_ENV,
+    isolation: Isolation = AS_THE_SHIM,
+) -> tuple[Child, socket.socket]:
+    """`main` of the module runs in a child; its SOCKET_FD is the other end of the socket, which is ours.
+
+    Raises SpawnFailed.
+    """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, kind)
+    ours.setblocking(False)
+    try:
+        with theirs:
+            child = await children.spawn(
+                python_command(f"from {module} import main; main()"),
+                env=env,
+                fds={SOCKET_FD: theirs.fileno()},
+                isolation=isolation,
+            )
+    except BaseException:
+        ours.close()
+        raise
+    return child, ours
+
+
+class PythonChild:
+    """Asks a child of `spawn_python`, one question at a time, until `close`."""
+
+    def __init__(self, child: Child, connection: socket.socket) -> None:
+        self._child = child
+        self._connection = connection
+        self._inbox = Inbox()
+
+    async def close(self) -> None:
+        """The child has ended. Idempotent."""
+        self._connection.close()
+        self._inbox.close()
+        await self._child.end()
+
+    async def ask(self, action: str, question: Mapping[str, Any]) -> tuple[dict[str, Any], list[OwnedFd]]:
+        """The child's answer and the descriptors with it. Raises Internal naming `action` and how the child ended."""
+        loop = asyncio.get_running_loop()
+        with suppress(BrokenPipeError, ConnectionResetError):  # the end of the stream has the reason
+            await loop.sock_sendall(self._connection, encoded(question))
+        while True:
+            try:
+                message = self._inbox.next()
+            except ValueError as error:
+                raise Internal(f"{action}: the child's answer: {error}") from error
+            if message is not None:
+                return message
+            if not await self._receive():
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_EXIT_TIMEOUT_S):
+                        await self._child.wait()
+                raise Internal(f"{action}: {self._child.describe_exit()}")
+
+    async def _receive(self) -> bool:
+        """Bytes have arrived; False at the end of the stream."""
+        while True:
+            try:
+                return self._inbox.receive(self._connection)
+            except ConnectionResetError:
+                return False
+            except BlockingIOError:
+                await until_readable(self._connection)
