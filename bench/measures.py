@@ -22,7 +22,7 @@ from integration.framework.runtime import Runtime
 from integration.framework.waiting import eventually
 from integration.framework.zygote import Zygote
 from protos.containerd import runtimeoptions_pb2, types_pb2
-from pyshim.start.info import BINARY
+from pyshim.start.dialect import BINARY
 
 PYKATA = Runtime(name="io.containerd.pykata.v2")
 RUNC = Runtime(name="io.containerd.runc.v2")

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from pyshim.start.info import BINARY
+from pyshim.start.dialect import BINARY
 
 from .framework import cri_session, crio, enclosure, evidence, images, kata_agent, shim_config, soak, zygote
 from .framework.containerd import Containerd, missing_programs, remove_daemon_files

@@ -8,16 +8,15 @@ action first and imports only the modules of that action: every container waits 
 import os
 import sys
 
-from pyshim.start.argv import Invocation, parse
-from pyshim.start.errors import BootstrapError, os_failure
+from pyshim.start.invocation import BootstrapError, Invocation, os_failure, parse
 
 TYPE_CHECKING = False  # `typing` itself would cost `start` more than it needs in all
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pyshim.config.cache import ConfigCache
+    from pyshim.config.load import ConfigCache
     from pyshim.serve import Faults
-    from pyshim.zygote.request import Request
+    from pyshim.zygote.fork import Request
 
 
 def main(words: list[str] | None = None, *, launcher: str = "", faults: "Callable[[], Faults] | None" = None) -> int:
@@ -29,11 +28,11 @@ def main(words: list[str] | None = None, *, launcher: str = "", faults: "Callabl
     try:
         call = parse(sys.argv[1:] if words is None else words)
         if call.version:
-            from pyshim.start.info import print_version
+            from pyshim.start.dialect import print_version
 
             return print_version()
         if call.info:
-            from pyshim.start.info import print_runtime_info
+            from pyshim.start.dialect import print_runtime_info
 
             return print_runtime_info()
         if call.action == "start":
@@ -84,8 +83,7 @@ def _serve(
 
 def _zygote(call: Invocation) -> int:
     """The exit code of the zygote, and in each process that it forks, of the daemon there."""
-    from pyshim.config.cache import ConfigCache
-    from pyshim.config.load import fill_caches
+    from pyshim.config.load import ConfigCache, fill_caches
     from pyshim.config.sources import named_file
     from pyshim.model.errors import ShimError
     from pyshim.start import zygote as link

@@ -25,10 +25,8 @@ from pyshim.agent.connect import Connector
 from pyshim.cleanup.namesakes import clear_remains, refuse_running_namesake
 from pyshim.cleanup.release import release
 from pyshim.concurrency.deadlines import CHANGE_S, within_s
-from pyshim.concurrency.tasks import TaskOwner
-from pyshim.concurrency.threads import thread_to_the_end
-from pyshim.config.cache import ConfigCache
-from pyshim.config.load import load_config
+from pyshim.concurrency.tasks import TaskOwner, thread_to_the_end
+from pyshim.config.load import ConfigCache, load_config
 from pyshim.debug import dump_on_signal, objects, stacks
 from pyshim.host.os_errors import os_errors
 from pyshim.host.processes.children import Children

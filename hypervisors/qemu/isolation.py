@@ -18,7 +18,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
 
-from pyshim.concurrency.threads import ended
+from pyshim.concurrency.tasks import ended
 from pyshim.host.fds import OwnedFd
 from pyshim.host.mounts.view import CODE, DEVICES, ViewPath, enter_view, home_of, make_view
 from pyshim.host.os_errors import describe_os_error

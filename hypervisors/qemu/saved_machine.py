@@ -12,7 +12,7 @@ import os
 import stat
 
 from hypervisors.qemu.qmp import Monitor, QmpError
-from pyshim.concurrency.threads import thread_to_the_end
+from pyshim.concurrency.tasks import thread_to_the_end
 from pyshim.host.fds import OwnedFd
 from pyshim.host.files import copy_sparse, copy_without_zeros
 from pyshim.model.units import MIB

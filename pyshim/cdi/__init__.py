@@ -5,15 +5,24 @@ It is used on the host, to resolve the names of devices, and in the guest, to gi
 loaded when a file is not JSON.
 """
 
-from .annotations import parse_annotations
 from .cache import DEFAULT_DIRECTORIES, Cache, CachedDevice
 from .errors import CdiError, DeviceConflict, InjectionFailed, InvalidName, InvalidSpec, UnresolvedDevices
-from .files import read_spec
+from .files import parse_spec, read_spec
 from .inject import inject
-from .names import QualifiedName, is_qualified_name, parse_qualified_name
-from .parse import parse_spec
-from .spec import ContainerEdits, Device, DeviceNode, Hook, IntelRdt, Mount, NetDevice, Spec, as_json
-from .version import KNOWN_VERSIONS, minimum_version
+from .names import QualifiedName, is_qualified_name, parse_annotations, parse_qualified_name
+from .spec import (
+    KNOWN_VERSIONS,
+    ContainerEdits,
+    Device,
+    DeviceNode,
+    Hook,
+    IntelRdt,
+    Mount,
+    NetDevice,
+    Spec,
+    as_json,
+    minimum_version,
+)
 
 __all__ = [
     "DEFAULT_DIRECTORIES",

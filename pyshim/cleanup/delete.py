@@ -18,12 +18,11 @@ import time
 from collections.abc import Callable
 
 from pyshim.cleanup.background import Outcome, Reporter, Work, run_in_background
-from pyshim.cleanup.dead_socket import remove_dead_socket
+from pyshim.cleanup.sockets import remove_dead_socket
 from pyshim.host.mounts.table import unmount_all
 from pyshim.host.processes.stat import start_ticks_of
-from pyshim.start import spec, wire
-from pyshim.start.argv import Invocation
-from pyshim.start.errors import BootstrapError, os_failure
+from pyshim.start import wire
+from pyshim.start.invocation import BootstrapError, Invocation, checked_id, group_id, os_failure
 
 STATE_ROOT = "/run/vc/sbs"
 REGISTER = "/run/pyshim/sandboxes"
@@ -73,7 +72,7 @@ def delete(
     The exit is the one in the state; without one, a kill at this moment.
     Raises BootstrapError for a call that does not say what to delete.
     """
-    container_id = spec.checked_id(call.id, "flag -id")
+    container_id = checked_id(call.id, "flag -id")
     bundle = os.path.abspath(call.bundle or ".")
     sandbox_id = _sandbox_of(container_id, bundle, state_root, register)
     pid, status, exited_at_ns = 0, EXIT_KILLED, time.time_ns()
@@ -116,7 +115,7 @@ def _sandbox_of(container_id: str, bundle: str, state_root: str, register: str) 
     candidates = [container_id]
     # A damaged config.json must not keep us from cleaning; the directories below answer as well.
     with contextlib.suppress(BootstrapError):
-        candidates.insert(0, spec.group_id(bundle, container_id))
+        candidates.insert(0, group_id(bundle, container_id))
     for candidate in candidates:
         if os.path.lexists(f"{state_root}/{candidate}/persist.json") or os.path.lexists(f"{register}/{candidate}"):
             return candidate

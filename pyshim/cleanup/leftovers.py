@@ -13,18 +13,16 @@ from collections.abc import Callable, Iterator
 from msgspec.structs import replace
 
 from pyshim.cleanup.background import Report, Reporter
-from pyshim.cleanup.belonging import belongs_to, containers_of
-from pyshim.cleanup.conventions import Places, conventional_ledger
-from pyshim.cleanup.dead_socket import remove_dead_socket
+from pyshim.cleanup.names import Places, belongs_to, containers_of, conventional_ledger
 from pyshim.cleanup.release import TIMEOUT_S, release_all
 from pyshim.cleanup.remote_vms import are_stopped, hold_s, remote_vms
+from pyshim.cleanup.sockets import remove_dead_socket
 from pyshim.host.files import lock_within, open_directory
 from pyshim.host.processes import identity as processes
 from pyshim.model.errors import DeadlineExceeded, NotFound, ShimError
 from pyshim.model.ledger import LedgerEntry
 from pyshim.start.address import socket_name
-from pyshim.state.errors import NotOurState, StateDamaged
-from pyshim.state.schema import SandboxState, ShimRecord
+from pyshim.state.schema import NotOurState, SandboxState, ShimRecord, StateDamaged
 from pyshim.state.store import StateStore
 
 EXIT_WAIT_S = 1.0

@@ -6,8 +6,7 @@ from pyshim.cleanup.leftovers import undo_remains
 from pyshim.host.processes.identity import ProcessRef, is_alive
 from pyshim.model.errors import FailedPrecondition, NotFound
 from pyshim.model.ids import SandboxId
-from pyshim.state.errors import StateDamaged
-from pyshim.state.schema import ShimRecord
+from pyshim.state.schema import ShimRecord, StateDamaged
 from pyshim.state.store import StateStore
 
 REMAINS_TIMEOUT_S = 10.0

@@ -8,17 +8,15 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from pyshim.cleanup.belonging import belongs_to, containers_of, is_foreign
-from pyshim.cleanup.conventions import Places, conventional_ledger, named_vmms
-from pyshim.cleanup.dead_socket import remove_dead_socket
 from pyshim.cleanup.leftovers import locked
+from pyshim.cleanup.names import Places, belongs_to, containers_of, conventional_ledger, is_foreign, named_vmms
 from pyshim.cleanup.release import release_all
 from pyshim.cleanup.remote_vms import remote_vms
+from pyshim.cleanup.sockets import remove_dead_socket
 from pyshim.host.processes import identity as processes
 from pyshim.model.errors import NotFound, ShimError
 from pyshim.model.ledger import LedgerEntry
-from pyshim.state.errors import NotOurState, StateDamaged
-from pyshim.state.schema import SandboxState, ShimRecord
+from pyshim.state.schema import NotOurState, SandboxState, ShimRecord, StateDamaged
 from pyshim.state.store import StateStore
 
 ONE_SANDBOX_S = 60.0

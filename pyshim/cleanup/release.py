@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import TypedDict
 
-from pyshim.cleanup.conventions import EMPTY_DIR_DISK, ROOTS
+from pyshim.cleanup.names import EMPTY_DIR_DISK, ROOTS
 from pyshim.cleanup.remote_vms import patience_s, stop_remote_vm
 from pyshim.host.files import parent_of, remove_tree
 from pyshim.host.mounts.table import unmount_all, unmount_beneath

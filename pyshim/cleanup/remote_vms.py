@@ -21,7 +21,7 @@ from pyshim.model.remote_vms import MAX_REPLY_BYTES, SERVICE, RemoteVmState, is_
 from pyshim.start.wire import encode
 
 if TYPE_CHECKING:
-    from pyshim.ttrpc.events import ResponseReceived
+    from pyshim.ttrpc.connection import ResponseReceived
 
 USUAL_PATIENCE_S = 600
 """Seconds for StopVM where the ledger does not say: some clouds take minutes to delete a VM."""
@@ -138,8 +138,7 @@ def _exchange(sock: socket.socket, vm_id: str, deadline: float) -> "ResponseRece
     No deadline is on the wire: the service must not give up.
     """
     # Loads asyncio, which the clean-up of a local VM does without.
-    from pyshim.ttrpc.connection import ClientConnection
-    from pyshim.ttrpc.events import ResponseReceived, StreamFailed
+    from pyshim.ttrpc.connection import ClientConnection, ResponseReceived, StreamFailed
 
     core = ClientConnection()  # of hypervisor.StopVMRequest, `id` is field 1
     stream_id, frame = core.request(SERVICE, "StopVM", encode((1, vm_id)), max_reply_bytes=MAX_REPLY_BYTES)

@@ -12,11 +12,10 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from pyshim.config.catalogue import nearest, spellings
+from pyshim.config.catalogue import FIXED_VALUES, keys_for, nearest, spellings
+from pyshim.config.catalogue import NAME as REMOTE
 from pyshim.config.keys import Alias, Key, Table, Verdict, document_table
 from pyshim.config.keys_runtime import OTHER_VMMS, REMOVED, REMOVED_TABLES
-from pyshim.config.remote import FIXED_VALUES, keys_for
-from pyshim.config.remote import NAME as REMOTE
 from pyshim.config.sources import Place, Source
 from pyshim.config.values import PATH, toml_value
 from pyshim.model.units import HUGEPAGE_MIB

@@ -4,21 +4,73 @@ The first of these is read: the runtime option ConfigPath (or config_body), KATA
 the first default path that exists. Then `config.d/*.toml` beside the file, links resolved, in the order of their names:
 tables merge, other values replace. Source: the search of both Kata runtimes, with pyshim's own path first and the
 shipped file last.
+
+Also finds the line of each key and table, which `tomllib` does not report: a table header, or a key with its value, is
+a valid TOML text, so the text is parsed again, statement by statement.
 """
 
 import os
 import stat
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
 
-from pyshim.config.positions import Path, key_lines
 from pyshim.config.values import exact_number
 from pyshim.model.decoding import check_toml_keys
 from pyshim.model.errors import FailedPrecondition, InvalidArgument
 from pyshim.model.task import RuntimeOptions
+
+Path = tuple[str, ...]
+_ENDS = ("]", '"""', "'''")
+"""A line without any of these cannot be the last of a value of several lines."""
+_MAX_FAILURES = 100
+"""The most failed attempts to parse a statement. Each attempt parses all lines of the statement so far."""
+
+
+def key_lines(text: str) -> dict[Path, int]:
+    """The line number, from 1, of every key and table of a valid TOML text.
+
+    All items of an array of tables have the array's path. After `_MAX_FAILURES` the remaining keys are left out.
+    """
+    lines: dict[Path, int] = {}
+    table: Path = ()
+    for line, is_header, document in _statements(text):
+        above = () if is_header else table
+        for path in _paths(document, above):
+            lines.setdefault(path, line)
+            table = path if is_header else table
+    return lines
+
+
+def _statements(text: str) -> Iterator[tuple[int, bool, Mapping[str, Any]]]:
+    """For each statement: its first line, whether it is a table header, and the document that it describes."""
+    statement, first, failures = "", 0, 0
+    for number, line in enumerate(text.split("\n"), start=1):
+        first = first or number
+        statement += f"{line}\n"
+        if number != first and not any(end in line for end in _ENDS):
+            continue
+        try:
+            document = tomllib.loads(statement)
+        except tomllib.TOMLDecodeError:
+            failures += 1
+            if failures > _MAX_FAILURES:
+                return
+            continue
+        if document:
+            yield first, statement.lstrip().startswith("["), document
+        statement, first = "", 0
+
+
+def _paths(document: Mapping[str, Any], above: Path) -> Iterator[Path]:
+    for name, value in document.items():
+        path = (*above, name)
+        yield path
+        if isinstance(value, dict):
+            yield from _paths(value, path)
+
 
 DEFAULT_PATHS = (
     "/etc/pyshim/configuration.toml",

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 from typing import BinaryIO, ParamSpec, TypeVar
 
 from pyshim.concurrency.deadlines import CHANGE_S, MARGIN_S, READ_S, within_s
-from pyshim.concurrency.threads import ended, thread_to_the_end
+from pyshim.concurrency.tasks import ended, thread_to_the_end
 from pyshim.host.fds import OwnedFd
 from pyshim.host.files import list_tree, read_piece
 from pyshim.host.mounts.mounting import perform_mount

@@ -4,7 +4,7 @@ import errno
 import fcntl
 import os
 
-from pyshim.start.errors import BootstrapError, os_failure
+from pyshim.start.invocation import BootstrapError, os_failure
 from pyshim.start.stdlib import sha256_digits, socket
 
 SOCKET_DIR = "/run/containerd/s"

@@ -10,7 +10,7 @@
 import fcntl
 import os
 
-from pyshim.start.errors import BootstrapError, os_failure
+from pyshim.start.invocation import BootstrapError, os_failure
 
 LISTENING_FD = 3
 _FIRST_FREE_FD = 4

@@ -9,10 +9,9 @@ import errno
 import os
 import sys
 
-from pyshim.start import address, dialect, spec, zygote
-from pyshim.start.argv import Invocation
+from pyshim.start import address, dialect, zygote
 from pyshim.start.dialect import StartParams
-from pyshim.start.errors import BootstrapError, os_failure
+from pyshim.start.invocation import BootstrapError, Invocation, group_id, os_failure, require_spec
 
 ZYGOTE_DIR = "/run/pyshim"
 _MAX_STDIN_BYTES = 16 << 20
@@ -66,8 +65,8 @@ def start(
     if not call.address:
         # CRI-O makes no sandbox without a spec. For an infra container that it has dropped, it calls the default
         # runtime without a bundle, in CRI-O's own directory, which must stay as it is.
-        spec.require(bundle)
-    group = spec.group_id(bundle, call.id)
+        require_spec(bundle)
+    group = group_id(bundle, call.id)
     params = dialect.params_of(stdin, call)
     path = address.socket_path(params.socket_dir or socket_dir, call.address, call.namespace, group)
     listener = address.claim(path)

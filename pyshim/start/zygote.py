@@ -15,7 +15,7 @@ import sys
 import time
 
 import pyshim
-from pyshim.start.errors import BootstrapError, os_failure
+from pyshim.start.invocation import BootstrapError, os_failure
 from pyshim.start.stdlib import sha256_digits, socket
 
 PROTOCOL = "4"

@@ -21,9 +21,16 @@ from pyshim.host.files import ASIDE, remove_tree, replace_file
 from pyshim.host.os_errors import os_errors
 from pyshim.model.errors import FailedPrecondition, NotFound
 from pyshim.model.sandbox import SandboxSnapshot
-from pyshim.state.errors import StateDamaged
-from pyshim.state.kata import kata_container
-from pyshim.state.schema import CHECKSUM, KEY, SandboxState, ShimRecord, document_of, state_from_json
+from pyshim.state.schema import (
+    CHECKSUM,
+    KEY,
+    SandboxState,
+    ShimRecord,
+    StateDamaged,
+    document_of,
+    kata_container,
+    state_from_json,
+)
 
 ROOT = "/run/vc/sbs"
 REGISTER = "/run/pyshim/sandboxes"

@@ -5,16 +5,16 @@ Read README.md for an example and `connection.py` for the protocol: it is all of
 announces a stream is refused as UNIMPLEMENTED.
 
     framing.py     10-byte header, 4 MiB limit, FrameReader        messages.py  Request and Response envelopes
-    status.py      status codes, exceptions                         events.py    reports of the core
-    connection.py  ServerConnection, ClientConnection (sans-IO)     link.py      a core on a socket
-    handlers.py    handlers and the context of a call               session.py   one connection of a server
+    status.py      status codes, exceptions                         link.py      a core on a socket
+    connection.py  ServerConnection, ClientConnection (sans-IO) and the events that they report
+    session.py     handlers, the context of a call, and one connection of a server
     server.py      Server                                           client.py    Client, connected_unix_socket
 """
 
 from .client import Client, connected_unix_socket
 from .connection import ClientConnection, ServerConnection
-from .handlers import CallContext, Handler, ImmediateHandler, PeerCredentials, UnaryHandler
 from .server import Server
+from .session import CallContext, Handler, ImmediateHandler, PeerCredentials, UnaryHandler
 from .status import (
     CallTimedOut,
     Code,

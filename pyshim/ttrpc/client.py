@@ -7,8 +7,7 @@ import socket
 from collections.abc import Iterable
 from types import TracebackType
 
-from .connection import ClientConnection
-from .events import Event, ResponseReceived, StreamFailed
+from .connection import ClientConnection, Event, ResponseReceived, StreamFailed
 from .framing import MAX_MESSAGE_BYTES, Buffer
 from .link import QUEUE_BYTES, Link
 from .status import (

@@ -18,8 +18,8 @@ frame and one entry per open stream. Source: containerd/ttrpc PROTOCOL.md and se
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import NamedTuple, TypeAlias
 
-from .events import Event, RequestReceived, RequestRefused, ResponseReceived, StreamFailed
 from .framing import (
     DATA,
     FLAG_REMOTE_OPEN,
@@ -41,7 +41,49 @@ from .messages import (
     encode_request,
     encode_response,
 )
-from .status import Code, LocalProtocolError, MessageTooLarge, RemoteProtocolError
+from .status import Code, LocalProtocolError, MessageTooLarge, RemoteProtocolError, TtrpcError
+
+Metadata: TypeAlias = tuple[tuple[str, str], ...]
+
+
+class RequestReceived(NamedTuple):
+    """A client opened a stream. `timeout_ns` is relative to now; 0 means none."""
+
+    stream_id: int
+    service: str
+    method: str
+    payload: bytes
+    timeout_ns: int = 0
+    metadata: Metadata = ()
+
+
+class RequestRefused(NamedTuple):
+    """The core refuses a frame of the client, which ends its stream; `reply` is the frame to send."""
+
+    stream_id: int
+    code: int
+    message: str
+    reply: bytes
+
+
+class ResponseReceived(NamedTuple):
+    """The server's final answer; the stream is over and forgotten. `code` 0 is success."""
+
+    stream_id: int
+    payload: bytes
+    code: int = 0
+    message: str = ""
+
+
+class StreamFailed(NamedTuple):
+    """The server's answer on a stream of ours cannot be used; the stream is over and forgotten."""
+
+    stream_id: int
+    error: TtrpcError
+
+
+Event: TypeAlias = RequestReceived | RequestRefused | ResponseReceived | StreamFailed
+
 
 MAX_OPEN_STREAMS = 1024
 """Open streams of one connection: containerd has one Wait for each process, and few other calls."""

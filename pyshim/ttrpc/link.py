@@ -11,8 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from .connection import ClientConnection, ServerConnection
-from .events import Event
+from .connection import ClientConnection, Event, ServerConnection
 from .framing import Buffer
 from .status import ConnectionClosed
 

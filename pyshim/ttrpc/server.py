@@ -10,9 +10,8 @@ from collections.abc import Callable, Coroutine, Mapping
 
 from .connection import MAX_OPEN_STREAMS
 from .framing import MAX_MESSAGE_BYTES
-from .handlers import Handler
 from .link import QUEUE_BYTES, ByteStream
-from .session import Session, SessionLimits
+from .session import Handler, Session, SessionLimits
 
 _ACCEPTS_PER_TURN = 16
 """Connections accepted before other work of the loop has its turn."""

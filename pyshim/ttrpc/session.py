@@ -1,19 +1,79 @@
-"""One connection of a server: its protocol core, its link, its calls."""
+"""One connection of a server: its protocol core, its link, its calls, and the handlers that answer them."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import socket
-from collections.abc import Callable, Coroutine, Mapping
+import struct
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import NamedTuple, TypeAlias
 
-from .connection import ServerConnection
-from .events import Event, RequestReceived, RequestRefused
+from .connection import Event, RequestReceived, RequestRefused, ServerConnection
 from .framing import Buffer
-from .handlers import CallContext, Handler, ImmediateHandler, PeerCredentials, UnaryHandler
 from .link import ByteStream, Link
 from .status import CallTimedOut, Code, ConnectionClosed, TtrpcError
+
+
+class PeerCredentials(NamedTuple):
+    """The process that connected to a unix socket, as of its connect(2)."""
+
+    pid: int
+    uid: int
+    gid: int
+
+    @classmethod
+    def of(cls, sock: socket.socket) -> PeerCredentials | None:
+        """The peer's credentials, None when the socket is not a unix socket."""
+        if sock.family != socket.AF_UNIX:
+            return None
+        layout = struct.Struct("=iII")
+        return cls(*layout.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, layout.size)))
+
+
+class CallContext(NamedTuple):
+    """A call as its handler sees it."""
+
+    service: str
+    method: str
+    stream_id: int
+    metadata: tuple[tuple[str, str], ...]
+    """Keys are lower case on the wire."""
+    deadline: float | None
+    """Absolute, on the loop's monotonic clock; DEADLINE_EXCEEDED is answered then. None: the caller set no timeout."""
+    peer: PeerCredentials | None
+
+
+ImmediateFunction: TypeAlias = Callable[[bytes, CallContext], bytes]
+UnaryFunction: TypeAlias = Callable[[bytes, CallContext], Awaitable[bytes]]
+
+
+class UnaryHandler(NamedTuple):
+    """A unary method. A bare function in a service table means `UnaryHandler(function)`.
+
+    Neither the caller's timeout nor a dropped connection cancels a handler by default: ttrpc has no cancel message,
+    callers give up and ask again, and work that changes something (a machine half started) must end in a known state,
+    reply or no reply. Set `cancel_on_timeout` for handlers that only wait or compute and own nothing: both cancel
+    these.
+    """
+
+    function: UnaryFunction
+    cancel_on_timeout: bool = False
+
+
+class ImmediateHandler(NamedTuple):
+    """A unary method that waits for nothing: it is answered within the read that brought its request.
+
+    It needs no task and no turn of the loop. While the outgoing queue is full it is called once there is room again.
+    """
+
+    function: ImmediateFunction
+    cancel_on_timeout: bool = True
+    """A call that still waits for room in the queue has changed nothing."""
+
+
+Handler: TypeAlias = UnaryFunction | UnaryHandler | ImmediateHandler
+
 
 _Found: TypeAlias = UnaryHandler | ImmediateHandler
 _QUOTED_CHARS = 128

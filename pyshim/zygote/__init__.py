@@ -7,6 +7,6 @@ environment, descriptors, command line. Where that cannot be, it answers "no" wi
 An upgrade replaces it: it listens at an address made of version and place, and it ends as soon as a request finds its
 own files changed. Forked daemons go on without it.
 
-Read `server.py` first; `request.py` reads a caller's request, `fork.py` runs in the child, `code.py` watches the
+Read `server.py` first; `fork.py` reads a caller's request and runs in the child, `code.py` watches the
 files on disk.
 """

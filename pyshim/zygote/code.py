@@ -17,7 +17,7 @@ from pyshim.host.syscalls import (
     inotify_drain,
     inotify_init,
 )
-from pyshim.start.errors import BootstrapError, os_failure
+from pyshim.start.invocation import BootstrapError, os_failure
 
 STARTED_NS = time.time_ns()
 _CLOCK_STEP_NS = 100_000_000

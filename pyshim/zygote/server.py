@@ -18,10 +18,9 @@ from pyshim.host.syscalls import MADV_MERGEABLE, madvise
 from pyshim.host.writers import code_paths, writable_by_others
 from pyshim.start import zygote as link
 from pyshim.start.daemonize import raise_oom_score
-from pyshim.start.errors import BootstrapError
+from pyshim.start.invocation import BootstrapError
 from pyshim.zygote.code import LoadedCode
-from pyshim.zygote.fork import ZYGOTES_SIGNALS, become_daemon_of, refuse, say
-from pyshim.zygote.request import Request, receive
+from pyshim.zygote.fork import ZYGOTES_SIGNALS, Request, become_daemon_of, receive, refuse, say
 
 SHIM_MODULES = ("pyshim.serve", "concurrent.futures.thread")
 """Modules that a shim uses; asyncio imports the second one when it first needs a thread."""

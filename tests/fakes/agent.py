@@ -22,7 +22,7 @@ from protos.agent import agent_pb2 as pb
 from protos.agent import health_pb2, types_pb2
 from pyshim.agent.client import JOINS_BY_NAME, KEEPS_OUTPUT
 from pyshim.ttrpc import Code, Server, TtrpcError
-from pyshim.ttrpc.handlers import CallContext, UnaryHandler
+from pyshim.ttrpc.session import CallContext, UnaryHandler
 
 
 class FakeProcess:

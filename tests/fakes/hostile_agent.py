@@ -9,11 +9,10 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from protos.agent import agent_pb2 as pb
 from pyshim.model.units import KIB, MIB
-from pyshim.ttrpc.connection import ServerConnection
-from pyshim.ttrpc.events import RequestReceived
+from pyshim.ttrpc.connection import RequestReceived, ServerConnection
 from pyshim.ttrpc.framing import DATA, HEADER, MAX_MESSAGE_BYTES, REQUEST, RESPONSE
-from pyshim.ttrpc.handlers import CallContext
 from pyshim.ttrpc.messages import encode_error, encode_response
+from pyshim.ttrpc.session import CallContext
 from pyshim.ttrpc.status import Code, TtrpcError
 from tests.fakes.agent import FakeAgent
 

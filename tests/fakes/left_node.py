@@ -85,7 +85,7 @@ class LeftNode:
         program = (
             f"import sys, time; sys.path += {list(import_paths())!r}; "
             "from pyshim.cleanup import background, delete, leftovers, remote_vms; "
-            f"{''.join(f'{each}; ' for each in settings)}from pyshim.start.argv import parse; "
+            f"{''.join(f'{each}; ' for each in settings)}from pyshim.start.invocation import parse; "
             f"sys.exit(delete.main(parse(sys.argv[1:]), state_root={self.store.root!r}, register={self.register!r}))"
         )
         words = ["-namespace", "k8s.io", "-address", "/run/c.sock", "-id", sandbox_id, "-bundle", str(bundle), "delete"]

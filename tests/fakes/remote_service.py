@@ -16,8 +16,7 @@ from google.protobuf.message import Message
 
 from protos import hypervisor_pb2 as pb
 from pyshim.ttrpc import Code
-from pyshim.ttrpc.connection import ServerConnection
-from pyshim.ttrpc.events import RequestReceived
+from pyshim.ttrpc.connection import RequestReceived, ServerConnection
 
 WAIT_S = 60.0
 _REQUESTS: dict[str, type[Message]] = {

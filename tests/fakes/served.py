@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from pyshim.ttrpc.client import Client
-from pyshim.ttrpc.handlers import Handler
 from pyshim.ttrpc.server import Server
+from pyshim.ttrpc.session import Handler
 
 
 @asynccontextmanager

@@ -27,8 +27,7 @@ from protos.kubelet import podresources_v1_pb2
 from pyshim.agent import translate as agent_translate
 from pyshim.cdi import CdiError, as_json, inject, parse_annotations, parse_spec
 from pyshim.cdi.files import document_of
-from pyshim.cleanup.belonging import belongs_to, is_foreign
-from pyshim.cleanup.conventions import Places
+from pyshim.cleanup.names import Places, belongs_to, is_foreign
 from pyshim.config.annotations import with_annotations
 from pyshim.config.effective import examine
 from pyshim.config.load import build_config, typed
@@ -76,13 +75,12 @@ from pyshim.resources.network.plan.direct import direct_network
 from pyshim.resources.volumes.host.sources import parse_mount_info
 from pyshim.resources.volumes.plan.guest_pull import root_pulled_in_guest
 from pyshim.resources.volumes.plan.virtual_volume import image_on_disk, virtual_volume
-from pyshim.start import argv, dialect, wire
-from pyshim.start import spec as start_spec
+from pyshim.start import dialect, invocation, wire
 from pyshim.start import zygote as zygote_link
-from pyshim.start.errors import BootstrapError
+from pyshim.start.invocation import BootstrapError
 from pyshim.state import schema
 from pyshim.task import translate, translate_stats
-from pyshim.tracing.request import problem_in
+from pyshim.tracing.child import problem_in
 from pyshim.ttrpc.connection import ClientConnection, ServerConnection
 from pyshim.ttrpc.messages import MalformedMessage, decode_request, decode_response
 from tests.fakes.clock import run_fast_forward
@@ -391,7 +389,7 @@ def _trace(data: bytes) -> None:
 
 
 def _start_stdin(data: bytes) -> None:
-    call = argv.parse(["-namespace", "n", "-id", "i", "start"])
+    call = invocation.parse(["-namespace", "n", "-id", "i", "start"])
     dialect.params_of(data, call)
     with suppress(wire.WireError):
         wire.decode(data)
@@ -399,14 +397,14 @@ def _start_stdin(data: bytes) -> None:
 
 def _start_words(data: bytes) -> None:
     with suppress(BootstrapError):
-        argv.parse(_text(data).split("\n"))
+        invocation.parse(_text(data).split("\n"))
 
 
 def _start_spec(data: bytes) -> None:
     with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as bundle:
         Path(bundle, "config.json").write_bytes(data)
         with suppress(BootstrapError):
-            start_spec.group_id(bundle, "c1")
+            invocation.group_id(bundle, "c1")
 
 
 def _zygote_request(data: bytes) -> None:

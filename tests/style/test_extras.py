@@ -21,7 +21,6 @@ OF_EXTRAS = {
     "protos.kubelet.dra_v1_pb2_grpc": "node",
     "protos.kubelet.pluginregistration_v1_pb2_grpc": "node",
     "pyshim.tracing.child": "tracing",
-    "pyshim.tracing.request": "tracing",
 }
 """Modules that need an extra: programs that ask the kubelet or send spans, and YAML specs. pyshim.node needs 'node'."""
 _REFUSE_OTHERS = """

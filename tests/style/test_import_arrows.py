@@ -97,7 +97,7 @@ _OURS = ("pyshim", "hypervisors", "protos", "guest", "integration", "tests", "be
 _PROTOBUF_EDGES = (
     *("pyshim/task/", "pyshim/agent/", "pyshim/resources/devices/host/kubelet.py", "hypervisors/remote/service.py"),
     "pyshim/node/install/cri.py",
-    "pyshim/tracing/request.py",
+    "pyshim/tracing/child.py",
     "pyshim/node/dra/plugin.py",
     "pyshim/node/nri/translate.py",
     "pyshim/ttrpc/messages.py",

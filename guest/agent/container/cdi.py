@@ -11,11 +11,10 @@ import logging
 from collections.abc import Iterable
 
 from protos.agent.oci_pb2 import Spec
-from pyshim.cdi.annotations import parse_annotations
 from pyshim.cdi.cache import Cache
 from pyshim.cdi.errors import CdiError, InvalidName, UnresolvedDevices
 from pyshim.cdi.inject import inject
-from pyshim.cdi.names import check_kind
+from pyshim.cdi.names import check_kind, parse_annotations
 from pyshim.cdi.spec import ContainerEdits
 
 from guest.agent.container.spec import Json

@@ -21,7 +21,7 @@ from pyshim.node.install import crio_config
 from pyshim.node.install.containerd_config import merged, runtimes_in, snapshotter_in, table_at
 from pyshim.node.install.runtime import CRIO, ContainerRuntime, container_runtime
 from pyshim.resources.probe import create_kvm_vm, probe_host
-from pyshim.start.info import BINARY, RUNTIME
+from pyshim.start.dialect import BINARY, RUNTIME
 
 MODULES = ("kvm", "vhost_net", "vhost_vsock", "tun", "sch_ingress", "cls_u32", "act_mirred")
 """Modules that a pod's VM and network use. Each may be part of the kernel instead."""

@@ -17,7 +17,7 @@ from pyshim.node.kubernetes.overhead import class_overhead
 from pyshim.node.kubernetes.pod_vm import policy_in_force
 from pyshim.node.kubernetes.quantity import cpu_text, memory_text
 from pyshim.resources.sizing.plan.capacity import host_side_mib
-from pyshim.start.info import BINARY, RUNTIME
+from pyshim.start.dialect import BINARY, RUNTIME
 
 QEMU_AT_LEAST = (7, 2)
 """Debian 12's, the oldest that the tests run."""

@@ -9,9 +9,9 @@ from glob import glob
 import click
 from msgspec import Struct
 
-from pyshim.cleanup.conventions import Places
 from pyshim.cleanup.ended import answer_crio
 from pyshim.cleanup.lost_vms import LostVm, lost_vms, remove_tombstone
+from pyshim.cleanup.names import Places
 from pyshim.cleanup.orphans import Orphan, Spared, candidates, clean_orphan, judged
 from pyshim.config.load import load_config
 from pyshim.config.sources import named_file

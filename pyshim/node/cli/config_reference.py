@@ -3,10 +3,9 @@
 import textwrap
 from collections.abc import Iterator
 
-from pyshim.config.annotations import PATH_LISTS
+from pyshim.config.annotations import HASHED_ASSETS, PATH_LISTS
 from pyshim.config.catalogue import GROUPS, KEYS
 from pyshim.config.deadlines import DEADLINES, WaitLimit
-from pyshim.config.hashes import HASHED_ASSETS
 from pyshim.config.keys import Alias, Dialect, Key, Table, Verdict, document_table
 from pyshim.config.keys_devices import REMOTE
 from pyshim.config.keys_runtime import REMOVED, REMOVED_TABLES

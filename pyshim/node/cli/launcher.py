@@ -13,7 +13,7 @@ from pyshim.host.files import replace_file
 from pyshim.host.writers import writable_below, writable_by_others
 from pyshim.node.cli.output import examples
 from pyshim.node.install.launcher import launcher_text
-from pyshim.start.info import BINARY
+from pyshim.start.dialect import BINARY
 
 _MAX_SHOWN = 10
 """Places in one message: a checkout of another user has thousands of files."""

@@ -15,8 +15,7 @@ from pyshim.model.oci import pod_of
 from pyshim.model.sandbox import SandboxSnapshot, SandboxStatus
 from pyshim.model.sizing import SizingRecord
 from pyshim.node.install.plan import release_of
-from pyshim.state.errors import NotOurState
-from pyshim.state.schema import SandboxState
+from pyshim.state.schema import NotOurState, SandboxState
 from pyshim.state.store import StateStore
 
 RUNS = "runs"

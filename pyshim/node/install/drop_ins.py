@@ -17,7 +17,7 @@ from pyshim.model.errors import AlreadyExists, FailedPrecondition, Unimplemented
 from pyshim.node.install.containerd_config import CRI_PLUGINS, config_versions, parsed, rewrite_hint, runtimes_in
 from pyshim.node.install.handlers import Handler
 from pyshim.node.install.writes import BlockWrite, FileWrite, Write
-from pyshim.start.info import RUNTIME
+from pyshim.start.dialect import RUNTIME
 
 _SANDBOX_API = (2, 3)
 """The first containerd whose Sandbox API the shim was tested with."""

@@ -15,7 +15,7 @@ from pyshim.node.install.drop_ins import Containerd, containerd_writes, crio_tex
 from pyshim.node.install.handlers import Handler
 from pyshim.node.install.launcher import launcher_text
 from pyshim.node.install.writes import FileWrite, LinkWrite, Write
-from pyshim.start.info import BINARY
+from pyshim.start.dialect import BINARY
 
 PREFIX = "/opt/pyshim"
 CRIO_DROP_IN = "/etc/crio/crio.conf.d/99-pyshim.conf"

@@ -16,7 +16,7 @@ from pyshim.host.processes.identity import Ends, ProcessRef, is_alive, start_tic
 from pyshim.model.errors import InvalidArgument, ShimError
 from pyshim.model.placement import METHOD, SERVICE, Need, Placed
 from pyshim.node.nri.pods import Pods
-from pyshim.state.errors import NotOurState
+from pyshim.state.schema import NotOurState
 from pyshim.state.store import StateStore
 from pyshim.ttrpc import CallContext, ImmediateHandler, PeerCredentials, Server
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from spec_files import CountedText
 
 from pyshim.cdi import ContainerEdits, DeviceNode, Hook, InjectionFailed, IntelRdt, Mount, NetDevice, inject
-from pyshim.cdi.host_nodes import HostNode, host_node
+from pyshim.cdi.inject import HostNode, host_node
 
 HOST = {
     "/dev/char": HostNode("c", 240, 7, 0o620),

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pyshim.cleanup.belonging import belongs_to, containers_of
-from pyshim.cleanup.conventions import Places
+from pyshim.cleanup.names import Places, belongs_to, containers_of
 from pyshim.cleanup.release import release_all
 from pyshim.host.processes import identity as processes
 from pyshim.host.processes.stat import start_ticks_of

@@ -10,8 +10,7 @@ from pyshim.host.processes import identity as processes
 from pyshim.model.errors import FailedPrecondition
 from pyshim.model.ids import SandboxId
 from pyshim.model.ledger import LedgerEntry, ResourceKind
-from pyshim.state.errors import NotOurState
-from pyshim.state.schema import SandboxState, ShimRecord
+from pyshim.state.schema import NotOurState, SandboxState, ShimRecord
 from pyshim.state.store import StateStore
 
 SANDBOX = SandboxId("demo")

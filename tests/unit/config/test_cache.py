@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from pyshim.config import effective
-from pyshim.config.cache import ConfigCache
 from pyshim.config.keys import Table
-from pyshim.config.load import fill_caches, load_config, typed
+from pyshim.config.load import ConfigCache, fill_caches, load_config, typed
 from pyshim.model.config import HYPERVISOR_PREFIX
 from pyshim.model.errors import FailedPrecondition, InvalidArgument
 from pyshim.model.task import RuntimeOptions

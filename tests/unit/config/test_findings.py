@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from pyshim.config.effective import Level
 from pyshim.config.keys import Table, Verdict
 from pyshim.config.load import build_config, raise_first_error
-from pyshim.config.positions import key_lines
-from pyshim.config.sources import read_source
+from pyshim.config.sources import key_lines, read_source
 from pyshim.config.values import toml_value
 from pyshim.model.errors import FailedPrecondition, InvalidArgument
 

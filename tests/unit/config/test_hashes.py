@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from pyshim.config.annotations import sha512_of, verify_assets
 from pyshim.config.effective import Effective
-from pyshim.config.hashes import sha512_of, verify_assets
 from pyshim.host.file_answers import FileAnswers
 from pyshim.model.errors import FailedPrecondition, InvalidArgument
 

@@ -18,8 +18,8 @@ import yaml
 from integration.framework.containerd import DEBIAN
 from pyshim.__main__ import operator_main
 from pyshim.node.cli.command import PYSHIM
-from pyshim.start.argv import parse
-from pyshim.start.info import BINARY
+from pyshim.start.dialect import BINARY
+from pyshim.start.invocation import parse
 
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"
 SECTIONS = {

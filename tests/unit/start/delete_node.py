@@ -13,7 +13,7 @@ from pyshim.cleanup.background import Outcome, Work
 from pyshim.model.ids import SandboxId
 from pyshim.model.ledger import LedgerEntry
 from pyshim.model.sandbox import ContainerSnapshot
-from pyshim.start.argv import Invocation
+from pyshim.start.invocation import Invocation
 from pyshim.state.store import _sealed
 from tests.fakes.left_node import DEADLINE_S, LeftNode, Process
 from tests.unit.state import states

@@ -26,9 +26,9 @@ class _Witness:
 
 sys.meta_path.insert(0, _Witness)
 
-from pyshim.start import argv, start  # noqa: E402
+from pyshim.start import invocation, start  # noqa: E402
 
-_code = start.main(argv.parse(_words), launcher=_daemon, socket_dir=_socket_dir, zygote_dir=f"{_socket_dir}.z")
+_code = start.main(invocation.parse(_words), launcher=_daemon, socket_dir=_socket_dir, zygote_dir=f"{_socket_dir}.z")
 if _file_name := os.environ.get("START_IMPORTS_TO"):
     _importers = dict(reversed(_seen))
     with open(_file_name, "w") as _file:

@@ -7,8 +7,8 @@ from protos.containerd.bootstrap_pb2 import BootstrapParams, BootstrapResult, Lo
 from protos.containerd.runc_options_pb2 import Options as RuncOptions
 from protos.containerd.runtimeoptions_pb2 import Options as RuntimeOptions
 from protos.containerd.types_pb2 import MountCapabilities
-from pyshim.start.argv import Invocation, parse
 from pyshim.start.dialect import params_of
+from pyshim.start.invocation import Invocation, parse
 
 
 def call(container_id: str = "c1", namespace: str = "k8s.io") -> Invocation:

@@ -10,10 +10,9 @@ import pytest
 from protos.containerd.types_pb2 import RuntimeInfo
 from pyshim import __version__
 from pyshim.start.address import abandon, claim, socket_path
-from pyshim.start.argv import parse
 from pyshim.start.daemonize import join_cgroup, spawn
-from pyshim.start.errors import BootstrapError
-from pyshim.start.info import runtime_info
+from pyshim.start.dialect import runtime_info
+from pyshim.start.invocation import BootstrapError, parse
 from pyshim.task.sandbox_service import SANDBOX_SERVICE
 from pyshim.task.service import SERVICES
 

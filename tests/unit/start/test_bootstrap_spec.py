@@ -10,8 +10,7 @@ from pyshim.model.errors import InvalidArgument
 from pyshim.model.ids import ContainerId
 from pyshim.model.ids import checked_id as model_checked_id
 from pyshim.model.oci import membership
-from pyshim.start.errors import BootstrapError
-from pyshim.start.spec import checked_id, group_id, parse_json
+from pyshim.start.invocation import BootstrapError, checked_id, group_id, parse_json
 
 RUNC_GROUP = "io.containerd.runc.v2.group"
 CRI_TYPE = "io.kubernetes.cri.container-type"

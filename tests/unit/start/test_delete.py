@@ -18,7 +18,7 @@ import pytest
 from delete_node import PROJECT, SANDBOX, Node, until
 
 from protos.containerd.task_v2_pb2 import DeleteResponse
-from pyshim.cleanup import conventions, delete, leftovers
+from pyshim.cleanup import delete, leftovers, names
 from pyshim.host.fds import OwnedFd
 from pyshim.host.processes import identity as processes
 from pyshim.model.ledger import LedgerEntry, ResourceKind
@@ -26,7 +26,7 @@ from pyshim.model.task import ExitStatus
 from pyshim.pod.plan.sandbox import VM_ROOT
 from pyshim.resources.volumes.plan.share import HOST_SHARED_ROOT
 from pyshim.start.address import socket_path
-from pyshim.start.errors import BootstrapError
+from pyshim.start.invocation import BootstrapError
 from pyshim.state.store import REGISTER, ROOT
 from tests.fakes.left_node import DEADLINE_S, Process, directory, running
 from tests.unit.state.states import container
@@ -152,7 +152,7 @@ def test_katas_own_state_is_none_of_our_business(node: Node) -> None:
 
 @pytest.mark.parametrize("body", ["", "{", "[]", '{"PersistVersion":2,"Pyshim":{}}'])
 def test_a_damaged_state_is_cleaned_by_the_names_of_its_directories(node: Node, body: str) -> None:
-    vm_dir, shared = Path(conventions.VM_ROOT, SANDBOX), Path(conventions.SHARED_ROOT, SANDBOX)
+    vm_dir, shared = Path(names.VM_ROOT, SANDBOX), Path(names.SHARED_ROOT, SANDBOX)
     vmm = node.program("qemu-system-x86_64", f"path={vm_dir}/qmp.sock,server=on")
     virtiofsd = node.program("virtiofsd", f"source={shared}/shared")
     bystander = node.program("qemu-system-x86_64", f"path={vm_dir}2/qmp.sock")
@@ -182,7 +182,7 @@ def test_a_damaged_state_is_cleaned_by_the_names_of_its_directories(node: Node, 
 
 def test_without_a_state_the_sandboxs_cgroups_are_found(node: Node) -> None:
     """Nobody finds them later: what tells of the sandbox is removed with the rest."""
-    root = Path(conventions.CGROUP_ROOT)
+    root = Path(names.CGROUP_ROOT)
     hierarchy = root if (root / "cgroup.procs").exists() else root / "pids"
     cgroup = hierarchy / f"{SANDBOX}-pod" / SANDBOX
     try:
@@ -204,7 +204,7 @@ def test_without_a_state_the_sandboxs_cgroups_are_found(node: Node) -> None:
 
 def test_without_a_state_programs_of_the_sandboxs_own_users_are_found(node: Node) -> None:
     """The group of the VM's directory says which users these are."""
-    user, vm_dir = 1879048192 + os.getpid() % 1000 * 2, Path(conventions.VM_ROOT, SANDBOX)
+    user, vm_dir = 1879048192 + os.getpid() % 1000 * 2, Path(names.VM_ROOT, SANDBOX)
     node.save()
     node.state_file().write_text("{")
     directory(vm_dir)
@@ -235,15 +235,15 @@ def test_without_a_state_programs_of_the_sandboxs_own_users_are_found(node: Node
 
 
 def test_the_conventional_directories_are_those_the_plans_use() -> None:
-    assert (conventions.VM_ROOT, conventions.SHARED_ROOT) == (VM_ROOT, HOST_SHARED_ROOT)
+    assert (names.VM_ROOT, names.SHARED_ROOT) == (VM_ROOT, HOST_SHARED_ROOT)
     assert (delete.STATE_ROOT, delete.REGISTER) == (ROOT, REGISTER)
 
 
 def test_every_vmm_of_ours_has_the_word_and_the_name_it_is_known_by() -> None:
     for golden in (PROJECT / "tests/golden/qemu").glob("*.txt"):
         words = [word for line in golden.read_text().splitlines() for word in line.split(" ", 1)]
-        assert conventions.VMM_WORD in words, golden.name
-        assert words[words.index("-name") + 1].startswith(conventions.VMM_NAME), golden.name
+        assert names.VMM_WORD in words, golden.name
+        assert words[words.index("-name") + 1].startswith(names.VMM_NAME), golden.name
 
 
 @pytest.mark.parametrize("named_by", ["bundle", "state"])

@@ -13,8 +13,8 @@ from delete_node import until
 
 from protos.containerd.task_v2_pb2 import DeleteResponse
 from pyshim.cleanup import orphans
-from pyshim.cleanup.conventions import Places
 from pyshim.cleanup.leftovers import undo_remains
+from pyshim.cleanup.names import Places
 from pyshim.cleanup.remote_vms import MARGIN_S, hold_s
 from pyshim.host.processes import identity as processes
 from pyshim.model.errors import NotFound

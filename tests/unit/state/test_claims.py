@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from pyshim.model.errors import DeadlineExceeded, FailedPrecondition
 from pyshim.model.ledger import LedgerEntry, ResourceKind
-from pyshim.state import claims
-from pyshim.state.claims import claimed_cgroups, exclusive_claim, pinned_cpus
+from pyshim.state import records
+from pyshim.state.records import claimed_cgroups, exclusive_claim, pinned_cpus
 from pyshim.state.store import StateStore
 from tests.unit.state.states import state as some_state
 
@@ -76,7 +76,7 @@ def test_an_exclusive_entry_excludes_other_sandboxes_even_without_its_shim(tmp_p
 def test_a_shim_that_decides_for_too_long_is_an_error_of_the_one_that_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(claims, "_SHORT_WAIT_S", 0.1)
+    monkeypatch.setattr(records, "_SHORT_WAIT_S", 0.1)
     card = LedgerEntry(kind=ResourceKind.VFIO, key="0000:41:08.0")
 
     with (

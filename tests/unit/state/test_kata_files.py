@@ -9,9 +9,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from pyshim.state.errors import NotOurState, StateDamaged
-from pyshim.state.kata import kata_container
-from pyshim.state.schema import KEY, state_from_json
+from pyshim.state.schema import KEY, NotOurState, StateDamaged, kata_container, state_from_json
 from pyshim.state.store import StateStore
 from tests.unit.state.kata_shape import CONTAINER_STATE, SANDBOX_STATE, check
 from tests.unit.state.states import container, everything, state, written

@@ -11,8 +11,7 @@ from pyshim.model.ids import ContainerId, HostPath, SandboxId
 from pyshim.model.ledger import LedgerEntry, ResourceKind
 from pyshim.model.sandbox import ContainerSnapshot, SandboxSnapshot, SandboxStatus
 from pyshim.model.task import ExitStatus, Status, Stdio
-from pyshim.state.kata import kata_container
-from pyshim.state.schema import KEY, SandboxState, ShimRecord, state_from_json
+from pyshim.state.schema import KEY, SandboxState, ShimRecord, kata_container, state_from_json
 from pyshim.state.store import StateStore
 from tests.unit.state.kata_shape import (
     CONTAINER_STATE,

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from pyshim.model.errors import ShimError
-from pyshim.state.errors import StateDamaged
-from pyshim.state.schema import CHECKSUM, KEY
+from pyshim.state.schema import CHECKSUM, KEY, StateDamaged
 from pyshim.state.store import StateStore
 from tests.unit.state.states import everything, written
 

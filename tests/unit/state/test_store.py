@@ -11,8 +11,7 @@ from msgspec.structs import replace
 from pyshim.model.errors import FailedPrecondition, NotFound
 from pyshim.model.ledger import LedgerEntry, ResourceKind
 from pyshim.model.task import ExitStatus
-from pyshim.state.errors import NotOurState, StateDamaged, StateTooNew
-from pyshim.state.schema import CHECKSUM, KEY, ShimRecord
+from pyshim.state.schema import CHECKSUM, KEY, NotOurState, ShimRecord, StateDamaged, StateTooNew
 from pyshim.state.store import MAX_BYTES, StateStore, _sealed
 from tests.unit.state.states import container, state, written
 

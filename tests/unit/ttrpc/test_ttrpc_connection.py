@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from ttrpc_peers import frame, kinds, only, refusal, request
 
-from pyshim.ttrpc.connection import ClientConnection, ServerConnection
-from pyshim.ttrpc.events import RequestReceived, ResponseReceived
+from pyshim.ttrpc.connection import ClientConnection, RequestReceived, ResponseReceived, ServerConnection
 from pyshim.ttrpc.framing import DATA, FLAG_REMOTE_OPEN, HEADER, MAX_MESSAGE_BYTES, REQUEST, RESPONSE, FrameReader
 from pyshim.ttrpc.messages import decode_response
 from pyshim.ttrpc.status import Code, LocalProtocolError, MessageTooLarge, RemoteProtocolError

@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 from ttrpc_peers import RawPeer, echo, frame, raw_server, request
 
 from pyshim.ttrpc.client import Client
-from pyshim.ttrpc.connection import ClientConnection, ServerConnection
-from pyshim.ttrpc.events import RequestRefused
+from pyshim.ttrpc.connection import ClientConnection, RequestRefused, ServerConnection
 from pyshim.ttrpc.framing import DATA, HEADER, REQUEST, RESPONSE
-from pyshim.ttrpc.handlers import CallContext
 from pyshim.ttrpc.server import Server
+from pyshim.ttrpc.session import CallContext
 from pyshim.ttrpc.status import TtrpcError
 from tests.fakes.clock import run_fast_forward
 

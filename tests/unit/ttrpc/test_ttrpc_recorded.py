@@ -11,9 +11,8 @@ import pytest
 from ttrpc_peers import raw_server
 
 from protos.containerd import task_v2_pb2
-from pyshim.ttrpc.connection import ClientConnection, ServerConnection
-from pyshim.ttrpc.events import RequestReceived, ResponseReceived
-from pyshim.ttrpc.handlers import CallContext
+from pyshim.ttrpc.connection import ClientConnection, RequestReceived, ResponseReceived, ServerConnection
+from pyshim.ttrpc.session import CallContext
 from pyshim.ttrpc.status import Code, TtrpcError
 
 TASK = "containerd.task.v2.Task"

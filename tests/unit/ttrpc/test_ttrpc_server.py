@@ -15,8 +15,8 @@ from ttrpc_peers import DEMO, RawPeer, code_of, echo, fails_alone, frame, raw_se
 
 from pyshim.ttrpc.client import Client
 from pyshim.ttrpc.framing import DATA, RESPONSE
-from pyshim.ttrpc.handlers import CallContext, ImmediateHandler, UnaryHandler
 from pyshim.ttrpc.server import Server
+from pyshim.ttrpc.session import CallContext, ImmediateHandler, UnaryHandler
 from pyshim.ttrpc.status import Code, OutcomeUnknown, RemoteError
 from tests.fakes.served import served
 

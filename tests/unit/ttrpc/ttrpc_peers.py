@@ -11,12 +11,12 @@ from typing import Any, TypeVar
 import pytest
 
 from pyshim.ttrpc.client import Client
+from pyshim.ttrpc.connection import Event, RequestRefused
 from pyshim.ttrpc.envelope_pb2 import Request
-from pyshim.ttrpc.events import Event, RequestRefused
 from pyshim.ttrpc.framing import HEADER, REQUEST, RESPONSE, FrameReader
-from pyshim.ttrpc.handlers import CallContext, Handler
 from pyshim.ttrpc.messages import decode_request, decode_response, encode_request
 from pyshim.ttrpc.server import Server
+from pyshim.ttrpc.session import CallContext, Handler
 from pyshim.ttrpc.status import RemoteError
 
 _Result = TypeVar("_Result")

@@ -11,7 +11,7 @@ import stat
 from collections.abc import Callable, Collection, Iterable, Mapping
 
 from pyshim.concurrency.deadlines import CHANGE_S, READ_S, within_s
-from pyshim.concurrency.threads import thread_to_the_end
+from pyshim.concurrency.tasks import thread_to_the_end
 from pyshim.host.os_errors import describe_os_error
 from pyshim.host.processes.identity import family, family_threads
 from pyshim.model.confinement import Group, GroupSetting, HostOom, Scope

@@ -8,7 +8,7 @@ import errno
 import socket
 import struct
 
-from pyshim.concurrency.threads import thread_to_the_end
+from pyshim.concurrency.tasks import thread_to_the_end
 from pyshim.host.fds import OwnedFd
 from pyshim.host.os_errors import os_errors
 from pyshim.model.errors import Unavailable

@@ -20,8 +20,7 @@ from google.protobuf.empty_pb2 import Empty
 from google.protobuf.message import Message as PbMessage
 
 from protos.agent import agent_pb2, health_pb2, oci_pb2
-from pyshim.ttrpc.connection import ClientConnection
-from pyshim.ttrpc.events import ResponseReceived
+from pyshim.ttrpc.connection import ClientConnection, ResponseReceived
 
 REPOSITORY = Path(__file__).resolve().parents[4]
 PATIENCE_S = 100.0

@@ -15,8 +15,7 @@ import pytest
 from guest.agent import transport
 from guest.agent.errors import InvalidArgument
 from pyshim.ttrpc import CallContext, RemoteError, Server
-from pyshim.ttrpc.connection import ClientConnection
-from pyshim.ttrpc.events import ResponseReceived
+from pyshim.ttrpc.connection import ClientConnection, ResponseReceived
 
 
 async def echo(payload: bytes, _context: CallContext) -> bytes:

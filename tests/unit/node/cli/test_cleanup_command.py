@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from pyshim.cleanup import lost_vms
-from pyshim.cleanup.conventions import VMM_WORD, Places, conventional_ledger
+from pyshim.cleanup.names import VMM_WORD, Places, conventional_ledger
 from pyshim.cleanup.orphans import candidates
 from pyshim.host.processes import identity as processes
 from pyshim.model.errors import InvalidArgument
