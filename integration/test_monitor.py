@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pyshim.model.errors import ShimError
-from pyshim.model.observation import METRICS_DIRECTORY
+from pyshim.model.places import METRICS_DIRECTORY
 from pyshim.node.cli.monitor_client import exchange, monitor_socket
 
 STATE_DIR = "/run/vc/sbs"

@@ -40,6 +40,7 @@ from pyshim.model.host_facts import CapacityFacts, CapacityQuestion, HostFacts, 
 from pyshim.model.ids import ContainerId, SandboxId
 from pyshim.model.ledger import Ledger
 from pyshim.model.observation import AgentCalls, Durations, Trace
+from pyshim.model.places import REGISTER
 from pyshim.model.seams import MonitorRpc
 from pyshim.model.task import Identity, RemoteVmLost, RuntimeOptions
 from pyshim.monitor.answers import ShimAnswers
@@ -57,7 +58,7 @@ from pyshim.resources.sizing.host import probe_capacity
 from pyshim.start.address import unlink
 from pyshim.state.records import SandboxRecords
 from pyshim.state.schema import ShimRecord
-from pyshim.state.store import REGISTER, StateStore
+from pyshim.state.store import StateStore
 from pyshim.task.calls import Calls
 from pyshim.task.publisher import EventPublisher
 from pyshim.task.sandbox_service import SandboxService

@@ -8,6 +8,7 @@ from hypervisors.qemu import devices, disks, guards, memory, pci
 from hypervisors.qemu.guards import NO_ENCRYPTION, Encryption
 from hypervisors.qemu.options import option
 from pyshim.model.errors import InvalidArgument
+from pyshim.model.places import VMM_NAME
 from pyshim.model.vm import SerialChannel, VhostUserVsockChannel, VmConfig
 
 # Numbers of the descriptors that QEMU inherits.
@@ -116,7 +117,7 @@ def qemu_argv(
     hotplug = can_hotplug(config)
     pmem_bytes = image_bytes if devices.is_image_pmem(config) else 0
     args: list[str] = [config.hypervisor_path]
-    args += ("-name", option(f"sandbox-{config.sandbox_id}", {"debug-threads": True} if config.debug else {}))
+    args += ("-name", option(f"{VMM_NAME}{config.sandbox_id}", {"debug-threads": True} if config.debug else {}))
     args += ("-uuid", config.uuid)
     guarded = guards.machine_properties(config.guard) if config.guard else {}
     args += devices.machine(config, pci.machine_properties(config.pci) | guarded)

@@ -7,6 +7,7 @@ import msgspec
 from hypervisors.qemu.memory import RAM_ID
 from hypervisors.qemu.options import Args, Fields, chardev_id, netdev_id, option, qdev_id
 from pyshim.model.host_facts import Accelerator
+from pyshim.model.places import QMP_CHARDEV
 from pyshim.model.vm import (
     FIRST_BRIDGE_SLOT,
     AgentChannel,
@@ -82,7 +83,7 @@ def cpus(cpu: CpuConfig, *, hotplug: bool) -> Args:
 
 
 def qmp(fd: int) -> Args:
-    return _monitor("qmp0", fd, "control")
+    return _monitor(QMP_CHARDEV, fd, "control")
 
 
 def extra_monitor(kind: str, fd: int) -> Args:

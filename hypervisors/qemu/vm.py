@@ -50,6 +50,7 @@ from pyshim.model.confidential import SevGuard, SnpGuard
 from pyshim.model.errors import FailedPrecondition, Internal, InvalidArgument, ShimError, Unavailable
 from pyshim.model.guest import AgentAddress, HvsockAddress, SerialAddress, VsockAddress
 from pyshim.model.ledger import Ledger, LedgerEntry, ResourceKind
+from pyshim.model.places import PROBE_NAME
 from pyshim.model.vm import (
     Capabilities,
     Device,
@@ -278,7 +279,7 @@ class QemuVm:
             config.hypervisor_path,
             self._children,
             self._ledger,
-            name=f"sev-of-{config.sandbox_id}",
+            name=f"{PROBE_NAME}{config.sandbox_id}",
             timeout_s=config.start_timeout_s,
         )
 

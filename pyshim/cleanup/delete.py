@@ -21,11 +21,10 @@ from pyshim.cleanup.background import Outcome, Reporter, Work, run_in_background
 from pyshim.cleanup.sockets import remove_dead_socket
 from pyshim.host.mounts.table import unmount_all
 from pyshim.host.processes.stat import start_ticks_of
+from pyshim.model.places import REGISTER, STATE_ROOT
 from pyshim.start import wire
 from pyshim.start.invocation import BootstrapError, Invocation, checked_id, group_id, os_failure
 
-STATE_ROOT = "/run/vc/sbs"
-REGISTER = "/run/pyshim/sandboxes"
 CarryOut = Callable[[Work, str, float], Outcome]
 """The type of `run_in_background`: takes the work, its name in errors, and the time until which to wait for it."""
 EXIT_KILLED = 128 + signal.SIGKILL

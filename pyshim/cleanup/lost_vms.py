@@ -13,9 +13,8 @@ import msgspec
 from pyshim.host.files import replace_file
 from pyshim.model.ids import checked_id
 from pyshim.model.ledger import LedgerEntry
+from pyshim.model.places import LOST_VMS
 
-LOST_VMS = "/run/pyshim/lost-vms"
-"""A file for each VM, named by its id. A reboot of the node removes them, as it removes the ledgers."""
 _MAX_TOMBSTONE_BYTES = 64 << 10
 
 

@@ -22,25 +22,27 @@ from pyshim.host.mounts.table import mounted_below
 from pyshim.host.processes import identity as processes
 from pyshim.model.errors import FailedPrecondition, InvalidArgument
 from pyshim.model.ledger import LedgerEntry, ResourceKind
-from pyshim.model.observation import METRICS_DIRECTORY
+from pyshim.model.places import (
+    CGROUP_ROOT,
+    DIRECT_VOLUMES,
+    METRICS_DIRECTORY,
+    PROBE_NAME,
+    QMP_CHARDEV,
+    SHARED_ROOT,
+    STATE_ROOT,
+    SWAP_ROOT,
+    VM_ROOT,
+    VMM_NAME,
+)
 from pyshim.resources.cgroups.host.hierarchies import members, mounted
 from pyshim.resources.network.host.rtnetlink import NETNS_ROOT, our_taps
 from pyshim.state.schema import SandboxState
 
-# The places of plan/share.py and plan/sandbox.py; a test compares them.
-SHARED_ROOT = "/run/kata-containers/shared/sandboxes"
-VM_ROOT = "/run/vc/vm"
-DIRECT_VOLUMES = "/run/kata-containers/shared/direct-volumes"
-ROOTS = (SHARED_ROOT, VM_ROOT, DIRECT_VOLUMES, "/run/vc/sbs", "/run/kata-containers/swap")
+ROOTS = (SHARED_ROOT, VM_ROOT, DIRECT_VOLUMES, STATE_ROOT, SWAP_ROOT)
 """Directories that the shim makes its own in: nothing below them is a link of its making."""
 EMPTY_DIR_DISK = re.compile(r"/kubernetes\.io~empty-dir/[^/]+/disk\.img$")
 """The end of the path of the disk that the shim makes in an emptyDir."""
-CGROUP_ROOT = "/sys/fs/cgroup"
-VMM_NAME = "sandbox-"
-"""The beginning of `-name` of a VMM, before the sandbox's id."""
-PROBE_NAME = "sev-of-"
-"""The beginning of `-name` of the QEMU that is asked for the host's encryption, before the sandbox's id."""
-VMM_WORD = "chardev=qmp0,mode=control"
+VMM_WORD = f"chardev={QMP_CHARDEV},mode=control"
 """An argument of every VMM of ours that Kata's VMMs lack; a test compares it with the builder of command lines."""
 _PROGRAMS = ("qemu", "kvm", "virtiofsd", "vhost-device-vsock")
 _MAX_CGROUP_DEPTH = 12
@@ -122,7 +124,7 @@ def _is_known_program(process: processes.ProcessRef, sandbox_id: str, places: Pl
 
 
 def _users_of(sandbox_id: str, places: Places) -> tuple[int, ...]:
-    """The users of the sandbox's programs, if it has its own: its directory's group says so (`qemu/user.py`)."""
+    """The users of the sandbox's programs, if it has its own: its directory's group says so (`qemu/isolation.py`)."""
     if "/" in sandbox_id:  # of a command line that anyone may have written
         return ()
     try:

@@ -18,6 +18,7 @@ from pyshim.config.values import (
     memory,
     whole,
 )
+from pyshim.model.places import SWAP_ROOT
 
 _OTHER_VMM = "only other hypervisors have it"
 _NO_FILE = "guest memory is anonymous or in hugepages, not in a file"
@@ -183,9 +184,7 @@ SIZE: tuple[Key, ...] = (
         ann=True,
     ),
     _H.used("enable_guest_swap", BOOL, False, "A swap disk for each container that requests swap.", ann=True),
-    _RS.used(
-        "guest_swap_path", PATH, "/run/kata-containers/swap", "Directory of swap files; below /run they take memory."
-    ),
+    _RS.used("guest_swap_path", PATH, SWAP_ROOT, "Directory of swap files; below /run they take memory."),
     _RS.never(
         "guest_swap_size_percent",
         whole(0, 100_000),

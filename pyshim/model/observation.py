@@ -263,8 +263,6 @@ class AgentCalls(Durations):
 
 MONITOR_SOCKET = "shim-monitor.sock"
 """The socket's name in a sandbox's state directory, where Kata's programs look for it."""
-METRICS_DIRECTORY = "/run/pyshim/metrics"
-"""Has a read-only socket for each sandbox, named after its id: a monitor needs no other access."""
 MAX_MONITOR_BODY_BYTES = 2 << 20
 """The largest body of a request: a policy or iptables rules, which must fit into one ttrpc message."""
 FRESH_S = 30.0

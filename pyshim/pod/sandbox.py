@@ -23,7 +23,8 @@ from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, NotFound, 
 from pyshim.model.host_facts import HostFacts
 from pyshim.model.ids import ContainerId
 from pyshim.model.ledger import LedgerEntry, ResourceKind
-from pyshim.model.observation import METRICS_DIRECTORY, MONITOR_SOCKET, span, step, traced
+from pyshim.model.observation import MONITOR_SOCKET, span, step, traced
+from pyshim.model.places import METRICS_DIRECTORY, STATE_ROOT
 from pyshim.model.plans import SandboxPlan
 from pyshim.model.seams import Agent, MonitorRpc, Records, Virtiofsd
 from pyshim.model.vm import VmConfig
@@ -44,7 +45,6 @@ from pyshim.resources.volumes.live import make_share
 
 log = logging.getLogger(__name__)
 
-STATE_ROOT = "/run/vc/sbs"
 DESTROY_TIMEOUT_S = 3.0
 BOOTED = "booted"
 CONTINUED_AGENT_S = 60.0

@@ -23,8 +23,8 @@ from pyshim.host.threads import in_own_thread
 from pyshim.model.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from pyshim.model.host_facts import CgroupMode
 from pyshim.model.ledger import Ledger, LedgerEntry, ResourceKind
-from pyshim.model.observation import METRICS_DIRECTORY
 from pyshim.model.oci import OciHook
+from pyshim.model.places import METRICS_DIRECTORY
 from pyshim.model.remote_vms import RemoteVmState
 from pyshim.model.task import Stdio
 from pyshim.model.vm import VmConfig

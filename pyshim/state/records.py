@@ -16,9 +16,10 @@ from pyshim.host.os_errors import os_errors
 from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, ShimError
 from pyshim.model.ids import SandboxId
 from pyshim.model.ledger import EXCLUSIVE, Ledger, LedgerEntry, ResourceKind
+from pyshim.model.places import STATE_ROOT
 from pyshim.model.sandbox import SandboxSnapshot
 from pyshim.state.schema import SandboxState, ShimRecord
-from pyshim.state.store import ROOT, StateStore
+from pyshim.state.store import StateStore
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +33,7 @@ K = TypeVar("K")
 
 
 @contextmanager
-def pinned_cpus(sandbox_id: str, root: str = ROOT) -> Iterator[Mapping[int, str]]:
+def pinned_cpus(sandbox_id: str, root: str = STATE_ROOT) -> Iterator[Mapping[int, str]]:
     """For each CPU that another sandbox has pinned, that sandbox.
 
     Within the block no other shim can pin CPUs; our pins must be on disk before it ends. Entering it blocks.
@@ -43,7 +44,9 @@ def pinned_cpus(sandbox_id: str, root: str = ROOT) -> Iterator[Mapping[int, str]
 
 
 @contextmanager
-def claimed_cgroups(sandbox_id: str, cgroups: Iterable[str], root: str = ROOT) -> Iterator[Mapping[str, str] | None]:
+def claimed_cgroups(
+    sandbox_id: str, cgroups: Iterable[str], root: str = STATE_ROOT
+) -> Iterator[Mapping[str, str] | None]:
     """The sandbox of each of the cgroups that another one's ledger has, whether or not its shim runs.
 
     No other shim decides within the block. None if another one decides now. Raises FailedPrecondition.
@@ -59,7 +62,7 @@ def claimed_cgroups(sandbox_id: str, cgroups: Iterable[str], root: str = ROOT) -
 
 
 @contextmanager
-def exclusive_claim(sandbox_id: str, entry: LedgerEntry, root: str = ROOT) -> Iterator[None]:
+def exclusive_claim(sandbox_id: str, entry: LedgerEntry, root: str = STATE_ROOT) -> Iterator[None]:
     """Within the block no other sandbox's ledger has such an entry or gets one.
 
     Entering it blocks. Raises FailedPrecondition naming the sandbox that has it, whether or not its shim runs;

@@ -20,6 +20,7 @@ import msgspec
 from pyshim.host.files import ASIDE, remove_tree, replace_file
 from pyshim.host.os_errors import os_errors
 from pyshim.model.errors import FailedPrecondition, NotFound
+from pyshim.model.places import STATE_ROOT
 from pyshim.model.sandbox import SandboxSnapshot
 from pyshim.state.schema import (
     CHECKSUM,
@@ -32,8 +33,6 @@ from pyshim.state.schema import (
     state_from_json,
 )
 
-ROOT = "/run/vc/sbs"
-REGISTER = "/run/pyshim/sandboxes"
 FILE_NAME = "persist.json"
 MAX_BYTES = 16 * 1024 * 1024
 """Bytes of a state: tens of times that of a pod with a thousand mounts."""
@@ -44,7 +43,7 @@ MAX_ENTRY_BYTES = 64 * 1024
 class StateStore:
     """The states below one root directory, as files; `schema.py` has their format."""
 
-    def __init__(self, *, root: str = ROOT, register: str | None = None) -> None:
+    def __init__(self, *, root: str = STATE_ROOT, register: str | None = None) -> None:
         """Without a `register` no sandbox is entered in one or found there."""
         self.root = root
         self._register = register

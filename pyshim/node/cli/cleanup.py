@@ -18,11 +18,12 @@ from pyshim.config.sources import named_file
 from pyshim.model.errors import ShimError
 from pyshim.model.ids import checked_id
 from pyshim.model.ledger import LedgerEntry
+from pyshim.model.places import REGISTER, STATE_ROOT
 from pyshim.node.cli.output import examples
 from pyshim.node.cli.progress import counted
 from pyshim.node.install.handlers import SETTINGS
 from pyshim.resources.templates.store import TemplateStore
-from pyshim.state.store import REGISTER, ROOT, StateStore
+from pyshim.state.store import StateStore
 
 CLEAN, FAILED, TO_DO, IN_USE = 0, 1, 3, 4
 """Exit codes, in this order: nothing is left; something could not be undone, or a remote VM is lost; `--dry-run` found
@@ -60,7 +61,7 @@ def command(
     if sum((sandbox is not None, everything, strike is not None)) != 1:
         raise click.UsageError("expected one of ID, --all and --strike")
     node = node or CleanupPlaces(
-        store=StateStore(root=ROOT, register=REGISTER), places=Places(), templates=template_directories()
+        store=StateStore(root=STATE_ROOT, register=REGISTER), places=Places(), templates=template_directories()
     )
     if strike is not None:
         return _strike(strike)

@@ -13,16 +13,16 @@ from msgspec import Struct
 
 from pyshim.host.files import replace_file
 from pyshim.model.errors import InvalidArgument, NotFound
+from pyshim.model.places import DIRECT_VOLUMES
+from pyshim.model.places import STATE_ROOT as STATE_DIR
 from pyshim.node.cli.monitor_client import exchange, monitor_socket
 from pyshim.node.cli.output import examples
 from pyshim.resources.volumes.host.sources import (
-    DIRECT_VOLUMES,
     MOUNT_INFO,
     direct_volume,
     parse_mount_info,
     record_directory,
 )
-from pyshim.state.store import ROOT as STATE_DIR
 
 
 class Directories(Struct, frozen=True, kw_only=True):

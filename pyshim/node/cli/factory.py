@@ -24,20 +24,20 @@ from pyshim.log import set_up
 from pyshim.model.config import Config
 from pyshim.model.errors import FailedPrecondition, NotFound, ShimError
 from pyshim.model.ids import SandboxId
+from pyshim.model.places import REGISTER, VM_ROOT
 from pyshim.model.plans import SandboxPlan
 from pyshim.model.units import MIB
 from pyshim.model.vm import VmConfig
 from pyshim.node.cli.output import config_option, examples, json_option, print_json, print_table
 from pyshim.node.cli.planned import empty_pod
 from pyshim.node.cli.sandbox_table import age_text
-from pyshim.pod.plan.sandbox import VM_ROOT
 from pyshim.pod.template import make_template
 from pyshim.resources.linux import LinuxHost
 from pyshim.resources.templates.plan import StoredTemplate, reason_to_boot, template_key, template_vm
 from pyshim.resources.templates.store import TemplateDamaged, TemplateStore, machine_facts, write_record
 from pyshim.state.records import SandboxRecords
 from pyshim.state.schema import ShimRecord
-from pyshim.state.store import REGISTER, StateStore
+from pyshim.state.store import StateStore
 
 log = logging.getLogger(__name__)
 

@@ -19,6 +19,7 @@ from msgspec import Struct, to_builtins
 
 from pyshim.host.os_errors import describe_os_error
 from pyshim.model.errors import FailedPrecondition, NotFound, ShimError
+from pyshim.model.places import VM_ROOT
 from pyshim.node.cli.log_entries import LEVELS, LogEntry, shim_entries, text_of
 from pyshim.node.cli.output import examples, json_option, print_json
 from pyshim.node.cli.sandbox import ended_or_recorded, sandbox_argument, state_dir_option
@@ -27,7 +28,6 @@ from pyshim.node.install.runtime import container_runtime
 if TYPE_CHECKING:
     from rich.console import Console
 
-VM_ROOT = "/run/vc/vm"
 _COLOURS = {"warning": "yellow", "error": "red", "fatal": "red", "debug": "dim"}
 _CONSOLE_FILES = ("console.log.1", "console.log")
 """The older one first."""

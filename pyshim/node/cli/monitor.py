@@ -2,10 +2,10 @@
 
 import click
 
-from pyshim.model.observation import METRICS_DIRECTORY
+from pyshim.model.places import METRICS_DIRECTORY
+from pyshim.model.places import STATE_ROOT as STATE_DIR
 from pyshim.node.cli.output import examples
 from pyshim.node.cli.service import address_option, run_service
-from pyshim.state.store import ROOT as STATE_DIR
 
 RUST_STATE_DIR = "/run/kata"
 """The directory of the Rust runtime's sandboxes."""

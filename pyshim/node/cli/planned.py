@@ -20,6 +20,7 @@ from pyshim.model.devices import PodDevices
 from pyshim.model.host_facts import UNBOUNDED_CPUS, CapacityFacts, CgroupLimits, CgroupMode, HostFacts
 from pyshim.model.ids import ContainerId, HostPath, SandboxId
 from pyshim.model.oci import MAX_SPEC_BYTES, ContainerKind, OciSpec, membership, parse_spec
+from pyshim.model.places import VM_ROOT
 from pyshim.model.plans import ContainerPlan, SandboxPlan
 from pyshim.model.task import RuntimeOptions
 from pyshim.model.volumes import SourceFacts
@@ -28,7 +29,7 @@ from pyshim.node.kubernetes.manifest import PodManifest, overhead_of, pod_sizing
 from pyshim.node.kubernetes.pod_config import PASSED_ON
 from pyshim.pod.plan.container import container_plan
 from pyshim.pod.plan.placed import with_guest_nodes
-from pyshim.pod.plan.sandbox import VM_ROOT, sandbox_plan
+from pyshim.pod.plan.sandbox import sandbox_plan
 from pyshim.resources.devices.plan.instances import MAX_BYTES, InstanceTable, read_instances
 from pyshim.resources.machine import read_machine
 from pyshim.resources.probe import probe_host

@@ -12,9 +12,9 @@ from click.shell_completion import CompletionItem
 
 from pyshim.model.errors import FailedPrecondition, InvalidArgument, NotFound
 from pyshim.model.ids import SandboxId, checked_id
+from pyshim.model.places import STATE_ROOT as STATE_DIR
 from pyshim.model.sandbox import SandboxSnapshot
 from pyshim.node.cli.sandboxes import STOPPED, sandboxes
-from pyshim.state.store import ROOT as STATE_DIR
 from pyshim.state.store import StateStore
 
 _MAX_NAMED = 5

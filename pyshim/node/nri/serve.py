@@ -9,10 +9,11 @@ import socket
 
 from pyshim.concurrency.tasks import cancel_all
 from pyshim.host.fds import listening_socket
+from pyshim.model.places import REGISTER
 from pyshim.node.nri.plugin import NriPlugin
 from pyshim.node.nri.pods import Pods
 from pyshim.node.nri.shims import Shims
-from pyshim.state.store import REGISTER, StateStore
+from pyshim.state.store import StateStore
 
 log = logging.getLogger(__name__)
 

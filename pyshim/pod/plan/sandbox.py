@@ -14,6 +14,7 @@ from pyshim.model.guest import AGENT_VSOCK_PORT
 from pyshim.model.host_facts import Accelerator, CapacityFacts, HostFacts, unbounded
 from pyshim.model.ids import SandboxId
 from pyshim.model.oci import ContainerKind, OciSpec, keys_of
+from pyshim.model.places import VM_ROOT
 from pyshim.model.plans import SandboxPlan, SharePlan
 from pyshim.model.sizing import SizingRecord
 from pyshim.model.vm import (
@@ -49,7 +50,6 @@ from pyshim.resources.volumes.plan.share import SHARE_TAG, share_plan
 
 NETNS_ROOT = "/run/netns"
 """iproute2's directory, so that `ip netns` shows the namespaces that the shim makes."""
-VM_ROOT = "/run/vc/vm"
 EMULATED_BOOT_S = 60.0
 """Seconds for an emulated guest to boot if `dial_timeout` is below KVM_BOOT_S. Measured: 5 s on an idle host, above
 30 s on a crowded one."""

@@ -15,15 +15,14 @@ import yaml
 
 from integration.kubernetes import helm
 from pyshim import __version__
-from pyshim.model.observation import METRICS_DIRECTORY
 from pyshim.model.placement import SOCKET as PLACEMENT_SOCKET
+from pyshim.model.places import METRICS_DIRECTORY, REGISTER, STATE_ROOT
 from pyshim.node.cli import dra, monitor, node_agent, nri, webhook
 from pyshim.node.cli.command import run
 from pyshim.node.dra.slices import DRIVER
 from pyshim.node.install.handlers import HANDLERS
 from pyshim.node.install.in_cluster.plan import handler_label
 from pyshim.resources.devices.plan.instances import read_instances
-from pyshim.state import store
 
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"
 DOCS = CONFIGS.parent / "docs"
@@ -389,7 +388,7 @@ def test_the_plugin_sees_shims_and_the_sockets_that_the_runtime_and_they_use(pro
     shared = {volume["name"]: volume["hostPath"]["path"] for volume in spec["volumes"]}
     mounted = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
     assert shared == mounted
-    states = {os.path.dirname(store.ROOT), store.REGISTER}
+    states = {os.path.dirname(STATE_ROOT), REGISTER}
     assert set(shared.values()) == {"/run/crio/nri", os.path.dirname(PLACEMENT_SOCKET), *states}
     assert {mount["name"] for mount in container["volumeMounts"] if mount.get("readOnly")} == {"register", "sandboxes"}
     assert container["readinessProbe"]["exec"]["command"] == ["test", "-S", PLACEMENT_SOCKET]

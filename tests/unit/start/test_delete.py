@@ -18,16 +18,13 @@ import pytest
 from delete_node import PROJECT, SANDBOX, Node, until
 
 from protos.containerd.task_v2_pb2 import DeleteResponse
-from pyshim.cleanup import delete, leftovers, names
+from pyshim.cleanup import leftovers, names
 from pyshim.host.fds import OwnedFd
 from pyshim.host.processes import identity as processes
 from pyshim.model.ledger import LedgerEntry, ResourceKind
 from pyshim.model.task import ExitStatus
-from pyshim.pod.plan.sandbox import VM_ROOT
-from pyshim.resources.volumes.plan.share import HOST_SHARED_ROOT
 from pyshim.start.address import socket_path
 from pyshim.start.invocation import BootstrapError
-from pyshim.state.store import REGISTER, ROOT
 from tests.fakes.left_node import DEADLINE_S, Process, directory, running
 from tests.unit.state.states import container
 
@@ -232,11 +229,6 @@ def test_without_a_state_programs_of_the_sandboxs_own_users_are_found(node: Node
             process.kill()
             process.communicate()
         subprocess.run(["rm", "-rf", vm_dir], check=True)
-
-
-def test_the_conventional_directories_are_those_the_plans_use() -> None:
-    assert (names.VM_ROOT, names.SHARED_ROOT) == (VM_ROOT, HOST_SHARED_ROOT)
-    assert (delete.STATE_ROOT, delete.REGISTER) == (ROOT, REGISTER)
 
 
 def test_every_vmm_of_ours_has_the_word_and_the_name_it_is_known_by() -> None:

@@ -20,10 +20,10 @@ from pyshim.host.fds import OwnedFd
 from pyshim.host.mounts.table import mount_root
 from pyshim.model.decoding import Text, decoded
 from pyshim.model.errors import InvalidArgument
+from pyshim.model.places import DIRECT_VOLUMES
 from pyshim.model.volumes import DirectVolume, EmptyDir, SourceFacts, SourceKind
 from pyshim.resources.volumes.host.vhost_user import backend_socket, is_vhost_user
 
-DIRECT_VOLUMES = "/run/kata-containers/shared/direct-volumes"
 MOUNT_INFO = "mountInfo.json"
 _EMPTY_DIR = "kubernetes.io~empty-dir"
 _MAX_RECORD_BYTES = 64 * 1024

@@ -13,11 +13,11 @@ from pyshim.model.config import Config
 from pyshim.model.confinement import NO_LABELS, ProcessLabels
 from pyshim.model.errors import InvalidArgument
 from pyshim.model.ids import ContainerId, GuestPath, HostPath, SandboxId
+from pyshim.model.places import SHARED_ROOT
 from pyshim.model.plans import SharePlan
 from pyshim.model.volumes import HostMount, Propagation, TargetKind, VirtiofsdPlan
 
 SHARE_TAG = "kataShared"
-HOST_SHARED_ROOT = "/run/kata-containers/shared/sandboxes"
 GUEST_SHARED_DIR = GuestPath("/run/kata-containers/shared/containers")
 BIND_MOUNTS_DIR = "sandbox-mounts"
 WATCHABLE_DIR = "watchable"
@@ -35,7 +35,7 @@ def guest_container_dir(container_id: ContainerId) -> str:
 def share_plan(sandbox_id: SandboxId, config: Config, *, vm_dir: str, labels: ProcessLabels = NO_LABELS) -> SharePlan:
     """The share of one sandbox. With `shared_fs = "none"` it has the directories' names only."""
     hypervisor = config.hypervisor
-    root = HostPath(f"{HOST_SHARED_ROOT}/{sandbox_id}")
+    root = HostPath(f"{SHARED_ROOT}/{sandbox_id}")
     mounts_dir, exported_dir = HostPath(f"{root}/mounts"), HostPath(f"{root}/shared")
     share = SharePlan(
         root=root,
