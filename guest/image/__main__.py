@@ -5,8 +5,9 @@ import os
 import sys
 from pathlib import Path
 
-from guest.image.build import build
+from guest.image.build import Origin, build
 from guest.image.errors import BuildError
+from guest.image.recipe import SUITES
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 
@@ -24,11 +25,21 @@ def main(arguments: list[str]) -> int:
     action.add_argument("--cache", type=Path, default=CHECKOUT / ".build/cache/guest", help="directory for packages")
     action.add_argument("--kata-agent", type=Path, help="a kata-agent that is the guest's agent in place of ours")
     action.add_argument(
-        "--snapshot",
+        "--suite",
         default="",
-        metavar="TIME",
-        help="packages of snapshot.debian.org at this time, as in 20260101T000000Z; default: of the machine's sources",
+        help=f"Debian's release in the guest: {', '.join(suite.codename for suite in SUITES)} (default: the first)",
     )
+    action.add_argument("--mirror", default="", metavar="URL", help="a Debian mirror; default: that of the host's apt")
+    action.add_argument(
+        "--security-mirror", default="", metavar="URL", help="of security updates; default: beside the mirror"
+    )
+    action.add_argument(
+        "--snapshot", default="", metavar="TIME", help="packages of snapshot.debian.org, as in 20260101T000000Z"
+    )
+    action.add_argument(
+        "--keyring", type=Path, metavar="FILE", help="Debian's keys; default: of debian-archive-keyring"
+    )
+    action.add_argument("--update", action="store_true", help="take the newest packages, not those of the last build")
     action.add_argument(
         "--expect", type=Path, metavar="MANIFEST", help="fail unless the packages are those of this one"
     )
@@ -40,7 +51,14 @@ def main(arguments: list[str]) -> int:
             out=options.out.resolve(),
             cache=options.cache.resolve(),
             kata_agent=options.kata_agent and options.kata_agent.resolve(),
-            snapshot=options.snapshot,
+            origin=Origin(
+                suite=options.suite,
+                mirror=options.mirror,
+                security_mirror=options.security_mirror,
+                snapshot=options.snapshot,
+                keyring=options.keyring,
+                update=options.update,
+            ),
             expected=options.expect,
             progress=_say,
         )

@@ -1,14 +1,15 @@
 """The order of the steps: resolve, look in the cache, download, unpack, assemble, write, record."""
 
 import fcntl
+import functools
 import json
 import os
 import sysconfig
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from hashlib import sha256
 from importlib import metadata
 from pathlib import Path
@@ -16,21 +17,12 @@ from typing import Any
 
 import pyshim
 from guest.image import recipe
-from guest.image.debian import (
-    MACHINE,
-    Archive,
-    Package,
-    Progress,
-    dependency_closure,
-    download,
-    index_lookup,
-    refuse_unauthenticated,
-    snapshot_archive,
-    unpack,
-    update_indexes,
-)
+from guest.image.archive import Archive, NotThere, Progress, snapshot_mirrors
+from guest.image.debian import Package, unpack
 from guest.image.errors import BuildError
-from guest.image.modules import ModuleStore
+from guest.image.mirrors import Mirrors, apt_mirrors, given_mirrors
+from guest.image.modules import ModuleStore, module_base
+from guest.image.recipe import Suite
 from guest.image.rootfs import (
     add_kata_agent,
     add_own_agent,
@@ -42,6 +34,7 @@ from guest.image.rootfs import (
     write_root,
 )
 from guest.image.sbom import SBOM, bill_of_materials
+from guest.image.toolchain import Toolchain
 from guest.image.vmlinux import write_vmlinux
 
 MANIFEST = "manifest.json"
@@ -52,7 +45,10 @@ MANIFEST_VERSION = 1
 class Inputs:
     """Everything that the image depends on; `key` names the result."""
 
+    suite: Suite
     packages: tuple[Package, ...]
+    build_packages: tuple[Package, ...]
+    """Those whose programs make the images."""
     checkout: Path
     site_packages: Path
     kata_agent: Path | None
@@ -60,8 +56,8 @@ class Inputs:
 
     def key(self) -> str:
         """A digest of the package digests, the agent with its libraries, and the builder."""
-        digest = sha256()
-        for package in self.packages:
+        digest = sha256(f"{self.suite.codename}\n".encode())
+        for package in (*self.packages, *self.build_packages):
             digest.update(f"{package.name}={package.version} {package.sha256}\n".encode())
         builder = sorted(file for file in (self.checkout / "guest/image").iterdir() if file.is_file())
         agent = (
@@ -84,57 +80,15 @@ class Inputs:
     def add_agent(self, root: Path) -> None:
         """The guest's agent is in the tree `root`. Raises BuildError."""
         if self.kata_agent is None:
-            add_own_agent(root, checkout=self.checkout, site_packages=self.site_packages)
+            add_own_agent(root, python=self.suite.python, checkout=self.checkout, site_packages=self.site_packages)
         else:
             add_kata_agent(root, self.kata_agent)
-
-
-def _index_state() -> str:
-    """A text that changes when apt's indexes or its choice of versions may have changed. Calls no apt."""
-    places = tuple(
-        map(Path, ("/var/lib/apt/lists", "/etc/apt/preferences", "/etc/apt/preferences.d", "/etc/apt/sources.list.d"))
-    )
-    files = [file for place in places for file in (place, *place.glob("*")) if file.exists()]
-    return "\n".join(f"{file} {file.stat().st_size} {file.stat().st_mtime_ns}" for file in sorted(files))
-
-
-def resolve_packages(
-    wanted: tuple[str, ...], cache: Path, progress: Progress, *, archive: Archive = MACHINE
-) -> tuple[Package, ...]:
-    """The kernel and the packages `wanted` with their dependencies, at the versions apt's indexes offer.
-
-    The result is stored in `cache` until the indexes or the recipe change: apt takes most of the time of a build with
-    nothing to do. Raises BuildError, also for sources that apt accepts unsigned.
-    """
-    roots = (recipe.KERNEL_PACKAGE, *wanted, *archive)
-    remembered = cache / f"resolution-{sha256(' '.join(sorted(roots)).encode()).hexdigest()[:8]}.json"
-
-    def question() -> list[object]:
-        return [_index_state(), sorted(roots), sorted(recipe.WITHOUT_PACKAGES)]
-
-    try:
-        asked, answer = json.loads(remembered.read_text())
-        if asked == question():
-            return tuple(Package(**{**fields, "depends": tuple(map(tuple, fields["depends"]))}) for fields in answer)
-    except (OSError, ValueError, TypeError, KeyError):
-        pass  # absent, or written by another version of this file
-    refuse_unauthenticated(archive)
-    names, lookup = (recipe.KERNEL_PACKAGE, *wanted), index_lookup(archive)
-    try:
-        packages = dependency_closure(names, recipe.WITHOUT_PACKAGES, lookup)
-    except BuildError:
-        # a new machine has no indexes, and old indexes may name packages that have left the archive
-        update_indexes(progress, archive=archive)
-        packages = dependency_closure(names, recipe.WITHOUT_PACKAGES, lookup)
-    cache.mkdir(parents=True, exist_ok=True)
-    remembered.write_text(json.dumps([question(), [asdict(package) for package in packages]]))
-    return packages
 
 
 def _kernel_directory(packages: tuple[Package, ...], directories: dict[str, Path]) -> tuple[Path, str]:
     """The unpacked kernel package and the kernel's release."""
     for package in packages:
-        modules = directories[package.name] / "lib/modules"
+        modules = module_base(directories[package.name]) / "lib/modules"
         if package.name.startswith("linux-image-") and modules.is_dir():
             return directories[package.name], next(modules.iterdir()).name
     raise BuildError(f"find the kernel: {recipe.KERNEL_PACKAGE} depends on no package with modules")
@@ -181,16 +135,20 @@ def refuse_others(packages: tuple[Package, ...], expected: Path) -> None:
             raise BuildError(f"take the packages of {expected}: {name} has digest {text}")
 
 
-def _assemble(inputs: Inputs, cache: Path, partial: Path, progress: Progress) -> str:
+def _assemble(inputs: Inputs, archive: Archive, cache: Path, partial: Path, progress: Progress) -> str:
     """Write the artefacts into `partial`; the kernel's release."""
-    files = download(inputs.packages, cache / "packages", progress)
+
+    def unpacked(packages: tuple[Package, ...]) -> dict[str, Path]:
+        files = archive.download(packages, cache / "packages")
+        return {package.name: unpack(package, files[package.name], cache / "unpacked") for package in packages}
+
     progress("unpack packages")
-    directories = {p.name: unpack(p, files[p.name], cache / "unpacked") for p in inputs.packages}
+    directories, tools = unpacked(inputs.packages), Toolchain(unpacked(inputs.build_packages).values())
     kernel, release = _kernel_directory(inputs.packages, directories)
     bzimage = (kernel / f"boot/vmlinuz-{release}").read_bytes()
     (partial / "vmlinuz").write_bytes(bzimage)
-    write_vmlinux(bzimage, partial / "vmlinux")
-    store = ModuleStore(kernel, release)
+    write_vmlinux(bzimage, partial / "vmlinux", tools)
+    store = ModuleStore(kernel, release, busybox=tools.path("busybox"))
     with tempfile.TemporaryDirectory(dir=partial, prefix="scratch-") as scratch:
         root, initrd = Path(scratch, "root"), Path(scratch, "initrd")
         root.mkdir()
@@ -198,15 +156,66 @@ def _assemble(inputs: Inputs, cache: Path, partial: Path, progress: Progress) ->
         progress("assemble root file system, compile Python modules")
         write_root(
             root,
+            suite=inputs.suite,
             packages=[directory for name, directory in directories.items() if not name.startswith("linux-image-")],
             store=store,
             add_agent=inputs.add_agent,
         )
         write_initrd(initrd, busybox=root / "usr/bin/busybox", store=store)
         progress("write root image and initrd")
-        pack_root(root, partial / "rootfs.img")
-        pack_initrd(initrd, partial / "initrd.img")
+        pack_root(root, partial / "rootfs.img", mkfs=tools.argv("mkfs.erofs"))
+        pack_initrd(initrd, partial / "initrd.img", cpio=tools.argv("cpio"))
     return release
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Where the packages of a build come from."""
+
+    suite: str = ""
+    """Its code name; empty: the recipe's first."""
+    mirror: str = ""
+    """The address of a Debian mirror; empty: the mirror of the host's apt."""
+    security_mirror: str = ""
+    """The same for security updates; empty: beside the mirror."""
+    snapshot: str = ""
+    """A time of Debian's snapshot service in place of a mirror; empty: what the suite says."""
+    keyring: Path | None = None
+    """Debian's keys; None: where the package debian-archive-keyring has them."""
+    update: bool = False
+    """The newest packages are taken, not those of the build before."""
+
+
+def find_suite(codename: str) -> Suite:
+    """The recipe's suite of this code name, or its first. Raises BuildError."""
+    for suite in recipe.SUITES:
+        if codename in ("", suite.codename):
+            return suite
+    raise BuildError(f"take suite '{codename}': the recipe has {', '.join(suite.codename for suite in recipe.SUITES)}")
+
+
+def open_archive(origin: Origin, suite: Suite, cache: Path, progress: Progress) -> Archive:
+    """The archive of the suite; nothing has been fetched. Raises BuildError for an origin that is not one."""
+    snapshot = origin.snapshot or suite.snapshot
+    if snapshot and (origin.mirror or origin.security_mirror):
+        raise BuildError(f"take snapshot {snapshot}: a mirror is given, too")
+    if origin.security_mirror and not origin.mirror:
+        raise BuildError("take the security mirror: no mirror is given beside it (hint: --mirror URL)")
+    mirrors: Callable[[], Mirrors] = apt_mirrors
+    if snapshot:
+        mirrors = functools.partial(snapshot_mirrors, snapshot)
+    elif origin.mirror:
+        mirrors = functools.partial(given_mirrors, origin.mirror, origin.security_mirror)
+    if snapshot or origin.mirror:
+        mirrors()  # what is given is checked, also when nothing will be fetched
+    name = f"{suite.codename}-{snapshot}" if snapshot else suite.codename
+    return Archive(
+        suite=suite.codename,
+        mirrors=mirrors,
+        keyring=origin.keyring,
+        cache=cache / "indexes" / name,
+        progress=progress,
+    )
 
 
 def build(
@@ -215,14 +224,14 @@ def build(
     out: Path,
     cache: Path,
     progress: Progress,
+    origin: Origin,
     kata_agent: Path | None = None,
-    snapshot: str = "",
     expected: Path | None = None,
 ) -> dict[str, Any]:
     """The manifest of the guest in `out`, which is built unless it was built of the same inputs before.
 
-    With `kata_agent`, a program, the guest has this agent in place of ours. Packages come from the machine's apt
-    sources, or from Debian's archive at the time `snapshot`; with `expected`, a manifest, they must be those of it.
+    With `kata_agent`, a program, the guest has this agent in place of ours. With `expected`, a manifest, the packages
+    must be those of it.
 
     Files get their names when complete, the manifest last: a reader of the manifest finds its files. Raises BuildError.
     """
@@ -230,46 +239,63 @@ def build(
     site_packages = Path(sysconfig.get_path("purelib"))
     if kata_agent is not None and not kata_agent.is_file():
         raise BuildError(f"take kata-agent {kata_agent}: there is no such file")
-    archive = MACHINE
-    if snapshot:
-        archive = snapshot_archive(snapshot, cache / f"snapshot-{snapshot}", suite=recipe.SUITE)
-    wanted = recipe.PACKAGES if kata_agent is None else recipe.KATA_PACKAGES
+    suite = find_suite(origin.suite)
+    archive = open_archive(origin, suite, cache, progress)
+    wanted = (recipe.KERNEL_PACKAGE, *(recipe.PACKAGES if kata_agent is None else recipe.KATA_PACKAGES))
 
     def inputs_now() -> Inputs:
-        packages = resolve_packages(wanted, cache, progress, archive=archive)
+        packages, build_packages = (
+            archive.resolve(suite.names(names), recipe.WITHOUT_PACKAGES) for names in (wanted, recipe.BUILD_PACKAGES)
+        )
         if expected is not None:
-            refuse_others(packages, expected)
-        return Inputs(packages=packages, checkout=checkout, site_packages=site_packages, kata_agent=kata_agent)
+            refuse_others((*packages, *build_packages), expected)
+        return Inputs(
+            suite=suite,
+            packages=packages,
+            build_packages=build_packages,
+            checkout=checkout,
+            site_packages=site_packages,
+            kata_agent=kata_agent,
+        )
 
     with _locked(cache):
+        if origin.update:
+            archive.update()
         inputs = inputs_now()
         key = inputs.key()
         manifest = read_manifest(out)
         if manifest is not None and manifest["key"] == key:
             progress(f"guest image is current: {out}")
             return manifest
-        out.mkdir(parents=True, exist_ok=True)
+        if os.geteuid() != 0:
+            raise BuildError("build the guest: not root (its own interpreter compiles Python modules in a chroot)")
         try:
-            download(inputs.packages, cache / "packages", progress, archive=archive)
-        except BuildError:
-            # the indexes may be older than the archive, which has only the newest version
-            update_indexes(progress, archive=archive)
+            archive.download((*inputs.packages, *inputs.build_packages), cache / "packages")
+        except NotThere:
+            # The indexes are older than the archive, which has only the newest version.
+            archive.update()
             inputs = inputs_now()
             key = inputs.key()
+        out.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=out, prefix=".partial-") as partial_name:
             partial = Path(partial_name)
-            release = _assemble(inputs, cache, partial, progress)
+            release = _assemble(inputs, archive, cache, partial, progress)
             (partial / SBOM).write_text(inputs.bill_of_materials(key))
             artefacts = {
                 file.name: {"size_bytes": file.stat().st_size, "sha256": _file_digest(file)}
                 for file in sorted(partial.iterdir())
             }
+            packages = {package.name: package for package in (*inputs.packages, *inputs.build_packages)}
             manifest = {
                 "version": MANIFEST_VERSION,
                 "key": key,
+                "suite": suite.codename,
                 "kernel_release": release,
                 "artefacts": artefacts,
-                "packages": {p.name: {"version": p.version, "sha256": p.sha256} for p in inputs.packages},
+                "packages": {
+                    name: {"version": package.version, "sha256": package.sha256}
+                    for name, package in sorted(packages.items())
+                },
             }
             (partial / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
             (out / MANIFEST).unlink(missing_ok=True)

@@ -1,65 +1,26 @@
-"""Finds, downloads and unpacks Debian packages. Nothing is installed on the host.
+"""Debian packages: their index, the order of their versions, what they depend on, and their content.
 
-apt verifies downloads against the archive's signed indexes; files in our cache are checked again by digest.
+Nothing is installed on the host, and neither apt nor dpkg is needed: a package is an `ar` archive of two tar archives.
+Sources: deb(5), deb-version(7).
 """
 
-import hashlib
+import itertools
+import lzma
 import os
 import re
-import shlex
+import shutil
 import subprocess
-import time
-from collections.abc import Callable, Iterable, Sequence
+import tarfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from guest.image.errors import BuildError
 
-Progress = Callable[[str], None]
-_LOCK_TRIES, _LOCK_PAUSE_S = 60, 2.0
-"""`apt-get update` does not wait for the lock of the indexes. In two minutes another one has fetched them."""
-_AUTHENTICATED = (
-    *("-o", "APT::Get::AllowUnauthenticated=false", "-o", "Acquire::AllowInsecureRepositories=false"),
-    *("-o", "Acquire::AllowWeakRepositories=false", "-o", "Acquire::AllowDowngradeToInsecureRepositories=false"),
-)
-"""Unsigned packages are refused, whatever the machine's apt is configured to."""
-_TRUSTED = re.compile(r"^[^#\n]*\btrusted\s*[=:]\s*(?:yes|true|on|1|with)\b", re.IGNORECASE | re.MULTILINE)
-"""The option with which apt accepts an unsigned source. Source: sources.list(5)."""
-_ARCHIVES = (("debian", "{suite}"), ("debian", "{suite}-updates"), ("debian-security", "{suite}-security"))
-_KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 _ALTERNATIVE = re.compile(r"([a-z0-9][a-z0-9+.-]*)")
-
-
-Archive = tuple[str, ...]
-"""Where packages come from: options of apt that name other sources than the machine's."""
-MACHINE: Archive = ()
-
-
-def snapshot_archive(date: str, directory: Path, *, suite: str) -> Archive:
-    """Debian as snapshot.debian.org had it at `date`, as in 20260101T000000Z; apt's files for it are in `directory`.
-
-    Signatures of the archive are checked, but not their end of validity. Raises BuildError.
-    """
-    if not re.fullmatch(r"[0-9]{8}T[0-9]{6}Z", date):
-        raise BuildError(f"take snapshot {date!r}: it is not a time as in 20260101T000000Z")
-    (directory / "lists/partial").mkdir(parents=True, exist_ok=True)
-    sources = directory / "sources.list"
-    lines = [
-        f"deb [signed-by={_KEYRING} check-valid-until=no] http://snapshot.debian.org/archive/{archive}/{date}"
-        f" {place.format(suite=suite)} main\n"
-        for archive, place in _ARCHIVES
-    ]
-    if not sources.exists() or sources.read_text() != "".join(lines):
-        sources.write_text("".join(lines))
-    settings = {
-        "Dir::Etc::SourceList": sources,
-        "Dir::Etc::SourceParts": "/dev/null",
-        "Dir::State::Lists": directory / "lists",
-        "Dir::Cache::pkgcache": directory / "pkgcache.bin",
-        "Dir::Cache::srcpkgcache": directory / "srcpkgcache.bin",
-        "APT::Sandbox::User": "root",
-    }
-    return tuple(word for name, value in settings.items() for word in ("-o", f"{name}={value}"))
+_MODULE_TOPS = ("lib", "usr/lib")
+_AR_MAGIC, _AR_HEADER_BYTES = b"!<arch>\n", 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,11 +31,16 @@ class Package:
     version: str
     architecture: str
     sha256: str
+    size_bytes: int
     depends: tuple[tuple[str, ...], ...]
+    archive: str
+    """`main` or `security`: the mirrors that have it."""
+    path: str
+    """Its file, below the address of a mirror."""
 
     @property
     def file_name(self) -> str:
-        """The name `apt-get download` gives the file: the epoch's colon is quoted."""
+        """The name of the file in a cache: the epoch's colon is quoted, as apt does."""
         return f"{self.name}_{self.version}_{self.architecture}.deb".replace(":", "%3a")
 
 
@@ -97,14 +63,13 @@ def run(
     return done.stdout
 
 
-def parse_packages(text: str) -> dict[str, Package]:
-    """Packages by name from stanzas in the archive's index format; the first stanza of a name counts."""
-    found: dict[str, Package] = {}
+def parse_packages(text: str, archive: str) -> Iterator[Package]:
+    """The packages in `text`, an index of `archive`."""
     for stanza in text.strip().split("\n\n"):
         fields = dict(
             line.split(": ", 1) for line in stanza.splitlines() if not line.startswith((" ", "\t")) and ": " in line
         )
-        if "Package" not in fields or fields["Package"] in found:
+        if not fields:
             continue
         groups = [
             tuple(match[1] for choice in group.split("|") if (match := _ALTERNATIVE.match(choice.strip())))
@@ -112,113 +77,104 @@ def parse_packages(text: str) -> dict[str, Package]:
             for group in fields.get(key, "").split(",")
             if group.strip()
         ]
-        if "SHA256" not in fields:
-            raise BuildError(f"read package index: {fields['Package']} has no SHA256: run apt-get update")
-        found[fields["Package"]] = Package(
-            name=fields["Package"],
-            version=fields["Version"],
-            architecture=fields["Architecture"],
-            sha256=fields["SHA256"],
-            depends=tuple(groups),
-        )
+        try:
+            yield Package(
+                name=fields["Package"],
+                version=fields["Version"],
+                architecture=fields["Architecture"],
+                sha256=fields["SHA256"],
+                size_bytes=int(fields["Size"]),
+                depends=tuple(groups),
+                archive=archive,
+                path=fields["Filename"],
+            )
+        except (KeyError, ValueError) as exc:
+            raise BuildError(f"read package index: {fields.get('Package', 'a package')} lacks a field: {exc}") from exc
+
+
+def version_key(version: str) -> tuple[object, ...]:
+    """Versions in Debian's order are in the order of their keys."""
+    epoch, _, rest = version.rpartition(":")
+    upstream, _, revision = rest.rpartition("-") if "-" in rest else (rest, "", "0")
+
+    def character_key(character: str) -> int:
+        # A tilde sorts before the end of the text, which is 0, and letters before all other characters.
+        if character == "~":
+            return -1
+        return ord(character) + (0 if character.isalpha() else 256)
+
+    def part_key(text: str) -> tuple[object, ...]:
+        turns = re.findall(r"([^0-9]*)([0-9]*)", text)  # the last is the end of the text
+        return tuple(((*map(character_key, letters), 0), int(digits or 0)) for letters, digits in turns)
+
+    return int(epoch or 0), part_key(upstream), part_key(revision)
+
+
+def newest_packages(packages: Iterable[Package]) -> dict[str, Package]:
+    """The newest of each name; of equal versions the first."""
+    found: dict[str, Package] = {}
+    for package in packages:
+        known = found.get(package.name)
+        if known is None or (
+            known.version != package.version and version_key(known.version) < version_key(package.version)
+        ):
+            found[package.name] = package
     return found
 
 
 def dependency_closure(
-    roots: Iterable[str], without: frozenset[str], lookup: Callable[[list[str]], dict[str, Package]]
+    roots: Iterable[str], without: frozenset[str], index: Mapping[str, Package]
 ) -> tuple[Package, ...]:
     """`roots` and all their dependencies except those in `without`, sorted by name.
 
-    The first of several alternatives counts, as for apt. `lookup` is called once per level of depth.
+    The first of several alternatives counts, as for apt. Raises BuildError naming what the index lacks.
     """
     chosen: dict[str, Package] = {}
-    wanted = sorted(set(roots))
+    wanted = set(roots)
     while wanted:
-        found = lookup(wanted)
-        if missing := [name for name in wanted if name not in found]:
-            raise BuildError(f"find package {missing[0]}: not in the apt indexes: run apt-get update")
-        chosen.update((name, found[name]) for name in wanted)
-        needed = {group[0] for name in wanted for group in found[name].depends if not without.intersection(group)}
-        wanted = sorted(needed - chosen.keys())
+        if missing := sorted(wanted - index.keys()):
+            raise BuildError(f"find package {missing[0]}: not in the archive's index")
+        chosen.update((name, index[name]) for name in wanted)
+        needed = {group[0] for name in wanted for group in index[name].depends if not without.intersection(group)}
+        wanted = needed - chosen.keys()
     return tuple(chosen[name] for name in sorted(chosen))
 
 
-def index_lookup(archive: Archive = MACHINE) -> Callable[[list[str]], dict[str, Package]]:
-    """Finds the candidate version of each name in apt's indexes."""
-
-    def lookup(names: list[str]) -> dict[str, Package]:
-        words = ["apt-cache", *archive, "show", "--no-all-versions", "--", *names]
-        output = subprocess.run(words, capture_output=True, text=True, check=False).stdout
-        return parse_packages(output) if output.strip() else {}
-
-    return lookup
-
-
-def refuse_unauthenticated(archive: Archive = MACHINE) -> None:
-    """apt accepts every source of packages only signed. Raises BuildError naming the file of another one."""
-    places = ("list", "Dir::Etc::SourceList/f", "parts", "Dir::Etc::SourceParts/d")
-    answer = dict(word.split("=", 1) for word in shlex.split(run(["apt-config", *archive, "shell", *places])))
-    parts = [path for path in sorted(Path(answer["parts"]).glob("*")) if path.suffix in (".list", ".sources")]
-    for path in (Path(answer["list"]), *parts):
-        if path.is_file() and (found := _TRUSTED.search(path.read_text(errors="replace"))):
-            raise BuildError(f"take packages of '{path}': {found[0].strip()[:100]!r} switches signatures off")
-
-
-def update_indexes(
-    progress: Progress, pause: Callable[[float], None] = time.sleep, *, archive: Archive = MACHINE
-) -> None:
-    """apt's indexes are fetched anew. While another apt has their lock, this one is tried again."""
-    progress("fetch Debian package indexes")
-    for tries_left in reversed(range(_LOCK_TRIES)):
-        try:
-            run(["apt-get", *_AUTHENTICATED, *archive, "update", "-q"])
-        except BuildError as exc:
-            if not tries_left or "Could not get lock" not in str(exc):
-                raise
-            pause(_LOCK_PAUSE_S)
-        else:
+def _seek_content(file: BinaryIO) -> None:
+    """`file`, a package, stands at the content of its member `data.tar`. Raises ValueError."""
+    if file.read(len(_AR_MAGIC)) != _AR_MAGIC:
+        raise ValueError("not an ar archive")
+    while header := file.read(_AR_HEADER_BYTES):
+        name, size = header[:16].rstrip(b" /"), int(header[48:58])
+        if name.startswith(b"data.tar"):
             return
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def download(
-    packages: Iterable[Package], cache: Path, progress: Progress, *, archive: Archive = MACHINE
-) -> dict[str, Path]:
-    """The package files by package name. One apt call downloads those that the cache lacks or has damaged."""
-    cache.mkdir(parents=True, exist_ok=True)
-    files = {package.name: cache / package.file_name for package in packages}
-    digests = {package.name: package.sha256 for package in packages}
-    missing = [p for p in packages if not files[p.name].exists() or _digest(files[p.name]) != p.sha256]
-    if missing:
-        progress(f"download {len(missing)} Debian packages")
-        for package in missing:
-            files[package.name].unlink(missing_ok=True)
-        # apt's own sandbox user cannot write into a cache below a private checkout
-        run(
-            [
-                *("apt-get", *_AUTHENTICATED, *archive, "download", "-q", "-o", "APT::Sandbox::User=root"),
-                *(f"{p.name}={p.version}" for p in missing),
-            ],
-            cwd=cache,
-        )
-    for name, path in files.items():
-        if not path.exists():
-            raise BuildError(f"download {name}: apt-get wrote no {path.name}")
-        if _digest(path) != digests[name]:
-            raise BuildError(f"download {name}: {path.name} has not the digest of the index")
-    return files
+        file.seek(size + size % 2, os.SEEK_CUR)
+    raise ValueError("no data.tar in it")
 
 
 def unpack(package: Package, file: Path, cache: Path) -> Path:
-    """The directory holding the content of one package; unpacked once per digest, in one rename."""
+    """The directory holding the content of one package; unpacked once per digest, in one rename.
+
+    Kernel modules are decompressed: the guest loads them sooner, and their signature is of the uncompressed file.
+    """
     directory = cache / f"{package.name}_{package.sha256[:16]}"
-    if not directory.exists():
-        partial = cache / f".{directory.name}.{os.getpid()}"
-        partial.mkdir(parents=True)
-        run(["dpkg-deb", "-x", file, partial])
-        partial.rename(directory)
+    if directory.exists():
+        return directory
+    partial = cache / f".{directory.name}.{os.getpid()}"
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        with file.open("rb") as stream:
+            _seek_content(stream)
+            with tarfile.open(fileobj=stream, mode="r|*") as content:
+                # The package is of a signed archive: what it has is unpacked as it is, links with absolute targets too.
+                content.extraction_filter = lambda member, path: member
+                content.extractall(partial, numeric_owner=True)
+        for module in itertools.chain.from_iterable(partial.glob(f"{top}/modules/**/*.ko.xz") for top in _MODULE_TOPS):
+            module.with_suffix("").write_bytes(lzma.decompress(module.read_bytes()))
+            module.unlink()
+    except (OSError, ValueError, tarfile.TarError, lzma.LZMAError, EOFError) as exc:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise BuildError(f"unpack '{file.name}': {exc}") from exc
+    partial.rename(directory)
     return directory

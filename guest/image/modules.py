@@ -26,13 +26,19 @@ def parse_dependencies(text: str) -> dict[str, list[str]]:
     return needed
 
 
-class ModuleStore:
-    """The modules of the kernel package unpacked in `package`."""
+def module_base(package: Path) -> Path:
+    """The directory above `lib/modules` in an unpacked kernel package: since Debian 13 it is /usr."""
+    return package / "usr" if (package / "usr/lib/modules").is_dir() else package
 
-    def __init__(self, package: Path, release: str) -> None:
-        self._directory = package / "lib/modules" / release
-        self._release = release
-        self._needed = parse_dependencies(run(["busybox", "depmod", "-n", "-b", package, release]))
+
+class ModuleStore:
+    """The modules of the kernel package unpacked in `package`; `busybox` makes their index."""
+
+    def __init__(self, package: Path, release: str, *, busybox: Path) -> None:
+        base = module_base(package)
+        self._directory = base / "lib/modules" / release
+        self._release, self._busybox = release, busybox
+        self._needed = parse_dependencies(run([busybox, "depmod", "-n", "-b", base, release]))
         self._builtin = {module_name(line) for line in (self._directory / "modules.builtin").read_text().split()}
 
     def paths(self, names: Iterable[str]) -> list[str]:
@@ -45,10 +51,15 @@ class ModuleStore:
                 found.update(self._needed[name])
         return sorted(found)
 
+    def below(self, directories: Iterable[str]) -> list[str]:
+        """The sorted names of all modules in `directories` of the kernel's sources and below."""
+        starts = tuple(f"kernel/{directory}/" for directory in directories)
+        return sorted(name for name, (path, *_) in self._needed.items() if path.startswith(starts))
+
     def install(self, root: Path, names: Iterable[str]) -> None:
         """The modules `names` and all they need are below `root`, with the index that BusyBox' modprobe reads."""
         target = root / "lib/modules" / self._release
         for path in self.paths(names):
             (target / path).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(self._directory / path, target / path)
-        run(["busybox", "depmod", "-b", root, self._release])
+        run([self._busybox, "depmod", "-b", root, self._release])

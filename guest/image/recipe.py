@@ -1,38 +1,73 @@
 """The contents of the guest, as data, with the reasons."""
 
+from dataclasses import dataclass
 from typing import Final
 
 MTIME_S: Final = 1_704_067_200
 """The time of every file in the images, 2024-01-01T00:00:00Z: a build does not depend on its time."""
 ROOT_IMAGE_UUID: Final = "5f0b1c86-5a0e-4f0e-8f4e-6f6d5d1e8a10"
 
-SUITE: Final = "bookworm"
-"""Debian 12, of which a snapshot is taken."""
+ARCHITECTURE: Final = "amd64"
+"""Debian's name of the guest's processor."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suite:
+    """What differs between the releases of Debian of which a guest can be built."""
+
+    codename: str
+    release: str
+    python: str
+    """The interpreter that runs the agent."""
+    decompressor: str
+    """The package, and its program, that unpacks the kernel in a bzImage."""
+    snapshot: str = ""
+    """A time of Debian's snapshot service, as in 20260101T000000Z; empty: the newest packages of the mirror."""
+
+    def names(self, packages: tuple[str, ...]) -> tuple[str, ...]:
+        """`packages`, a list of this recipe, by their names in this suite."""
+        return tuple(name.format(python=self.python, decompressor=self.decompressor) for name in packages)
+
+
+SUITES: Final = (
+    # Linux 6.12: FUSE passes supplementary groups to the host (6.3 and later).
+    Suite(codename="trixie", release="13", python="python3.13", decompressor="zstd"),
+    # Linux 6.1.
+    Suite(codename="bookworm", release="12", python="python3.11", decompressor="lz4"),
+)
+"""The first is the default."""
+
+SNAPSHOTS: Final = "http://snapshot.debian.org/archive/{archive}/{date}"
+"""Address of an archive (`debian`, `debian-security`) as it was at a time."""
+
+KEYRINGS: Final = tuple(f"/usr/share/keyrings/debian-archive-keyring.{kind}" for kind in ("gpg", "pgp"))
+"""Where the package debian-archive-keyring of Debian, Ubuntu, Fedora and others has Debian's keys."""
 
 KERNEL_PACKAGE: Final = "linux-image-cloud-amd64"
-
-PYTHON: Final = "python3.11"
-"""Debian 12's interpreter, which runs the agent."""
 
 # Packages that are unpacked into the root image, with all they depend on.
 PACKAGES: Final = (
     "busybox-static",
     "crun",
     "e2fsprogs",
-    f"lib{PYTHON}-stdlib",
+    "lib{python}-stdlib",
     "libstdc++6",  # protobuf's extension module is C++
-    f"{PYTHON}-minimal",
+    "{python}-minimal",
     "python3-yaml",  # drivers' tools write CDI specs as YAML
 )
+
+# Packages whose programs build the images, run with their own libraries: the bits do not depend on the host's versions.
+BUILD_PACKAGES: Final = ("busybox-static", "cpio", "erofs-utils", "{decompressor}")
 
 # Dependencies that are not followed.
 WITHOUT_PACKAGES: Final = frozenset(
     {
         *("debconf", "initramfs-tools", "kmod", "linux-base"),  # of the kernel's maintainer scripts
-        "gcc-12-base",  # documentation only
+        *("gcc-12-base", "gcc-14-base"),  # documentation only
         "python3",  # the interpreter is here already; this would bring dpkg
         # Libraries of _curses, _dbm, _sqlite3, nis and readline: these extension modules cannot be imported.
-        *("libdb5.3", "libncursesw6", "libnsl2", "libreadline8", "libsqlite3-0", "libtinfo6", "libtirpc3"),
+        *("libdb5.3", "libdb5.3t64", "libncursesw6", "libnsl2", "libreadline8", "libreadline8t64", "libsqlite3-0"),
+        *("libtinfo6", "libtirpc3"),
     }
 )
 
@@ -47,12 +82,13 @@ WITHOUT_PATHS: Final = frozenset(
     {
         "usr/share",  # documentation and translations
         "usr/lib/x86_64-linux-gnu/gconv",  # character sets that Python converts itself
-        *("lib/systemd", "etc/cron.d", "etc/init.d"),  # there is no init system
+        *("lib/systemd", "usr/lib/systemd", "etc/cron.d", "etc/init.d"),  # there is no init system
         *(
-            f"usr/lib/{PYTHON}/{part}"
+            f"usr/lib/{suite.python}/{part}"
+            for suite in SUITES
             for part in (
-                *("config-3.11-x86_64-linux-gnu", "distutils", "ensurepip", "idlelib", "lib2to3", "pydoc_data"),
-                *("test", "tkinter", "turtledemo"),
+                *(f"config-{suite.python.removeprefix('python')}-x86_64-linux-gnu", "distutils", "ensurepip"),
+                *("idlelib", "lib2to3", "pydoc_data", "test", "tkinter", "turtledemo"),
             )
         ),
     }
@@ -100,6 +136,9 @@ ON_DEMAND_MODULES: Final = (
     *("binfmt_misc", "configfs", "autofs4", "nfsv4", "vfio_pci"),
 )
 
+# All modules in these directories of the kernel's sources, in the root image for the kernel's calls of modprobe.
+ON_DEMAND_DIRECTORIES: Final = ()
+
 EMPTY_DIRECTORIES: Final = ("dev", "etc", "mnt", "proc", "root", "run", "sys", "tmp", "var")
 
 # Mounted by the first process once the root image is: see docs/GUEST.md.
@@ -127,7 +166,7 @@ ETC_FILES: Final = {
     "group": "root:x:0:\n",
     "hostname": "",
     "hosts": "127.0.0.1 localhost\n::1 localhost\n",
-    "os-release": 'ID=pyshim-guest\nNAME="pyshim guest"\nPRETTY_NAME="pyshim guest (Debian 12 packages)"\n',
+    "os-release": 'ID=pyshim-guest\nNAME="pyshim guest"\nPRETTY_NAME="pyshim guest (Debian {release} packages)"\n',
     "passwd": "root:x:0:0:root:/root:/bin/sh\n",
     "resolv.conf": "",
 }

@@ -3,16 +3,16 @@
 import os
 import shutil
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from guest.image import recipe
 from guest.image.debian import run
 from guest.image.errors import BuildError
 from guest.image.modules import ModuleStore
+from guest.image.recipe import Suite
 
 _HERE = Path(__file__).parent
-_COMPILED = (f"/usr/lib/{recipe.PYTHON}", "/usr/lib/python3", f"/{recipe.AGENT_DIRECTORY}")
 _SECTOR_BYTES = 512
 PARTITION_OFFSET_BYTES = 2 << 20
 """Where the root file system begins in the image: page tables map persistent memory in units of 2 MiB."""
@@ -43,7 +43,9 @@ def library_files(site_packages: Path) -> list[Path]:
     return found
 
 
-def write_root(root: Path, *, packages: Iterable[Path], store: ModuleStore, add_agent: Callable[[Path], None]) -> None:
+def write_root(
+    root: Path, *, suite: Suite, packages: Iterable[Path], store: ModuleStore, add_agent: Callable[[Path], None]
+) -> None:
     """Make the root file system in the empty directory `root` out of unpacked packages, modules and an agent."""
     for directory in ("bin", "lib", "lib64", "sbin"):
         (root / "usr" / directory).mkdir(parents=True)
@@ -53,18 +55,20 @@ def write_root(root: Path, *, packages: Iterable[Path], store: ModuleStore, add_
     for package in packages:
         _merge(package, root)
     for name, text in recipe.ETC_FILES.items():
-        (root / "etc" / name).write_text(text)
+        (root / "etc" / name).write_text(text.format(release=suite.release))
     (root / "etc/mtab").symlink_to("../proc/self/mounts")
     (root / "sbin/modprobe").symlink_to("../bin/busybox")  # the path by which the kernel calls it
     _link_busybox(root)
     add_agent(root)
     loaded = (*recipe.FIRST_MODULES, *recipe.PMEM_MODULES, *recipe.LATER_MODULES)
-    store.install(root, (*loaded, *recipe.ON_DEMAND_MODULES))
+    store.install(root, (*loaded, *recipe.ON_DEMAND_MODULES, *store.below(recipe.ON_DEMAND_DIRECTORIES)))
 
 
-def add_own_agent(root: Path, *, checkout: Path, site_packages: Path) -> None:
-    """Our agent, its libraries and byte code of all Python modules are in the tree `root`, which has an interpreter."""
-    (root / "usr/bin/python3").symlink_to(recipe.PYTHON)
+def add_own_agent(root: Path, *, python: str, checkout: Path, site_packages: Path) -> None:
+    """Our agent, its libraries and byte code of all Python modules are in the tree `root`, whose interpreter is
+    `python`.
+    """
+    (root / "usr/bin/python3").symlink_to(python)
     agent = root / recipe.AGENT_DIRECTORY
     for base, files in ((checkout, agent_files(checkout)), (site_packages, library_files(site_packages))):
         for file in files:
@@ -73,7 +77,7 @@ def add_own_agent(root: Path, *, checkout: Path, site_packages: Path) -> None:
             shutil.copyfile(file, target)
     shutil.copyfile(_HERE / "start.py", agent / "start.py")
     (agent / "drivers").write_text("".join(f"{module}\n" for module in recipe.LATER_MODULES))
-    _compile(root)
+    _compile(root, python)
 
 
 def add_kata_agent(root: Path, program: Path) -> None:
@@ -107,16 +111,16 @@ def _link_busybox(root: Path) -> None:
             (root / "bin" / applet).symlink_to("busybox")
 
 
-def _compile(root: Path) -> None:
+def _compile(root: Path, python: str) -> None:
     """All Python modules have byte code beside them, made by the guest's own interpreter.
 
     It is of the kind "unchecked hash": it has no time stamp, and the guest does not check it. One process with a fixed
     hash seed compiles all, so equal sources give equal bytes.
     """
     # -B: modules that the compiler imports are compiled in their turn.
-    argv = [f"/usr/bin/{recipe.PYTHON}", "-B", "-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash"]
+    argv = [f"/usr/bin/{python}", "-B", "-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash"]
     run(
-        ["chroot", root, *argv, *_COMPILED],
+        ["chroot", root, *argv, f"/usr/lib/{python}", "/usr/lib/python3", f"/{recipe.AGENT_DIRECTORY}"],
         env={"PYTHONHASHSEED": "0", "LC_ALL": "C.UTF-8", "PATH": os.environ["PATH"]},
     )
 
@@ -139,21 +143,21 @@ def write_initrd(directory: Path, *, busybox: Path, store: ModuleStore) -> None:
     store.install(directory, (*recipe.FIRST_MODULES, *recipe.PMEM_MODULES))
 
 
-def pack_initrd(directory: Path, target: Path) -> None:
+def pack_initrd(directory: Path, target: Path, *, cpio: Sequence[str] = ("cpio",)) -> None:
     """Write the tree in `directory` as an uncompressed initramfs: sorted, owned by root, with the one time."""
     paths = sorted(directory.rglob("*"))
     for path in paths:
         os.utime(path, (recipe.MTIME_S, recipe.MTIME_S), follow_symlinks=False)
     names = "".join(f"{path.relative_to(directory)}\n" for path in paths)
-    argv = ["cpio", "--create", "--format=newc", "--reproducible", "--owner=0:0", "--quiet", f"--file={target}"]
+    argv = [*cpio, "--create", "--format=newc", "--reproducible", "--owner=0:0", "--quiet", f"--file={target}"]
     run(argv, cwd=directory, text=names)
 
 
-def pack_root(directory: Path, target: Path) -> None:
+def pack_root(directory: Path, target: Path, *, mkfs: Sequence[str] = ("mkfs.erofs",)) -> None:
     """Write the tree in `directory` as a disk with one partition, an uncompressed erofs."""
     file_system = target.with_suffix(".erofs")
     fixed = (f"-T{recipe.MTIME_S}", f"-U{recipe.ROOT_IMAGE_UUID}", "--all-root", "-x-1")
-    run(["mkfs.erofs", "--quiet", *fixed, file_system, directory])
+    run([*mkfs, "--quiet", *fixed, file_system, directory])
     with target.open("wb") as disk, file_system.open("rb") as content:
         disk.write(partition_table(file_system.stat().st_size))
         disk.seek(PARTITION_OFFSET_BYTES)

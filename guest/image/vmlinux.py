@@ -9,15 +9,17 @@ from pathlib import Path
 
 from guest.image.debian import run
 from guest.image.errors import BuildError
+from guest.image.toolchain import Toolchain
 
 _SECTOR_BYTES = 512
-_LZ4_LEGACY_MAGIC = b"\x02\x21\x4c\x18"
+_MAGIC = {b"\x02\x21\x4c\x18": "lz4", b"\x28\xb5\x2f\xfd": "zstd"}
+"""The compressions that Debian's kernels have: LZ4 in its old format until Debian 12, Zstandard since."""
 _ELF_MAGIC = b"\x7fELF"
 _SIZE_TRAILER_BYTES = 4  # the build appends the uncompressed size to the payload
 
 
-def payload(bzimage: bytes) -> bytes:
-    """The compressed kernel in `bzimage`, without the size that follows it. Only LZ4 is known, which Debian uses."""
+def payload(bzimage: bytes) -> tuple[str, bytes]:
+    """The name of the compression, and the compressed kernel in `bzimage` without the size that follows it."""
     try:
         (signature,) = struct.unpack_from("<4s", bzimage, 0x202)
         offset, length = struct.unpack_from("<II", bzimage, 0x248)
@@ -30,16 +32,18 @@ def payload(bzimage: bytes) -> bytes:
     compressed = bzimage[start : start + length - _SIZE_TRAILER_BYTES]
     if len(compressed) != length - _SIZE_TRAILER_BYTES:
         raise BuildError("read the kernel: the bzImage is cut short")
-    if not compressed.startswith(_LZ4_LEGACY_MAGIC):
-        raise BuildError("read the kernel: its payload is not LZ4")
-    return compressed
+    if compressed[:4] not in _MAGIC:
+        raise BuildError("read the kernel: its payload is neither LZ4 nor Zstandard")
+    return _MAGIC[compressed[:4]], compressed
 
 
-def write_vmlinux(bzimage: bytes, target: Path) -> None:
+def write_vmlinux(bzimage: bytes, target: Path, tools: Toolchain) -> None:
     """Write the ELF kernel in `bzimage` to `target`."""
-    compressed = target.with_suffix(".lz4")
-    compressed.write_bytes(payload(bzimage))
-    run(["lz4", "-d", "-q", compressed, target])
+    program, content = payload(bzimage)
+    compressed = target.with_suffix(".compressed")
+    compressed.write_bytes(content)
+    to = ("-o",) if program == "zstd" else ()
+    run([*tools.argv(program), "-d", "-q", compressed, *to, target])
     compressed.unlink()
     with target.open("rb") as file:
         if file.read(4) != _ELF_MAGIC:

@@ -1,18 +1,17 @@
 """The packages that a build takes, and the kernel's form: resolution, order and refusals."""
 
-import contextlib
+import itertools
 import json
-import os
 import re
-import shutil
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from guest.image import debian
 from guest.image.build import refuse_others
-from guest.image.debian import Package, dependency_closure, parse_packages
+from guest.image.debian import Package, dependency_closure, newest_packages, parse_packages, version_key
 from guest.image.errors import BuildError
 from guest.image.sbom import bill_of_materials
 from guest.image.vmlinux import payload
@@ -23,80 +22,90 @@ Version: 1:2.0-1+deb12u1
 Architecture: amd64
 Depends: libone (>= 1.0), libtwo:any | libother, media-types
 Pre-Depends: base
+Filename: pool/t/tool.deb
+Size: 3
 SHA256: aa
 Description: a tool
  with a second line: Depends: nothing
 
 Package: tool
-Version: 1.0
+Version: 1:1.9
+Architecture: amd64
+Filename: pool/t/old.deb
+Size: 3
 SHA256: old
 
 Package: libone
 Version: 1
 Architecture: all
+Filename: pool/l/libone.deb
+Size: 3
 SHA256: bb
 """
 
 
-def lookup_in(index: dict[str, tuple[str, ...]]) -> debian.Callable[[list[str]], dict[str, Package]]:
-    return lambda names: {
-        name: Package(
-            name=name, version="1", architecture="all", sha256=name, depends=tuple((other,) for other in index[name])
-        )
-        for name in names
-        if name in index
-    }
+def made(name: str, version: str = "1", *depends: str) -> Package:
+    return Package(
+        name=name,
+        version=version,
+        architecture="amd64",
+        sha256=f"{name}-{version}",
+        size_bytes=1,
+        depends=tuple((other,) for other in depends),
+        archive="main",
+        path=f"pool/{name}",
+    )
 
 
-def test_the_first_stanza_of_a_package_is_its_candidate() -> None:
-    packages = parse_packages(INDEX)
+def test_the_newest_stanza_of_a_package_counts() -> None:
+    packages = newest_packages(parse_packages(INDEX, "main"))
 
     assert packages["tool"].version == "1:2.0-1+deb12u1"
     assert packages["tool"].depends == (("base",), ("libone",), ("libtwo", "libother"), ("media-types",))
     assert packages["libone"].depends == ()
+    assert (packages["libone"].archive, packages["libone"].path) == ("main", "pool/l/libone.deb")
+
+
+def test_of_equal_versions_the_first_counts_and_else_the_order_does_not() -> None:
+    one, other, newer = made("a"), replace(made("a"), sha256="x"), made("a", "2")
+
+    assert newest_packages([one, other])["a"].sha256 == one.sha256
+    assert newest_packages([one, newer])["a"] == newest_packages([newer, one])["a"] == newer
+
+
+def test_versions_are_in_debians_order() -> None:
+    """deb-version(7): numbers by value, a tilde before the end, letters before other characters, the epoch first."""
+    order = "1.0~rc1-1 1.0-1 1.0-1+b1 1.0-1+deb13u1 1.0-1.1 1.0a-1 1.0+ds-1 1.2-1 1.10-1 1:0.1".split()
+
+    assert all(version_key(one) < version_key(next_one) for one, next_one in itertools.pairwise(order))
+    assert version_key("1.0") == version_key("1.0-0") == version_key("0:1.00")
 
 
 def test_a_package_without_digest_is_refused() -> None:
-    with pytest.raises(BuildError, match="installed-by-hand has no SHA256"):
-        parse_packages("Package: installed-by-hand\nVersion: 1\n")
+    with pytest.raises(BuildError, match="installed-by-hand lacks a field: 'Architecture'"):
+        list(parse_packages("Package: installed-by-hand\nVersion: 1\n", "main"))
 
 
-def test_the_epochs_colon_is_quoted_in_file_names_as_apt_does() -> None:
-    packages = parse_packages(INDEX)
-
-    assert packages["tool"].file_name == "tool_1%3a2.0-1+deb12u1_amd64.deb"
-    assert packages["libone"].file_name == "libone_1_all.deb"
+def test_the_epochs_colon_is_quoted_in_file_names() -> None:
+    assert made("tool", "1:2.0-1+deb12u1").file_name == "tool_1%3a2.0-1+deb12u1_amd64.deb"
 
 
 def test_the_closure_holds_each_dependency_once_and_ends_in_circles() -> None:
-    index = {"a": ("b", "c"), "b": ("c",), "c": ("a",)}
+    index = {"a": made("a", "1", "b", "c"), "b": made("b", "1", "c"), "c": made("c", "1", "a"), "d": made("d")}
 
-    assert [p.name for p in dependency_closure(["a"], frozenset(), lookup_in(index))] == ["a", "b", "c"]
+    assert [p.name for p in dependency_closure(["a"], frozenset(), index)] == ["a", "b", "c"]
 
 
 def test_a_group_with_an_unwanted_alternative_is_not_followed() -> None:
-    packages = parse_packages(INDEX.replace("base", "libone"))
-    found = dependency_closure(["tool"], frozenset({"libother", "media-types"}), lambda names: packages)
+    packages = newest_packages(parse_packages(INDEX.replace("base", "libone"), "main"))
+    found = dependency_closure(["tool"], frozenset({"libother", "media-types"}), packages)
 
     assert [p.name for p in found] == ["libone", "tool"]
 
 
 def test_a_missing_package_is_named() -> None:
-    with pytest.raises(BuildError, match="find package b: not in the apt indexes"):
-        dependency_closure(["a"], frozenset(), lookup_in({"a": ("b",)}))
-
-
-def test_a_damaged_cached_package_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    package = Package(name="tool", version="1", architecture="amd64", sha256="0" * 64, depends=())
-    (tmp_path / package.file_name).write_bytes(b"cut short")
-    stand_in = tmp_path / "bin" / "apt-get"
-    stand_in.parent.mkdir()
-    stand_in.write_text("#!/bin/sh\necho other > tool_1_amd64.deb\n")
-    stand_in.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{stand_in.parent}:{os.environ['PATH']}")
-
-    with pytest.raises(BuildError, match=r"tool_1_amd64\.deb has not the digest of the index"):
-        debian.download([package], tmp_path, lambda text: None)
+    with pytest.raises(BuildError, match="find package b: not in the archive's index"):
+        dependency_closure(["a"], frozenset(), {"a": made("a", "1", "b")})
 
 
 def test_a_failing_command_is_reported_with_the_end_of_its_errors() -> None:
@@ -120,7 +129,8 @@ def bzimage(compressed: bytes) -> bytearray:
 
 
 def test_the_payload_is_found_by_the_header() -> None:
-    assert payload(bytes(bzimage(b"\x02\x21\x4c\x18data"))) == b"\x02\x21\x4c\x18data"
+    for name, magic in (("lz4", b"\x02\x21\x4c\x18"), ("zstd", b"\x28\xb5\x2f\xfd")):
+        assert payload(bytes(bzimage(magic + b"data"))) == (name, magic + b"data")
 
 
 @pytest.mark.parametrize(
@@ -128,7 +138,7 @@ def test_the_payload_is_found_by_the_header() -> None:
     [
         (b"short", "shorter than a bzImage header"),
         (bytes(2048), "not a bzImage"),
-        (bytes(bzimage(b"\x1f\x8bgzip")), "not LZ4"),
+        (bytes(bzimage(b"\x1f\x8bgzip")), "neither LZ4 nor Zstandard"),
         (bytes(bzimage(b"\x02\x21\x4c\x18" + bytes(300))[:1100]), "cut short"),
     ],
     ids=["short", "no magic", "gzip", "cut"],
@@ -138,74 +148,8 @@ def test_kernels_of_another_form_are_refused(image: bytes, text: str) -> None:
         payload(image)
 
 
-@pytest.mark.parametrize(
-    ("errors", "runs"),
-    [
-        (["run apt-get: exit status 100: E: Could not get lock /var/lib/apt/lists/lock"] * 3, 4),
-        (["run apt-get: exit status 100: Could not resolve 'mirror.test'"], 1),
-    ],
-    ids=["another-apt", "no-network"],
-)
-def test_the_indexes_are_fetched_again_only_while_another_apt_has_their_lock(
-    monkeypatch: pytest.MonkeyPatch, errors: list[str], runs: int
-) -> None:
-    asked: list[list[str]] = []
-    waited: list[float] = []
-
-    def run(argv: list[str]) -> str:
-        asked.append(argv)
-        if len(asked) <= len(errors):
-            raise BuildError(errors[len(asked) - 1])
-        return ""
-
-    monkeypatch.setattr(debian, "run", run)
-    with contextlib.nullcontext() if runs > len(errors) else pytest.raises(BuildError, match="resolve"):
-        debian.update_indexes(lambda text: None, waited.append)
-
-    assert (len(asked), len(waited)) == (runs, runs - 1)
-
-
-# -- where packages come from ------------------------------------------------------------------------------------------
-
-
-def sources(directory: Path, text: str) -> debian.Archive:
-    """An archive whose only source file has this text."""
-    file = directory / "some.list"
-    file.write_text(text)
-    return ("-o", f"Dir::Etc::SourceList={file}", "-o", "Dir::Etc::SourceParts=/dev/null")
-
-
-@pytest.mark.skipif(shutil.which("apt-get") is None, reason="needs apt-get")
-@pytest.mark.parametrize("option", ["trusted=yes", "arch=amd64 trusted=yes", "Trusted=1"])
-def test_a_source_that_apt_takes_unsigned_is_refused(tmp_path: Path, option: str) -> None:
-    archive = sources(tmp_path, f"deb [{option}] file:{tmp_path} ./\n")
-
-    with pytest.raises(BuildError, match=r"take packages of '.*some.list': 'deb .*' switches signatures off"):
-        debian.refuse_unauthenticated(archive)
-
-
-@pytest.mark.skipif(shutil.which("apt-get") is None, reason="needs apt-get")
-def test_other_sources_are_taken(tmp_path: Path) -> None:
-    debian.refuse_unauthenticated(sources(tmp_path, f"# deb [trusted=yes] file:/x ./\ndeb file:{tmp_path} ./\n"))
-
-
-def test_a_snapshot_is_a_signed_source_of_its_own(tmp_path: Path) -> None:
-    archive = debian.snapshot_archive("20260101T000000Z", tmp_path, suite="bookworm")
-
-    lines = (tmp_path / "sources.list").read_text().splitlines()
-    assert [line.split()[3:5] for line in lines] == [
-        ["http://snapshot.debian.org/archive/debian/20260101T000000Z", "bookworm"],
-        ["http://snapshot.debian.org/archive/debian/20260101T000000Z", "bookworm-updates"],
-        ["http://snapshot.debian.org/archive/debian-security/20260101T000000Z", "bookworm-security"],
-    ]
-    assert all("signed-by=/usr/share/keyrings/debian-archive-keyring.gpg" in line for line in lines)
-    assert f"Dir::State::Lists={tmp_path}/lists" in archive
-    with pytest.raises(BuildError, match="take snapshot 'yesterday'"):
-        debian.snapshot_archive("yesterday", tmp_path, suite="bookworm")
-
-
 def test_packages_of_another_digest_than_expected_are_refused(tmp_path: Path) -> None:
-    package = Package(name="tool", version="1", architecture="amd64", sha256="aa", depends=())
+    package = replace(made("tool"), sha256="aa")
     manifest = tmp_path / "manifest.json"
     manifest.write_text('{"packages": {"tool": {"version": "1", "sha256": "aa"}}}')
 
@@ -222,10 +166,7 @@ def test_packages_of_another_digest_than_expected_are_refused(tmp_path: Path) ->
 
 
 def test_the_bill_of_materials_has_each_part_with_its_digest() -> None:
-    packages = [
-        Package(name=name, version="1:2~3", architecture="amd64", sha256="ab" * 32, depends=())
-        for name in ("libstdc++6", "gcc_odd")
-    ]
+    packages = [replace(made(name, "1:2~3"), sha256="ab" * 32) for name in ("libstdc++6", "gcc_odd")]
 
     text = bill_of_materials(packages, {"protobuf": "7.1"}, agent="0.2.0", key="k1")
 
