@@ -22,8 +22,7 @@ from bench import stubs
 from protos.cri import v1_pb2 as pb
 from protos.cri import v1_pb2_grpc
 from pyshim.node.install import runtime as installed
-from pyshim.node.install.in_cluster.host import NodeHost
-from pyshim.node.install.in_cluster.payload import install
+from pyshim.node.install.in_cluster.payload import NodeHost, install
 from pyshim.node.install.release import Sources
 
 from .framework import images, releases, wheels

@@ -6,7 +6,7 @@ import pytest
 
 from pyshim.model.errors import ShimError
 from pyshim.model.places import METRICS_DIRECTORY
-from pyshim.node.cli.monitor_client import exchange, monitor_socket
+from pyshim.node.cli.monitor import exchange, monitor_socket
 
 STATE_DIR = "/run/vc/sbs"
 

@@ -21,8 +21,7 @@ from pyshim.model.errors import InvalidArgument, NotFound, ShimError
 from pyshim.model.observation import FRESH_S, AgentCalls, Durations, Health
 from pyshim.model.seams import MonitorRpc
 from pyshim.model.volumes import VolumeStats
-from pyshim.monitor.exposition import CONTENT_TYPE, text_of
-from pyshim.monitor.guest_text import GUEST_PREFIXES, filtered_text
+from pyshim.monitor.exposition import CONTENT_TYPE, GUEST_PREFIXES, filtered_text, text_of
 from pyshim.monitor.shim_metrics import guest_family, shim_families
 from pyshim.monitor.socket import HttpReply, HttpRequest
 

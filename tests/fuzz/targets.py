@@ -47,16 +47,16 @@ from pyshim.model.sizing import SizingRecord
 from pyshim.model.task import RootfsMount, RuntimeOptions
 from pyshim.monitor import socket as monitor_socket
 from pyshim.monitor.answers import resize_request
-from pyshim.monitor.guest_text import GUEST_PREFIXES, filtered, filtered_text
+from pyshim.monitor.exposition import GUEST_PREFIXES, filtered, filtered_text
 from pyshim.node.cli import check_host
-from pyshim.node.cli.marked_command import MarkedOutput
+from pyshim.node.cli.debug_console import MarkedOutput
 from pyshim.node.dra.slices import slice_specs
 from pyshim.node.install.drop_ins import Containerd, containerd_writes
 from pyshim.node.install.handlers import HANDLERS
 from pyshim.node.install.in_cluster.plan import report_of, report_patch
 from pyshim.node.install.runtime import CONTAINERD, CRIO, ContainerRuntime
 from pyshim.node.kubernetes.manifest import overhead_of, pod_sizing, pods_in, read_documents
-from pyshim.node.kubernetes.quantity import quantity
+from pyshim.node.kubernetes.pod_size import quantity
 from pyshim.node.monitor.merge import Merge, SandboxMetrics
 from pyshim.node.monitor.scrape import PREFIXES
 from pyshim.node.nri import translate as nri_translate

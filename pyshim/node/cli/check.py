@@ -1,22 +1,44 @@
-"""`pyshim check`: can this host run pods in virtual machines, and what is to be done about it."""
+"""`pyshim check`: can this host run pods in virtual machines, and what is to be done about it.
+
+`pyshim env`: the same host in the shape of `kata-runtime env`. Names and their meaning are those of Kata's format
+1.0.27, so that programs that read it read this.
+"""
 
 import os
+import platform
+import subprocess
+import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from fractions import Fraction
+from typing import Any
 
 import click
+import psutil
 from msgspec import to_builtins
 
+import pyshim
+from pyshim.config.effective import Effective, examine
+from pyshim.config.keys import Table
 from pyshim.config.load import build_config
 from pyshim.config.sources import named_file, read_source
+from pyshim.config.values import toml_value
 from pyshim.model.config import Config
 from pyshim.model.errors import FailedPrecondition, NotFound, ShimError
-from pyshim.node.cli.check_host import host_report
+from pyshim.model.host_facts import HostFacts
+from pyshim.node.cli.check_host import RunProgram, host_report, run_program
 from pyshim.node.cli.check_verdicts import HostVerdict, VerdictLevel, verdicts
 from pyshim.node.cli.output import config_option, examples, json_option, print_json, print_table
 from pyshim.node.install.handlers import config_path_of
 from pyshim.node.kubernetes.manifest import overhead_of, read_documents
+from pyshim.pod.plan.kernel_params import kernel_params
+from pyshim.resources.probe import probe_host
+
+_FORMAT = "1.0.27"
+_OCI = "1.1.0"
+"""The version of the OCI runtime specification that specs are read by."""
+_GO_MACHINES = {"x86_64": "amd64", "aarch64": "arm64", "i686": "386"}
+Document = dict[str, Any]
 
 
 @click.command(
@@ -32,7 +54,9 @@ from pyshim.node.kubernetes.manifest import overhead_of, read_documents
 @click.option("--runtimeclass", "class_path", metavar="FILE", help="Compare the overhead of this RuntimeClass.")
 @click.option("--strict", is_flag=True, help="Exit 1 for warnings, too.")
 @json_option
-def command(config_path: str | None, handler: str | None, class_path: str | None, strict: bool, as_json: bool) -> int:
+def check_command(
+    config_path: str | None, handler: str | None, class_path: str | None, strict: bool, as_json: bool
+) -> int:
     """Say whether this host can run pods in virtual machines.
 
     A line per thing that pods need: ok, warning (they run, but slower, or with less), missing (they do not run), with
@@ -74,3 +98,143 @@ def _pod_fixed(path: str) -> Mapping[str, Fraction]:
     if found is None:
         raise FailedPrecondition(f"find RuntimeClass in '{path}': the file does not hold exactly one")
     return found
+
+
+@click.command(epilog=examples("pyshim env", "pyshim env --json | jq -r .Hypervisor.Version"))
+@config_option
+@json_option
+def env_command(config_path: str | None, as_json: bool) -> int:
+    """Print this host and the configuration in the shape of 'kata-runtime env', as TOML or JSON."""
+    effective = examine(read_source(named_file(config_path), dict(os.environ)))
+    found = document(effective, probe_host(), run=run_program)
+    if as_json:
+        print_json(found)
+    else:
+        print("\n".join(toml_lines(found)))
+    return 0
+
+
+def document(effective: Effective, facts: HostFacts, *, run: RunProgram) -> Document:
+    """Raises InvalidArgument for a configuration with which no sandbox starts."""
+    config = build_config(effective.source)
+    hypervisor, runtime, agent = config.hypervisor, config.runtime, config.agent
+
+    def raw(table: Table, name: str) -> Any:
+        return effective.of(table, name).value
+
+    params = "" if config.is_remote else " ".join(_kernel_params(config, facts))
+    return {
+        "Kernel": {"Path": hypervisor.kernel, "Parameters": params},
+        "Meta": {"Version": _FORMAT},
+        "Image": {"Path": hypervisor.image},
+        "Initrd": {"Path": hypervisor.initrd},
+        "Hypervisor": {
+            "MachineType": hypervisor.machine_type,
+            "Version": "" if config.is_remote else _version(hypervisor.path, run),
+            "Path": hypervisor.path,
+            "BlockDeviceDriver": hypervisor.block_device_driver,
+            "EntropySource": hypervisor.entropy_source,
+            "SharedFS": hypervisor.shared_fs,
+            "VirtioFSDaemon": hypervisor.virtio_fs_daemon,
+            "SocketPath": hypervisor.remote_hypervisor_socket if config.is_remote else "",
+            "Msize9p": raw(Table.HYPERVISOR, "msize_9p"),
+            "MemorySlots": hypervisor.memory_slots,
+            "HotPlugVFIO": hypervisor.hot_plug_vfio,
+            "ColdPlugVFIO": hypervisor.cold_plug_vfio,
+            "PCIeRootPort": hypervisor.pcie_root_port,
+            "PCIeSwitchPort": hypervisor.pcie_switch_port,
+            "Debug": hypervisor.enable_debug,
+            "SecurityInfo": {
+                "Rootless": raw(Table.HYPERVISOR, "rootless"),
+                "DisableSeccomp": raw(Table.HYPERVISOR, "disable_seccomp"),
+                "GuestHookPath": hypervisor.guest_hook_path,
+                "EnableAnnotations": list(raw(Table.HYPERVISOR, "enable_annotations")),
+                "ConfidentialGuest": hypervisor.confidential_guest,
+            },
+        },
+        "Runtime": {
+            "Path": sys.argv[0],
+            "GuestSeLinuxLabel": runtime.guest_selinux_label,
+            "Experimental": [],
+            "Debug": runtime.enable_debug,
+            "Trace": raw(Table.RUNTIME, "enable_tracing"),
+            "DisableGuestSeccomp": runtime.disable_guest_seccomp,
+            "DisableNewNetNs": runtime.disable_new_netns,
+            "SandboxCgroupOnly": runtime.sandbox_cgroup_only,
+            "Config": {"Path": config.source},
+            "Version": {"OCI": _OCI, "Version": _semver(pyshim.__version__)},
+        },
+        "Host": {
+            "AvailableGuestProtections": sorted(facts.tee.available) or ["none"],
+            "Kernel": platform.release(),
+            "Architecture": _GO_MACHINES.get(platform.machine(), platform.machine()),
+            "VMContainerCapable": facts.kvm_usable,
+            "SupportVSocks": facts.vhost_vsock,
+            "Distro": _distribution(),
+            "CPU": {**_cpu(), "CPUs": facts.cpu_count},
+            "Memory": _memory_kib(),
+        },
+        "Agent": {"Debug": agent.enable_debug, "Trace": raw(Table.AGENT, "enable_tracing")},
+    }
+
+
+def _kernel_params(config: Config, facts: HostFacts) -> Iterable[str]:
+    """The parameters of every sandbox of the configuration; only the number of CPUs differs."""
+    return kernel_params(
+        config,
+        max_vcpus=facts.cpu_count,
+        root_on_pmem=bool(config.hypervisor.image) and not config.hypervisor.disable_image_nvdimm,
+        serial_agent=not facts.vhost_vsock,
+        emulated=not facts.kvm_usable,
+        tsc_khz=facts.tsc_khz,
+    )
+
+
+def _version(path: str, run: RunProgram) -> str:
+    """The first line of the hypervisor's `--version`, or Kata's `unknown`."""
+    try:
+        return run([path, "--version"])
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+
+
+def _semver(text: str) -> Document:
+    numbers = [int(part) if part.isdecimal() else 0 for part in (*text.split("."), "0", "0", "0")[:3]]
+    return {"Semver": text, "Commit": "", "Major": numbers[0], "Minor": numbers[1], "Patch": numbers[2]}
+
+
+def _distribution() -> Document:
+    try:
+        found = platform.freedesktop_os_release()
+    except OSError:
+        found = {}
+    return {"Name": found.get("NAME", ""), "Version": found.get("VERSION_ID", "")}
+
+
+def _cpu() -> Document:
+    fields: dict[str, str] = {}
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+            for line in file:
+                key, _, value = line.partition(":")
+                fields.setdefault(key.strip(), value.strip())
+    except OSError:
+        pass
+    return {"Vendor": fields.get("vendor_id", ""), "Model": fields.get("model name", "")}
+
+
+def _memory_kib() -> Document:
+    memory = psutil.virtual_memory()
+    return {"Total": memory.total >> 10, "Free": memory.free >> 10, "Available": memory.available >> 10}
+
+
+def toml_lines(table: Mapping[str, Any], path: str = "") -> Iterator[str]:
+    """The document as TOML: a table's values before its tables."""
+    for key, value in table.items():
+        if not isinstance(value, Mapping):
+            yield f"{key} = {toml_value(value)}"
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            name = f"{path}.{key}" if path else key
+            yield f"\n[{name}]" if path or next(iter(table)) != key else f"[{name}]"
+            yield from toml_lines(value, name)

@@ -17,7 +17,7 @@ from pyshim.host.processes.confinement import has_filter
 from pyshim.model.config import Config
 from pyshim.model.errors import FailedPrecondition
 from pyshim.model.host_facts import HostFacts
-from pyshim.node.install import crio_config
+from pyshim.node.install import runtime
 from pyshim.node.install.containerd_config import merged, runtimes_in, snapshotter_in, table_at
 from pyshim.node.install.runtime import CRIO, ContainerRuntime, container_runtime
 from pyshim.resources.probe import create_kvm_vm, probe_host
@@ -229,7 +229,7 @@ def _with_containerd(seen: RuntimeFacts, root: str) -> RuntimeFacts:
 
 
 def _with_crio(seen: RuntimeFacts, root: str) -> RuntimeFacts:
-    document = crio_config.document(root=root)
+    document = runtime.crio_document(root=root)
     runtimes = table_at(document, "crio", "runtime", "runtimes")
     handlers = [
         ShimHandler(

@@ -14,8 +14,8 @@ from pyshim.node.cli.check_host import HostReport
 from pyshim.node.install.containerd_config import rewrite_hint
 from pyshim.node.install.runtime import CRIO
 from pyshim.node.kubernetes.overhead import class_overhead
+from pyshim.node.kubernetes.pod_size import cpu_text, memory_text
 from pyshim.node.kubernetes.pod_vm import policy_in_force
-from pyshim.node.kubernetes.quantity import cpu_text, memory_text
 from pyshim.resources.sizing.plan.capacity import host_side_mib
 from pyshim.start.dialect import BINARY, RUNTIME
 

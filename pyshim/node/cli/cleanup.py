@@ -19,8 +19,7 @@ from pyshim.model.errors import ShimError
 from pyshim.model.ids import checked_id
 from pyshim.model.ledger import LedgerEntry
 from pyshim.model.places import REGISTER, STATE_ROOT
-from pyshim.node.cli.output import examples
-from pyshim.node.cli.progress import counted
+from pyshim.node.cli.output import counted, examples
 from pyshim.node.install.handlers import SETTINGS
 from pyshim.resources.templates.store import TemplateStore
 from pyshim.state.store import StateStore

@@ -1,12 +1,14 @@
-"""The `pyshim` command: its subcommands, and the exit code and error text with which each ends."""
+"""The `pyshim` command: its subcommands, the exit code and error text with which each ends, and its manual page."""
 
 import difflib
 import errno
-import importlib
+import inspect
 import os
+import pkgutil
 import platform
 import signal
 import sys
+from collections.abc import Iterator
 
 import click
 from click.shell_completion import shell_complete
@@ -16,41 +18,47 @@ from pyshim.host.os_errors import describe_os_error
 from pyshim.model.errors import ShimError
 
 SUBCOMMANDS = {
-    "install": ("pyshim.node.cli.install", "install pyshim on this node, or bring it up to date"),
-    "uninstall": ("pyshim.node.cli.uninstall", "remove what 'pyshim install' wrote"),
-    "status": ("pyshim.node.cli.status", "show what is installed on this node"),
-    "verify": ("pyshim.node.cli.verify", "run a test pod through the container runtime"),
-    "check": ("pyshim.node.cli.check", "say whether this host can run pods in virtual machines"),
-    "list": ("pyshim.node.cli.listing", "list the sandboxes of this node: size, use, health"),
-    "top": ("pyshim.node.cli.top", "show the sandboxes of this node and what they use, live"),
-    "env": ("pyshim.node.cli.env", "print this host and the configuration as kata-runtime env does"),
-    "state": ("pyshim.node.cli.state", "show what is recorded about a sandbox on this node"),
-    "cleanup": ("pyshim.node.cli.cleanup", "undo what dead shims left on this node"),
-    "config": ("pyshim.node.cli.config", "check, show and explain the configuration"),
-    "plan": ("pyshim.node.cli.dry_run", "show what would be done for a pod, without touching anything"),
-    "node-agent": ("pyshim.node.cli.node_agent", "install pyshim on the node of this pod (Helm chart)"),
-    "monitor": ("pyshim.node.cli.monitor", "serve the metrics of all sandboxes for Prometheus"),
-    "metrics": ("pyshim.node.cli.metrics", "print the metrics of a sandbox"),
-    "sizing": ("pyshim.node.cli.sizing", "explain how large a sandbox's VM is, or would be"),
-    "exec": ("pyshim.node.cli.debug_console", "open a shell in the guest of a sandbox, or run a command there"),
-    "cp": ("pyshim.node.cli.copy", "copy a file into the guest of a sandbox, or out of it"),
-    "logs": ("pyshim.node.cli.logs", "show the lines of a sandbox's shim and of its guest's console"),
-    "iptables": ("pyshim.node.cli.iptables", "read or replace the iptables rules within a sandbox's guest"),
-    "policy": ("pyshim.node.cli.policy", "replace the policy of a sandbox's guest"),
-    "direct-volume": ("pyshim.node.cli.direct_volume", "record, measure and resize volumes handed over as disks"),
-    "cdi": ("pyshim.node.cli.cdi", "list and resolve the devices of this node's CDI specs"),
-    "dra": ("pyshim.node.cli.dra", "offer the devices of remote VMs to the scheduler (DRA driver)"),
-    "factory": ("pyshim.node.cli.factory", "make and remove the templates that VMs continue from"),
-    "initdata": ("pyshim.node.cli.initdata", "encode and digest the initdata document of a confidential guest"),
-    "cgroups": ("pyshim.node.cli.cgroups", "show a sandbox's host cgroups: processes, limits, usage"),
-    "nri": ("pyshim.node.cli.nri", "place VMs on the CPUs and NUMA nodes of this node (NRI plugin)"),
-    "launcher": ("pyshim.node.cli.launcher", "write the shim binary that containerd calls"),
-    "trace": ("pyshim.node.cli.trace", "show where the time went until the first output"),
-    "webhook": ("pyshim.node.cli.webhook", "check and size pods as Kubernetes creates them (admission webhook)"),
-    "help": ("pyshim.node.cli.help", "show the help of a subcommand"),
+    "install": ("pyshim.node.cli.install:command", "install pyshim on this node, or bring it up to date"),
+    "uninstall": ("pyshim.node.cli.installation:uninstall", "remove what 'pyshim install' wrote"),
+    "status": ("pyshim.node.cli.installation:status", "show what is installed on this node"),
+    "verify": ("pyshim.node.cli.installation:verify", "run a test pod through the container runtime"),
+    "check": ("pyshim.node.cli.check:check_command", "say whether this host can run pods in virtual machines"),
+    "list": ("pyshim.node.cli.listing:list_command", "list the sandboxes of this node: size, use, health"),
+    "top": ("pyshim.node.cli.listing:top_command", "show the sandboxes of this node and what they use, live"),
+    "env": ("pyshim.node.cli.check:env_command", "print this host and the configuration as kata-runtime env does"),
+    "state": ("pyshim.node.cli.state:state_command", "show what is recorded about a sandbox on this node"),
+    "cleanup": ("pyshim.node.cli.cleanup:command", "undo what dead shims left on this node"),
+    "config": ("pyshim.node.cli.config:command", "check, show and explain the configuration"),
+    "plan": ("pyshim.node.cli.dry_run:command", "show what would be done for a pod, without touching anything"),
+    "node-agent": ("pyshim.node.cli.node_agent:command", "install pyshim on the node of this pod (Helm chart)"),
+    "monitor": ("pyshim.node.cli.monitor:monitor_command", "serve the metrics of all sandboxes for Prometheus"),
+    "metrics": ("pyshim.node.cli.monitor:metrics_command", "print the metrics of a sandbox"),
+    "sizing": ("pyshim.node.cli.sizing:command", "explain how large a sandbox's VM is, or would be"),
+    "exec": ("pyshim.node.cli.debug_console:command", "open a shell in the guest of a sandbox, or run a command there"),
+    "cp": ("pyshim.node.cli.copy:command", "copy a file into the guest of a sandbox, or out of it"),
+    "logs": ("pyshim.node.cli.logs:command", "show the lines of a sandbox's shim and of its guest's console"),
+    "iptables": ("pyshim.node.cli.guest_rules:iptables", "read or replace the iptables rules within a sandbox's guest"),
+    "policy": ("pyshim.node.cli.guest_rules:policy", "replace the policy of a sandbox's guest"),
+    "direct-volume": (
+        "pyshim.node.cli.direct_volume:command",
+        "record, measure and resize volumes handed over as disks",
+    ),
+    "cdi": ("pyshim.node.cli.cdi:command", "list and resolve the devices of this node's CDI specs"),
+    "dra": ("pyshim.node.cli.dra:command", "offer the devices of remote VMs to the scheduler (DRA driver)"),
+    "factory": ("pyshim.node.cli.factory:command", "make and remove the templates that VMs continue from"),
+    "initdata": ("pyshim.node.cli.initdata:command", "encode and digest the initdata document of a confidential guest"),
+    "cgroups": ("pyshim.node.cli.state:cgroups_command", "show a sandbox's host cgroups: processes, limits, usage"),
+    "nri": ("pyshim.node.cli.nri:command", "place VMs on the CPUs and NUMA nodes of this node (NRI plugin)"),
+    "launcher": ("pyshim.node.cli.launcher:command", "write the shim binary that containerd calls"),
+    "trace": ("pyshim.node.cli.trace:command", "show where the time went until the first output"),
+    "webhook": (
+        "pyshim.node.cli.webhook:command",
+        "check and size pods as Kubernetes creates them (admission webhook)",
+    ),
+    "help": ("pyshim.node.cli.command:help_command", "show the help of a subcommand"),
 }
-"""Module and summary of each subcommand. The module has a `command`, whose callback returns the exit code; a ShimError
-or OSError is shown as one line."""
+"""Place and summary of each subcommand. The callback of the command at that place returns the exit code; a ShimError or
+OSError is shown as one line."""
 
 COMPLETION_VARIABLE = "_PYSHIM_COMPLETE"
 """The variable of a shell's completion, as click names it for a program named pyshim."""
@@ -67,9 +75,8 @@ class Subcommands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in SUBCOMMANDS:
             return None
-        module_name, summary = SUBCOMMANDS[cmd_name]
-        module = importlib.import_module(module_name)
-        command: click.Command = module.command
+        place, summary = SUBCOMMANDS[cmd_name]
+        command: click.Command = pkgutil.resolve_name(place)
         command.short_help = summary
         return command
 
@@ -151,3 +158,64 @@ def _of_the_system(words: list[str], error: OSError) -> str:
 
 def _one_line(text: object) -> str:
     return " ".join(str(text).splitlines())
+
+
+@click.command()
+@click.argument("words", metavar="[SUBCOMMAND]...", nargs=-1)
+@click.option("--man", is_flag=True, help="Print the manual page, of all subcommands, that 'pyshim install' writes.")
+def help_command(words: tuple[str, ...], man: bool) -> int:
+    """Show the help of SUBCOMMAND, or of pyshim."""
+    from pyshim.node.cli.command import PYSHIM, run
+
+    if not man:
+        return run([*words, "--help"])
+    print(manual_page(PYSHIM), end="")
+    return 0
+
+
+def manual_page(program: click.Group) -> str:
+    """The page in the macros of man(7)."""
+    name = program.name or ""
+    context = click.Context(program, info_name=name)
+    lines = [
+        f'.TH {name.upper()} 1 "" "{name} {__version__}"',
+        ".SH NAME",
+        _roff(f"{name} - {(program.help or '').rstrip('.')}"),
+        ".SH SYNOPSIS",
+        _roff(" ".join((name, *program.collect_usage_pieces(context)))),
+        ".SH SUBCOMMANDS",
+        *(line for word in program.list_commands(context) for line in _page_of(program, word, context)),
+    ]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _page_of(group: click.Group, word: str, parent: click.Context) -> Iterator[str]:
+    made = group.get_command(parent, word)
+    assert made is not None, "the group lists it"
+    context = click.Context(made, info_name=word, parent=parent)
+    yield ".SS " + _roff(" ".join((context.command_path, *made.collect_usage_pieces(context))))
+    yield from _paragraphs(made.help or "")
+    for parameter in made.params:
+        record = parameter.get_help_record(context)
+        if record is not None:
+            yield from (".TP", _roff(record[0]), _roff(record[1]))
+    yield from _paragraphs(made.epilog or "")
+    if isinstance(made, click.Group):
+        for action in made.list_commands(context):
+            yield from _page_of(made, action, context)
+
+
+def _paragraphs(text: str) -> Iterator[str]:
+    """A paragraph whose first line is a backspace keeps its line breaks, as in click."""
+    for paragraph in inspect.cleandoc(text).split("\n\n"):
+        first, _, rest = paragraph.partition("\n")
+        if first == "\b":
+            yield from (".PP", ".nf", *map(_roff, rest.split("\n")), ".fi")
+        elif paragraph:
+            yield from (".PP", _roff(" ".join(paragraph.split())))
+
+
+def _roff(line: str) -> str:
+    """The line with the formatter's special characters escaped."""
+    escaped = line.replace("\\", "\\e").replace("-", "\\-")
+    return f"\\&{escaped}" if escaped.startswith((".", "'")) else escaped

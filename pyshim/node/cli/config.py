@@ -15,9 +15,9 @@ from pyshim.config.sources import Source, named_file, read_source
 from pyshim.config.values import PATH, toml_value
 from pyshim.model.errors import InvalidArgument, ShimError
 from pyshim.node.cli.config_reference import commented_toml, markdown
+from pyshim.node.cli.dry_run import plan_empty_pod
 from pyshim.node.cli.output import examples, json_option, print_json
-from pyshim.node.cli.planned import plan_empty_pod
-from pyshim.node.kubernetes.pod_config import pod_config
+from pyshim.node.kubernetes.pod_vm import pod_config
 
 _FILES = ("path", "kernel", "image", "initrd", "firmware", "virtio_fs_daemon")
 

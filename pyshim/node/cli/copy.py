@@ -10,7 +10,7 @@ from pyshim.model.errors import FailedPrecondition
 from pyshim.model.ids import SandboxId
 from pyshim.node.cli.debug_console import run_in_guest
 from pyshim.node.cli.output import examples
-from pyshim.node.cli.sandbox import sandbox_id, state_dir_option
+from pyshim.node.cli.sandboxes import sandbox_id, state_dir_option
 
 _CHUNK_BYTES = 16 * 1024
 _MAX_SAID_BYTES = 1000

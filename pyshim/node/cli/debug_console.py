@@ -1,29 +1,31 @@
 """`pyshim exec SANDBOX [CMD]`: a shell in the guest, or one command of it, through the guest's debug console.
 
-The console (`debug_console_enabled`) gives each connection to a vsock port a shell on a terminal, to which a command is
-typed (`marked_command.py`). The command's input is typed as lines of base64, followed by Ctrl-D.
+The console (`debug_console_enabled`) gives each connection to a vsock port a shell on a terminal. It cannot run one
+command or report its end, so the command is typed to the shell, between two printed lines that mark where its output
+begins and ends, and its input as lines of base64.
 """
 
 import base64
 import os
 import re
 import select
+import shlex
 import socket
 import sys
 import termios
 import threading
 import tty
+import uuid
 from collections.abc import Callable
 from contextlib import suppress
 
 import click
 
 from pyshim.host.os_errors import describe_os_error
-from pyshim.model.errors import FailedPrecondition, Unavailable
+from pyshim.model.errors import FailedPrecondition, InvalidArgument, Unavailable
 from pyshim.model.ids import SandboxId
-from pyshim.node.cli.marked_command import MarkedOutput, marked_line
 from pyshim.node.cli.output import examples
-from pyshim.node.cli.sandbox import sandbox_argument, sandbox_id, snapshot_of, state_dir_option
+from pyshim.node.cli.sandboxes import sandbox_argument, sandbox_id, snapshot_of, state_dir_option
 
 CONSOLE_PORT = 1026
 """The port on which kata-agent and our guest listen; the shim passes it as a kernel parameter."""
@@ -35,6 +37,8 @@ _END_OF_INPUT = b"\x04"
 _HINT = "(hint: debug_console_enabled = true in [agent.kata] gives new sandboxes a console)"
 _LOST = 255
 """Exit code if the connection ends before the command, as with ssh."""
+_MAX_LINE_BYTES = 4000
+"""A terminal takes lines of 4096 bytes. Source: termios(3), MAX_CANON of Linux."""
 
 
 @click.command(
@@ -192,3 +196,67 @@ def _copy(console: socket.socket, stdin: int) -> None:
 def _write(data: bytes) -> None:
     sys.stdout.buffer.write(data)
     sys.stdout.buffer.flush()
+
+
+def marked_line(words: tuple[str, ...], *, with_input: bool = False) -> tuple[bytes, bytes, bytes]:
+    """The line to type, and the markers that begin the lines before and after the output.
+
+    The typed line has each marker in two parts, so that the terminal's echo is not taken for it; the shell prints it
+    whole. No "exit" is typed at the end: a guest may close the console at once and lose the last output. `cat` reads
+    any input that the command leaves, which the shell would execute.
+    """
+    token = uuid.uuid4().hex
+    quoted = shlex.join(words)
+    if any(character < " " and character != "\t" for character in quoted):
+        raise InvalidArgument("type command: it has a line break or another control character")
+    run = f"printf '\\n%s%s\\n' b {token}; {{}}; printf '\\n%s%s:%d\\n' e {token} $?"
+    if with_input:
+        text = f"stty -echo || exit; {run.format(f'base64 -d | {quoted}')}; exec cat >/dev/null\n"
+    else:
+        text = f"{run.format(f'{quoted} </dev/null')}\n"
+    line = text.encode()
+    if len(line) > _MAX_LINE_BYTES:
+        raise InvalidArgument(f"type command: {len(line)} bytes with its marks, at most {_MAX_LINE_BYTES}")
+    return line, f"b{token}".encode(), f"e{token}:".encode()
+
+
+class MarkedOutput:
+    """The output between the markers, piece by piece, with the program's line ends in place of the terminal's."""
+
+    def __init__(self, begin: bytes, end: bytes) -> None:
+        self._begin = re.compile(b"\n" + re.escape(begin) + b"\r?\n")
+        self._begin_bytes = len(begin) + 3
+        """The longest part of a begin marker that may have arrived."""
+        self._end = re.compile(b"\r?\n" + re.escape(end) + b"(\\d{1,3})\r?\n")
+        self._kept_bytes = len(end) + 16
+        """The last bytes are not written yet: they may begin an end marker."""
+        self._waiting = b"\n"
+        self.has_begun = False
+        self.exit_code: int | None = None
+
+    def feed(self, data: bytes) -> bytes:
+        """The bytes that are certainly output."""
+        if self.exit_code is not None:
+            return b""
+        self._waiting += data
+        if not self.has_begun:
+            found = self._begin.search(self._waiting)
+            if found is None:
+                self._waiting = self._waiting[-self._begin_bytes :]
+                return b""
+            self.has_begun = True
+            self._waiting = self._waiting[found.end() :]
+        if found := self._end.search(self._waiting):
+            self.exit_code = int(found[1]) & 0xFF
+            return _plain(self._waiting[: found.start()])
+        ready = len(self._waiting) - self._kept_bytes
+        if ready <= 0:
+            return b""
+        if self._waiting[ready - 1 : ready] == b"\r":
+            ready -= 1
+        out, self._waiting = self._waiting[:ready], self._waiting[ready:]
+        return _plain(out)
+
+
+def _plain(data: bytes) -> bytes:
+    return data.replace(b"\r\n", b"\n")

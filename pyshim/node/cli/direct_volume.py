@@ -15,14 +15,9 @@ from pyshim.host.files import replace_file
 from pyshim.model.errors import InvalidArgument, NotFound
 from pyshim.model.places import DIRECT_VOLUMES
 from pyshim.model.places import STATE_ROOT as STATE_DIR
-from pyshim.node.cli.monitor_client import exchange, monitor_socket
+from pyshim.node.cli.monitor import exchange, monitor_socket
 from pyshim.node.cli.output import examples
-from pyshim.resources.volumes.host.sources import (
-    MOUNT_INFO,
-    direct_volume,
-    parse_mount_info,
-    record_directory,
-)
+from pyshim.resources.volumes.host.sources import MOUNT_INFO, direct_volume, parse_mount_info, record_directory
 
 
 class Directories(Struct, frozen=True, kw_only=True):

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pyshim.node.cli.api_access import run_with_api, with_api
 from pyshim.node.cli.output import examples, print_json
+from pyshim.node.cli.service import run_with_api, with_api
 
 if TYPE_CHECKING:
     from pyshim.node.kubernetes.api import Access, Api

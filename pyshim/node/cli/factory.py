@@ -28,9 +28,9 @@ from pyshim.model.places import REGISTER, VM_ROOT
 from pyshim.model.plans import SandboxPlan
 from pyshim.model.units import MIB
 from pyshim.model.vm import VmConfig
+from pyshim.node.cli.dry_run import empty_pod
+from pyshim.node.cli.listing import age_text
 from pyshim.node.cli.output import config_option, examples, json_option, print_json, print_table
-from pyshim.node.cli.planned import empty_pod
-from pyshim.node.cli.sandbox_table import age_text
 from pyshim.pod.template import make_template
 from pyshim.resources.linux import LinuxHost
 from pyshim.resources.templates.plan import StoredTemplate, reason_to_boot, template_key, template_vm

@@ -6,7 +6,7 @@ import click
 
 from pyshim.model.confidential import SNP_HOST_DATA_BYTES, TDX_CONFIG_ID_BYTES
 from pyshim.model.errors import InvalidArgument
-from pyshim.node.cli.inputs import read_limited
+from pyshim.node.cli.options import read_limited
 from pyshim.node.cli.output import examples, json_option, print_json
 from pyshim.resources.confidential.plan.initdata import MAX_TEXT_BYTES, decode, disk_image, encode, parse
 

@@ -16,9 +16,7 @@ from pyshim.host.os_errors import describe_os_error
 from pyshim.model.errors import FailedPrecondition, ShimError
 from pyshim.node.cli.check_host import host_report
 from pyshim.node.cli.check_verdicts import VerdictLevel, verdicts
-from pyshim.node.cli.command import PYSHIM
-from pyshim.node.cli.handler_option import FORM, handlers_of
-from pyshim.node.cli.help import manual_page
+from pyshim.node.cli.command import PYSHIM, manual_page
 from pyshim.node.cli.installation import (
     failure,
     keep_edited_option,
@@ -30,8 +28,8 @@ from pyshim.node.cli.installation import (
     socket_option,
     undone_at_sigterm,
 )
-from pyshim.node.cli.output import examples
-from pyshim.node.cli.progress import steps
+from pyshim.node.cli.options import FORM, handlers_of
+from pyshim.node.cli.output import examples, steps
 from pyshim.node.install import running, runtime
 from pyshim.node.install.apply import Change, apply, changes, edits
 from pyshim.node.install.disk import Disk

@@ -1,18 +1,21 @@
-"""What the verbs of an installation share: options, rights, signals, and the text of changes and errors."""
+"""`pyshim uninstall`, `verify` and `status`, and what they share with `install`: options, rights, signals, texts."""
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import click
 
 from pyshim.host.os_errors import describe_os_error
-from pyshim.model.errors import FailedPrecondition, ShimError
-from pyshim.node.install import runtime
-from pyshim.node.install.apply import Change
+from pyshim.model.errors import FailedPrecondition, NotFound, ShimError
+from pyshim.node.cli.output import examples, json_option, print_json, print_table
+from pyshim.node.cli.sandboxes import sandboxes, state_dir_option
+from pyshim.node.install import running, runtime
+from pyshim.node.install.apply import Change, remove
+from pyshim.node.install.disk import Disk
 from pyshim.node.install.handlers import installed_handlers
-from pyshim.node.install.manifest import Manifest
+from pyshim.node.install.manifest import Manifest, read_manifest, states
 from pyshim.node.install.plan import PREFIX
 
 
@@ -91,3 +94,130 @@ def failure(what: str, error: OSError | ShimError) -> ShimError:
     else:
         text = str(error)
     return FailedPrecondition("; ".join((text, *getattr(error, "__notes__", ()))))
+
+
+@click.command(epilog=examples("pyshim uninstall --restart"))
+@prefix_option
+@root_option
+@kind_option
+@socket_option
+@keep_edited_option
+@click.option("--restart", is_flag=True, help="Restart the container runtime.")
+def uninstall(prefix: str, root: str, kind: str | None, socket: str, keep_edited: bool, restart: bool) -> int:
+    """Remove what `pyshim install` wrote, and nothing else.
+
+    Refused while pods run in virtual machines, and when a file was edited.
+    """
+    require_root(root)
+    disk = Disk(root)
+    caller = runtime.container_runtime(socket, root=disk.root, kind=kind)
+    with running.lock(root):
+        if read_manifest(disk, prefix) is None:
+            print("nothing is installed")
+            return 0
+        zygotes: tuple[int, ...] = ()
+        if root == "/":
+            zygotes = _zygotes_alone(prefix)
+            running.stop_units()
+        try:
+            with undone_at_sigterm():
+                done = remove(disk, prefix, keep_edited=keep_edited)
+        except (OSError, ShimError) as error:
+            raise failure("uninstall pyshim", error) from error
+    for pid in zygotes:
+        running.end(pid, signal.SIGTERM)
+    if root == "/":
+        running.reload_units()
+    print_changes(done)
+    if restart:
+        runtime.restart(caller)
+    elif root == "/":
+        print(f"next: systemctl restart {caller.unit}")
+    return 0
+
+
+def _zygotes_alone(prefix: str) -> tuple[int, ...]:
+    """The zygotes of the installation. Raises FailedPrecondition if other processes of it run."""
+    pids = running.processes_of(f"{prefix}/releases")
+    zygotes = tuple(pid for pid in pids if running.is_zygote(pid))
+    verbs = {pid: words for pid in pids if (words := running.operators_command(pid))}
+    pods = [pid for pid in pids if pid not in zygotes and pid not in verbs]
+    if pods:
+        raise FailedPrecondition(
+            f"uninstall pyshim: pods run with it, as processes {', '.join(map(str, pods[:20]))}"
+            " (hint: remove them first)"
+        )
+    if verbs:
+        found = "; ".join(f"'{words[:60]}' as process {pid}" for pid, words in verbs.items())
+        raise FailedPrecondition(
+            f"uninstall pyshim: commands of it run: {found} (hint: end them first, units by 'systemctl disable --now')"
+        )
+    return zygotes
+
+
+@click.command(epilog=examples("pyshim verify", "pyshim verify --handler pykata-remote"))
+@prefix_option
+@kind_option
+@socket_option
+@click.option("--handler", "name", metavar="NAME", help="Of the test pod; default: the first that is installed.")
+def verify(prefix: str, kind: str | None, socket: str, name: str | None) -> int:
+    """Run a test pod through the container runtime, with an installed handler.
+
+    First it checks that the runtime runs, serves CRI, and has the handlers.
+    """
+    from pyshim.node.install.cri import verify as verify_cri
+
+    manifest = read_manifest(Disk(), prefix)
+    if manifest is None:
+        raise NotFound(f"verify the installation in '{prefix}': there is none")
+    names = handlers_installed(manifest)
+    caller = runtime.container_runtime(socket, kind=kind)
+    runtime.require_answer(caller)
+    with undone_at_sigterm():
+        answer = verify_cri(caller.socket, frozenset(names), pod=name or names[0])
+    print(f"ok: {answer} ran a pod with {name or names[0]}; it has {', '.join(names)}")
+    return 0
+
+
+@click.command(epilog=examples("pyshim status"))
+@prefix_option
+@root_option
+@state_dir_option
+@json_option
+def status(prefix: str, root: str, state_dir: str, as_json: bool) -> int:
+    """Show what is installed on this node, and which pods run with which release.
+
+    Exit code 1 when nothing is, or something is not as `pyshim install` wrote it.
+    """
+    disk = Disk(root)
+    manifest = read_manifest(disk, prefix)
+    if manifest is None:
+        raise NotFound(f"show the installation in '{prefix}': there is none")
+    files = states(manifest, disk)
+    caller = runtime.container_runtime(root=disk.root)
+    names = disk.names(f"{prefix}/releases")
+    releases = {name: len(running.processes_of(f"{prefix}/releases/{name}")) for name in names}
+    pods = _pods_of(names, state_dir) if root == "/" else {}
+    bad = [path for path, state in files if state != "ok"]
+    if as_json:
+        document = {"release": manifest.release, "is_complete": manifest.is_complete, "releases": releases}
+        document |= {"pods": pods, "runtime": {"name": caller.name, "unit": caller.unit, "socket": caller.socket}}
+        print_json({**document, "files": dict(files), "handlers": handlers_installed(manifest)})
+    else:
+        unfinished = "" if manifest.is_complete else " (an installation was interrupted; run 'pyshim install' again)"
+        print(f"release {manifest.release or '-'}{unfinished}")
+        print(f"handlers {', '.join(handlers_installed(manifest))}")
+        print(f"container runtime {caller.name}, unit {caller.unit}, socket {caller.socket}")
+        for name, count in releases.items():
+            print(f"processes of {name}: {count}" + (f", of pods {', '.join(pods[name])}" if pods.get(name) else ""))
+        print_table(("STATE", "FILE"), [(state, path) for path, state in files])
+    return 1 if bad or not manifest.is_complete else 0
+
+
+def _pods_of(names: Iterable[str], state_dir: str) -> dict[str, list[str]]:
+    """By release, the pods whose shim was started from it; a sandbox outside Kubernetes is named by its id."""
+    found: dict[str, list[str]] = {name: [] for name in names}
+    for sandbox in sandboxes(state_dir):
+        if sandbox.release in found:
+            found[sandbox.release].append(sandbox.pod or sandbox.id)
+    return found

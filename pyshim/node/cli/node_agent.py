@@ -4,9 +4,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pyshim.node.cli.api_access import run_with_api, with_api
-from pyshim.node.cli.handler_option import FORM, handlers_of
+from pyshim.node.cli.options import FORM, handlers_of
 from pyshim.node.cli.output import examples
+from pyshim.node.cli.service import run_with_api, with_api
 
 if TYPE_CHECKING:
     from pyshim.node.kubernetes.api import Access
@@ -42,8 +42,7 @@ def run(access: "Access", **settings: Any) -> int:
     The pod is privileged and in the host's pid namespace: commands run in the mount namespace of process 1.
     """
     from pyshim.node.install.in_cluster.agent import NodeAgent, NodeAgentConfig, Pauses
-    from pyshim.node.install.in_cluster.host import NodeHost
-    from pyshim.node.install.in_cluster.payload import read_payload
+    from pyshim.node.install.in_cluster.payload import NodeHost, read_payload
 
     config = NodeAgentConfig(**settings)
     handlers_of(config.handlers)
@@ -56,6 +55,6 @@ def run(access: "Access", **settings: Any) -> int:
 @with_api
 def wait_removed(timeout: float, access: "Access") -> int:
     """Wait until no node of the cluster has pyshim; name those that have."""
-    from pyshim.node.install.in_cluster import wait_removed as removal
+    from pyshim.node.install.in_cluster import agent
 
-    return run_with_api(access, lambda api: removal.wait_removed(api, timeout_s=timeout))
+    return run_with_api(access, lambda api: agent.wait_removed(api, timeout_s=timeout))

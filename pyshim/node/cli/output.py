@@ -1,11 +1,15 @@
-"""Printing and options that verbs share: JSON for programs, tables for people, colour for terminals."""
+"""How verbs print: JSON for programs, tables for people, colour and progress for terminals."""
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, ProgressColumn
 
 _UNLIMITED = 10_000
 """Columns of a table that goes to a file or a program: no cell is cut there."""
@@ -55,3 +59,45 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequ
 
 STYLES = {"ok": "green", "warning": "yellow", "missing": "red", "dead": "red", "not responding": "red"}
 """The colour of a cell that is exactly this word."""
+
+
+T = TypeVar("T")
+
+
+@contextmanager
+def steps() -> Iterator[Callable[[str], None]]:
+    """Yields a function that shows the text of the present step, and the time since the first."""
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    with _line(SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()) as line:
+        task = line.add_task("", total=None)
+        yield lambda text: line.update(task, description=text)
+
+
+def counted(items: Iterable[T], what: str) -> Iterator[T]:
+    """The same items. A bar shows the number of the present one and the total."""
+    known = tuple(items)
+    if not sys.stderr.isatty() or not known:
+        yield from known
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+
+    with _line(TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn()) as line:
+        yield from line.track(known, description=what)
+
+
+def _line(*columns: "ProgressColumn") -> "Progress":
+    from rich.console import Console
+    from rich.progress import Progress
+
+    # Output printed meanwhile stands above the line; output to a file or a program is unchanged.
+    return Progress(
+        *columns,
+        console=Console(stderr=True),
+        transient=True,
+        redirect_stdout=sys.stdout.isatty(),
+        redirect_stderr=True,
+    )

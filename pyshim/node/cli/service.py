@@ -1,13 +1,18 @@
-"""Runs verbs that serve until a signal ends them, and has the option for the address at which they listen."""
+"""Verbs that serve until a signal ends them: how they run, where they listen, how they reach the API server."""
 
 import asyncio
+import os
 import signal
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import wraps
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from pyshim import log
+
+if TYPE_CHECKING:
+    from pyshim.node.kubernetes.api import Access, Api
 
 
 def run_service(work: Coroutine[Any, Any, None]) -> int:
@@ -46,3 +51,38 @@ def address_option(name: str, default: str) -> Callable[[Any], Any]:
         metavar="HOST:PORT",
         help="Where to answer. Without HOST: at all IPv4 addresses.",
     )
+
+
+def with_api(command: Callable[..., int]) -> Any:
+    """`command` gets `access`: what the options name, else that of the pod's cluster."""
+
+    @click.option("--server", metavar="URL", help="The API server; default: that of the pod's cluster.")
+    @click.option("--token", metavar="FILE", help="With --server.")
+    @click.option("--authority", metavar="FILE", help="With --server.")
+    @wraps(command)
+    def with_access(server: str | None, token: str | None, authority: str | None, **options: Any) -> int:
+        return command(access=_access(server, token, authority), **options)
+
+    return with_access
+
+
+def _access(server: str | None, token: str | None, authority: str | None) -> "Access":
+    """Raises UsageError, FailedPrecondition."""
+    from pyshim.node.kubernetes.api import Access, in_cluster
+
+    if server is None:
+        return in_cluster(os.environ)
+    if token is None or authority is None:
+        raise click.UsageError("--server needs --token and --authority")
+    return Access(server=server, token=token, authority=authority)
+
+
+def run_with_api(access: "Access", work: Callable[["Api"], Awaitable[None]]) -> int:
+    """0 once the work is done, or a signal has ended it."""
+    from pyshim.node.kubernetes.api import Api
+
+    async def run() -> None:
+        async with Api(access) as api:
+            await work(api)
+
+    return run_service(run())

@@ -14,10 +14,9 @@ from pyshim.model.config import Config
 from pyshim.model.errors import FailedPrecondition, NotFound
 from pyshim.model.host_facts import unbounded
 from pyshim.model.sizing import SizingRecord
-from pyshim.node.cli.inputs import pairs
+from pyshim.node.cli.options import pairs
 from pyshim.node.cli.output import config_option, examples, json_option, print_json
-from pyshim.node.cli.sandbox import sandbox_argument, sandbox_id, snapshot_of, state_dir_option
-from pyshim.node.cli.sandboxes import RUNS, sandboxes
+from pyshim.node.cli.sandboxes import RUNS, sandbox_argument, sandbox_id, sandboxes, snapshot_of, state_dir_option
 from pyshim.node.cli.sizing_text import (
     HostSide,
     explanation_json,
@@ -31,8 +30,7 @@ from pyshim.node.cli.usage import host_side_mib_of
 from pyshim.node.kubernetes.agreement import explain_pod
 from pyshim.node.kubernetes.manifest import overhead_of, pod_sizing, pods_in, read_documents, runtime_class
 from pyshim.node.kubernetes.overhead import OverheadPart, class_parts, total
-from pyshim.node.kubernetes.pod_config import pod_config
-from pyshim.node.kubernetes.pod_vm import policy_in_force
+from pyshim.node.kubernetes.pod_vm import pod_config, policy_in_force
 from pyshim.resources.probe import probe_host
 from pyshim.resources.sizing.plan.capacity import host_side_mib
 

@@ -9,8 +9,7 @@ from pyshim.model.sizing import Dimension, SizingRecord, decimal
 from pyshim.model.units import MIB
 from pyshim.node.kubernetes.agreement import LETTERS, Explanation, PolicyView
 from pyshim.node.kubernetes.overhead import HOST_SIDE, Overhead, OverheadPart, total
-from pyshim.node.kubernetes.pod_size import CPU, MEMORY, PodSizing
-from pyshim.node.kubernetes.quantity import cpu_text, memory_text
+from pyshim.node.kubernetes.pod_size import CPU, MEMORY, PodSizing, cpu_text, memory_text
 from pyshim.resources.sizing.plan.static import DYNAMIC
 
 BAR_WIDTH = 40

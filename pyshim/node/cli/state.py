@@ -1,14 +1,20 @@
-"""`pyshim state SANDBOX`: what is recorded about a sandbox, without asking its shim."""
+"""`pyshim state` and `cgroups`: what is recorded about a sandbox, and its host cgroups, without asking its shim."""
 
 import json
 import os
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import click
+import msgspec
 
-from pyshim.model.errors import Internal, NotFound
-from pyshim.node.cli.output import examples, print_json
-from pyshim.node.cli.sandbox import sandbox_argument, sandbox_id, state_dir_option
+from pyshim.model.errors import FailedPrecondition, Internal, NotFound
+from pyshim.model.units import MIB
+from pyshim.model.vm import GuestNode
+from pyshim.node.cli.output import examples, json_option, print_json
+from pyshim.node.cli.sandboxes import sandbox_argument, sandbox_id, snapshot_of, state_dir_option
+from pyshim.resources.cgroups.host import usage as cgroup_usage
+from pyshim.resources.sizing.plan.numa import node_text
 from pyshim.state.store import FILE_NAME
 
 
@@ -16,7 +22,7 @@ from pyshim.state.store import FILE_NAME
 @sandbox_argument
 @state_dir_option
 @click.option("--json", "as_json", is_flag=True, help="The whole record as it is on disk.")
-def command(sandbox: str, state_dir: str, as_json: bool) -> int:
+def state_command(sandbox: str, state_dir: str, as_json: bool) -> int:
     """Show what is recorded about a sandbox on this node."""
     record = _record(state_dir, sandbox_id(sandbox, state_dir))
     if as_json:
@@ -60,3 +66,109 @@ def summary(record: dict[str, Any], indent: str = "") -> list[str]:
         else:
             lines.append(f"{indent}{key}: {value}")
     return lines
+
+
+_MEANING = {
+    "sandbox": "counts as the pod's",
+    "overhead": "outside the pod's cgroup",
+    "vcpus": "threads of the VMM",
+    "devices": "device rules of the VMM",
+}
+
+
+@click.command()
+@sandbox_argument
+@state_dir_option
+@json_option
+def cgroups_command(sandbox: str, state_dir: str, as_json: bool) -> int:
+    """Show a sandbox's host cgroups: their processes, limits and usage."""
+    found = sandbox_id(sandbox, state_dir)
+    record: Mapping[str, Any] = snapshot_of(found, state_dir).cgroups
+    if not record:
+        raise FailedPrecondition(f"show cgroups of sandbox '{found}': none are recorded yet")
+    live = {**record, "Groups": [_live(group, record) for group in record.get("Groups", [])]}
+    if as_json:
+        print_json(live)
+    else:
+        print("\n".join(_lines(found, live)))
+    return 0
+
+
+def _live(group: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any]:
+    """The record of a cgroup, with the kernel's present figures."""
+    path, roots = str(group["Path"]), tuple(group["Roots"])
+    vmm = record.get("Pids", {}).get("vmm", 0)
+    threads = cgroup_usage.threads_of(vmm)
+    placed = {tid: name for tid, name in threads.items() if cgroup_usage.cgroup_of_thread(vmm, tid) == path}
+    vcpus = {tid: number for number, tid in enumerate(record.get("VcpuThreads", []))}
+    workers = dict.fromkeys(cgroup_usage.vhost_workers(vmm), "vhost") if vmm else {}
+    workers = {tid: name for tid, name in workers.items() if cgroup_usage.cgroup_of_thread(tid, tid) == path}
+    return {
+        **group,
+        "There": cgroup_usage.is_there(path, roots),
+        "Usage": dict(cgroup_usage.usage(path)) if group["Role"] != "devices" else {},
+        "Processes": {str(pid): cgroup_usage.name_of(pid) for pid in cgroup_usage.processes(path, roots)},
+        "VmmThreads": {
+            str(tid): f"vCPU {vcpus[tid]}" if tid in vcpus else name for tid, name in {**placed, **workers}.items()
+        },
+    }
+
+
+def _lines(sandbox_id: str, record: Mapping[str, Any]) -> Iterator[str]:
+    only = "sandbox_cgroup_only" if record.get("SandboxCgroupOnly") else "vCPUs and overhead apart"
+    unit = f", unit {record['Unit']}" if record.get("Unit") else ""
+    yield f"sandbox {sandbox_id}: cgroup {record['Mode']}, {only}{unit}"
+    known = {str(pid): name for name, pid in record.get("Pids", {}).items()}
+    for group in record.get("Groups", []):
+        gone = "" if group["There"] else "   (is gone)"
+        yield f"{group['Role']:<9} {group['Path']}   {_MEANING.get(group['Role'], '')}{gone}"
+        if group["Usage"]:
+            yield f"    used      {_usage(group['Usage'])}"
+        for pid, name in group["Processes"].items():
+            if group["Role"] != "sandbox" or record.get("SandboxCgroupOnly") or record["Mode"] == "v2":
+                yield f"    process   {pid} {known.get(pid, name)}" + (f" ({name})" if pid in known else "")
+        if group["VmmThreads"] and group["Role"] != "devices":
+            threads = ", ".join(f"{tid} {name}" for tid, name in group["VmmThreads"].items())
+            yield f"    threads   of the vmm: {threads}"
+        settings = [each for each in record.get("Settings", []) if each["Role"] == group["Role"]]
+        allowed = [each for each in settings if each["File"] == "devices.allow"]
+        for each in settings:
+            if each not in allowed:
+                yield f"    set       {each['File']} = {each['Value'] or '(as above)'}   {each['Source']}"
+        if allowed:
+            yield "    allowed   " + ", ".join(f"{each['Value']} ({each['Source']})" for each in allowed)
+    if record.get("Groups"):
+        yield from _outside(record)
+    if name := record.get("RdtClass"):
+        yield f"rdt       class '{name}'"
+    for note in record.get("Notes", []):
+        yield f"note      {note}"
+
+
+def _outside(record: Mapping[str, Any]) -> Iterator[str]:
+    pinned = ", ".join(f"vCPU {vcpu} on CPU {cpu}" for vcpu, cpu in record.get("Pinned", {}).items())
+    yield f"pinning   {pinned or record.get('Pinning', '')}"
+    if numa := record.get("Numa"):
+        yield f"numa      {numa['Why']}"
+        for number, node in enumerate(msgspec.convert(numa["Nodes"], tuple[GuestNode, ...])):
+            yield f"    node {number:<4} {node_text(node)}"
+    outside = [member for member, role in record["Members"].items() if role == "overhead"]
+    if outside:
+        yield f"outside   {', '.join(outside)}: with sandbox_cgroup_only = false they count as the node's"
+
+
+def _usage(found: Mapping[str, int]) -> str:
+    parts = []
+    if "cpu_ns" in found:
+        parts.append(f"cpu {found['cpu_ns'] / 1e9:.2f} s")
+    if "memory_bytes" in found:
+        peak = f" (at most {found['memory_peak_bytes'] // MIB})" if "memory_peak_bytes" in found else ""
+        parts.append(f"memory {found['memory_bytes'] // MIB} MiB{peak}")
+    if "processes" in found:
+        parts.append(f"tasks {found['processes']}")
+    parts += [
+        f"{text} {found[name]}"
+        for name, text in (("throttled_periods", "throttled periods"), ("oom_kills", "OOM kills"))
+        if found.get(name)
+    ]
+    return ", ".join(parts) or "nothing"

@@ -5,7 +5,7 @@ import click
 from pyshim.model.errors import FailedPrecondition, Internal
 from pyshim.model.observation import NO_PARENT, Span, spans_from_json
 from pyshim.node.cli.output import examples, print_json
-from pyshim.node.cli.sandbox import sandbox_argument, sandbox_id, snapshot_of, state_dir_option
+from pyshim.node.cli.sandboxes import sandbox_argument, sandbox_id, snapshot_of, state_dir_option
 from pyshim.tracing import ids
 
 

@@ -8,11 +8,11 @@ from msgspec.structs import replace
 from pyshim.config.sources import named_file, read_source
 from pyshim.model.errors import InvalidArgument
 from pyshim.model.host_facts import HostFacts, unbounded
-from pyshim.node.cli.inputs import pairs
+from pyshim.node.cli.options import pairs
 from pyshim.node.cli.output import examples
 from pyshim.node.cli.service import address_option, run_service
 from pyshim.node.kubernetes.agreement import Disagreement
-from pyshim.node.webhook.pod_class import PodClass
+from pyshim.node.webhook.judge import PodClass
 from pyshim.resources.probe import probe_host
 
 _class_option = click.option(

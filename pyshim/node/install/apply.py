@@ -15,7 +15,6 @@ from msgspec.structs import replace
 
 from pyshim.host.os_errors import describe_os_error
 from pyshim.model.errors import FailedPrecondition, ShimError
-from pyshim.node.install.blocks import with_block, without_block
 from pyshim.node.install.disk import Disk, Found
 from pyshim.node.install.manifest import (
     Manifest,
@@ -27,7 +26,7 @@ from pyshim.node.install.manifest import (
     read_manifest,
 )
 from pyshim.node.install.plan import InstallPlan
-from pyshim.node.install.writes import BlockWrite, FileWrite, Write
+from pyshim.node.install.writes import BlockWrite, FileWrite, Write, with_block, without_block
 
 log = logging.getLogger(__name__)
 

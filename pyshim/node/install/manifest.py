@@ -5,8 +5,8 @@ from hashlib import sha256
 import msgspec
 
 from pyshim.model.errors import FailedPrecondition
-from pyshim.node.install.blocks import block_in
 from pyshim.node.install.disk import Disk, Found
+from pyshim.node.install.writes import block_in
 
 MANIFEST_VERSION = 1
 

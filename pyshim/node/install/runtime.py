@@ -9,13 +9,12 @@ from typing import Any, NamedTuple
 
 from pyshim.model.errors import FailedPrecondition, NotFound, Unavailable
 from pyshim.node.install.apply import foreign_text
-from pyshim.node.install.blocks import block_in
-from pyshim.node.install.containerd_config import parsed, replacing_import, runtimes_in
-from pyshim.node.install.crio_config import CONFIG as CRIO_CONFIG
+from pyshim.node.install.containerd_config import combined, parsed, read_document, replacing_import, runtimes_in
 from pyshim.node.install.disk import Disk
 from pyshim.node.install.drop_ins import CONTAINERD_DROP_IN, Containerd, Layout
 from pyshim.node.install.manifest import Manifest
 from pyshim.node.install.running import run_command
+from pyshim.node.install.writes import block_in
 
 
 class ContainerRuntime(NamedTuple):
@@ -44,6 +43,8 @@ def _rancher(name: str, unit: str, program: str) -> ContainerRuntime:
 CONTAINERD = ContainerRuntime(
     "containerd", "containerd", "/run/containerd/containerd.sock", "containerd", "/etc/containerd/config.toml"
 )
+CRIO_CONFIG = "/etc/crio/crio.conf"
+CRIO_DROP_INS = "/etc/crio/crio.conf.d"
 CRIO = ContainerRuntime("CRI-O", "crio", "/run/crio/crio.sock", "crio", CRIO_CONFIG)
 _DISTRIBUTIONS = (
     _rancher("k3s", "k3s", "/var/lib/rancher/k3s/data/current/bin/containerd"),
@@ -199,3 +200,19 @@ def require_answer(caller: ContainerRuntime) -> None:
 def restart(caller: ContainerRuntime) -> None:
     """The runtime was restarted; pods keep running. Raises FailedPrecondition with systemd's error text."""
     run_command(["systemctl", "restart", caller.unit])
+
+
+def crio_document(*, root: str = "") -> dict[str, Any]:
+    """The merged configuration; empty if CRI-O runs with its defaults. Raises OSError, FailedPrecondition naming the
+    file."""
+    found: dict[str, Any] = {}
+    for path in _crio_files(root):
+        found = combined(found, read_document(path, root))
+    return found
+
+
+def _crio_files(root: str) -> list[str]:
+    files = [CRIO_CONFIG] if os.path.exists(f"{root}{CRIO_CONFIG}") else []
+    if os.path.isdir(f"{root}{CRIO_DROP_INS}"):
+        files += [f"{CRIO_DROP_INS}/{name}" for name in sorted(os.listdir(f"{root}{CRIO_DROP_INS}"))]
+    return files

@@ -11,8 +11,7 @@ import msgspec
 
 from pyshim.model.errors import FailedPrecondition, InvalidArgument
 from pyshim.node.kubernetes.overhead import Overhead
-from pyshim.node.kubernetes.pod_size import PodContainer, PodSizing, with_defaults
-from pyshim.node.kubernetes.quantity import cpu_text, memory_text, quantity
+from pyshim.node.kubernetes.pod_size import PodContainer, PodSizing, cpu_text, memory_text, quantity, with_defaults
 
 MAX_MANIFEST_BYTES = 4 * 1024 * 1024
 _TEMPLATES = {

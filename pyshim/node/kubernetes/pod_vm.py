@@ -1,18 +1,38 @@
-"""The size of a pod's VM, by sizing policy, as the shim decides it from the pod's annotations."""
+"""The VM of a pod, as the shim decides it: its configuration, its size by sizing policy, its need on the node."""
+
+from collections.abc import Mapping
 
 from msgspec.structs import replace
 
+from pyshim.config.load import for_pod, refuse_unsupported, typed
+from pyshim.config.sources import Source
 from pyshim.model.config import Config
 from pyshim.model.host_facts import HostFacts
 from pyshim.model.oci import ContainerKind
+from pyshim.model.placement import Need, whole_cpus
 from pyshim.model.sizing import SizingRecord
+from pyshim.model.units import MIB
 from pyshim.node.kubernetes.pod_size import PodSizing
 from pyshim.resources.sizing.plan.resize import Demand, VmSize, resize_plan
 from pyshim.resources.sizing.plan.static import DYNAMIC, POLICIES, boot_size, headroom, is_resizable, static_size
-from pyshim.resources.sizing.plan.workload import Workload, workload
+from pyshim.resources.sizing.plan.workload import Workload, requested_cpu, workload
 
+PASSED_ON = "io.katacontainers."
+"""Annotations that reach the shim: `pod_annotations` of the container runtime."""
 BLOCK_MIB = 128
 """Memory block of x86-64 guests below 64 GiB, in which a running VM grows."""
+_GUARANTEED, _BURSTABLE = "/kubepods", "/kubepods/burstable"
+"""The kubelet's cgroups of Guaranteed pods, and of others."""
+
+
+def pod_config(source: Source, annotations: Mapping[str, str]) -> Config:
+    """The shim's configuration for a pod with these annotations. Raises ShimError if the shim refuses them."""
+    passed = {name: text for name, text in annotations.items() if name.startswith(PASSED_ON)}
+    # Only the node can see its own files.
+    effective = for_pod(source, passed, exists=lambda _path: True)
+    config = typed(effective)
+    refuse_unsupported(effective)
+    return config
 
 
 def policy_in_force(config: Config) -> str:
@@ -66,3 +86,22 @@ def _grown(request: Workload, config: Config, host: HostFacts) -> SizingRecord:
         hugepage_bytes=request.hugepage_bytes,
     )
     return resize_plan(vm, (containers,), config, host).record
+
+
+def pod_need(name: str, pod: PodSizing, config: Config, host: HostFacts) -> Need:
+    """`name` is the pod's NAMESPACE/NAME, which stands for the sandbox's id, too."""
+    record = boot_record(pod, config, host)
+    cpu = requested_cpu(ContainerKind.POD_SANDBOX, pod.sandbox_annotations(), {})
+    whole = whole_cpus(
+        shares=cpu.shares,
+        quota=cpu.quota_us,
+        period=cpu.period_us,
+        cgroup_parent=_GUARANTEED if pod.is_guaranteed() else _BURSTABLE,
+    )
+    return Need(
+        sandbox_id=name,
+        name=name,
+        vcpus=record.vcpus.granted,
+        memory_bytes=record.memory_mib.granted * MIB,
+        exclusive=whole > 0 and not is_resizable(config),
+    )

@@ -7,8 +7,7 @@ another type, and a guest that uses an unknown name, lose that family, and no ot
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from pyshim.monitor.exposition import labels_text
-from pyshim.monitor.guest_text import GUEST_PREFIXES, TextFamily
+from pyshim.monitor.exposition import GUEST_PREFIXES, TextFamily, labels_text
 
 MAX_SERIES = 10_000
 """Series of one guest over the life of its sandbox: Prometheus remembers each for hours. kata-agent has about 1,000."""

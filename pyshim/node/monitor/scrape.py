@@ -8,12 +8,10 @@ from typing import NamedTuple
 from pyshim.model.errors import NotFound, ShimError
 from pyshim.model.observation import Durations
 from pyshim.model.oci import PodName
-from pyshim.monitor.exposition import Family, Sample, gauge, text_of
-from pyshim.monitor.guest_text import TextFamily, filtered
-from pyshim.monitor.processes import listener_is_stopped, own_families
-from pyshim.monitor.shim_metrics import durations_family
+from pyshim.monitor.exposition import Family, Sample, TextFamily, filtered, gauge, text_of
+from pyshim.monitor.shim_metrics import durations_family, listener_is_stopped, own_families
 from pyshim.node.monitor.merge import Merge, SandboxMetrics
-from pyshim.node.monitor.shim_client import shim_answer
+from pyshim.node.monitor.shims import shim_answer
 
 SHIM_S = 5.0
 """Seconds for one shim: it gives its guest two, Prometheus gives a scrape ten."""

@@ -10,10 +10,8 @@ from aiohttp import web
 from pyshim.concurrency.tasks import cancel_all
 from pyshim.model.errors import FailedPrecondition, ShimError
 from pyshim.monitor.exposition import CONTENT_TYPE
-from pyshim.node.monitor.names import Names
-from pyshim.node.monitor.sandboxes import sockets_in
 from pyshim.node.monitor.scrape import SHIM_S, Scrapes
-from pyshim.node.monitor.shim_client import shim_answer
+from pyshim.node.monitor.shims import Names, shim_answer, sockets_in
 
 log = logging.getLogger(__name__)
 

@@ -17,9 +17,7 @@ from msgspec.structs import replace
 from pyshim.model.errors import InvalidArgument, ShimError
 from pyshim.node.kubernetes.agreement import PolicyView
 from pyshim.node.kubernetes.manifest import PodManifest, annotations_in, pods_in
-from pyshim.node.webhook.annotate import annotated, json_patch
-from pyshim.node.webhook.judge import overhead_of, vm_of_pod
-from pyshim.node.webhook.pod_class import KIND, PodClass
+from pyshim.node.webhook.judge import KIND, PodClass, annotated, json_patch, overhead_of, vm_of_pod
 
 API_VERSION = "admission.k8s.io/v1"
 MAX_WARNING_CHARS = 256

@@ -23,7 +23,7 @@ from pyshim.monitor.exposition import CONTENT_TYPE, Family, Sample, gauge, text_
 from pyshim.monitor.shim_metrics import durations_family
 from pyshim.node.webhook.certificate import Certificate
 from pyshim.node.webhook.connections import Connections
-from pyshim.node.webhook.pod_class import PodClass
+from pyshim.node.webhook.judge import PodClass
 from pyshim.node.webhook.review import Action, answer
 
 log = logging.getLogger(__name__)

@@ -209,7 +209,7 @@ def test_the_programs_take_the_words_that_the_chart_gives_them(program: str, nam
         ("node-agent", "wait-removed"): node_agent.wait_removed,
         ("webhook", "serve"): webhook.serve,
         ("nri", "run"): nri.run,
-        ("monitor",): monitor.command,
+        ("monitor",): monitor.monitor_command,
         ("dra", "run"): dra.run,
         ("dra", "withdraw"): dra.withdraw,
     }

@@ -4,7 +4,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from guest.agent.calls import stats
-from pyshim.monitor.guest_text import GUEST_PREFIXES, MAX_SAMPLES, filtered_text
+from pyshim.monitor.exposition import GUEST_PREFIXES, MAX_SAMPLES, filtered_text
 
 PREFIXES = GUEST_PREFIXES
 

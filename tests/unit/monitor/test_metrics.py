@@ -13,8 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from pyshim.model.errors import DeadlineExceeded, ResourceExhausted, ShimError
 from pyshim.model.observation import BOUNDS_MS, AgentCalls, Durations, Health
 from pyshim.monitor.answers import ShimAnswers
-from pyshim.monitor.processes import process_families
-from pyshim.monitor.shim_metrics import durations_family
+from pyshim.monitor.shim_metrics import durations_family, process_families
 from pyshim.monitor.socket import HttpRequest
 from tests.unit.monitor.monitored import FakePod, got
 

@@ -16,7 +16,7 @@ import pytest
 from pyshim.model.errors import FailedPrecondition
 from pyshim.monitor.socket import HttpReply, HttpRequest, MonitorSocket
 from pyshim.node.cli.direct_volume import add, ask
-from pyshim.node.cli.monitor_client import exchange
+from pyshim.node.cli.monitor import exchange
 from tests.unit.monitor.monitored import FakePod, said, served
 
 

@@ -15,7 +15,7 @@ from guest.agent.calls import stats as guest
 from pyshim.model.observation import AgentCalls
 from pyshim.model.oci import PodName
 from pyshim.monitor.answers import ShimAnswers
-from pyshim.monitor.guest_text import filtered
+from pyshim.monitor.exposition import filtered
 from pyshim.monitor.socket import MonitorSocket
 from pyshim.node.monitor.scrape import Scrapes
 from tests.unit.monitor.monitored import FakePod

@@ -1,5 +1,5 @@
 """Installs pyshim on one node of a cluster, verifies, labels and watches it, and removes it when the chart is
-uninstalled.
+uninstalled. `wait_removed` runs before the chart's objects are deleted.
 
 The order matters. A handler gets its label after a test pod has run through it with the present installation. The
 start-up taint is removed last. `pyshim install` undoes a failed installation itself; handlers whose test pod still runs
@@ -17,11 +17,12 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from pyshim.model.errors import FailedPrecondition, NotFound, ShimError, Unavailable
+from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, NotFound, ShimError, Unavailable
 from pyshim.node.install.handlers import config_path_of, handler_name
-from pyshim.node.install.in_cluster.host import NodeHost
-from pyshim.node.install.in_cluster.payload import PYSHIM, install, remove_copies, stage_on
+from pyshim.node.install.in_cluster.payload import PYSHIM, NodeHost, install, remove_copies, stage_on
 from pyshim.node.install.in_cluster.plan import (
+    MESSAGE,
+    STATE,
     NodeReport,
     State,
     report_of,
@@ -305,3 +306,26 @@ def _decoded(printed: str) -> dict[str, Any]:
     except ValueError as error:
         raise FailedPrecondition(f"read what pyshim printed: {error}") from error
     return found
+
+
+async def wait_removed(api: Api, *, timeout_s: float, check_s: float = 5.0) -> None:
+    """No node has pyshim any more. Raises DeadlineExceeded naming those that still have it, and what they wait for."""
+    loop = asyncio.get_running_loop()
+    end_s = loop.time() + timeout_s
+    before: list[str] | None = None
+    while True:
+        left = [_described(node) for node in await api.nodes_with(STATE)]
+        if not left:
+            return
+        if left != before:
+            log.info("waiting", extra={"nodes": len(left), "first": "; ".join(left[:10])})
+            before = left
+        if loop.time() > end_s:
+            raise DeadlineExceeded(f"remove pyshim: {len(left)} nodes have it still: {'; '.join(left[:10])}")
+        await asyncio.sleep(check_s)
+
+
+def _described(node: dict[str, Any]) -> str:
+    metadata = node.get("metadata") or {}
+    message = (metadata.get("annotations") or {}).get(MESSAGE, "")
+    return f"{metadata.get('name')} ({metadata.get('labels', {}).get(STATE)}{': ' * bool(message)}{message})"

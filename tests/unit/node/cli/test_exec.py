@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from pyshim.model.errors import InvalidArgument
-from pyshim.node.cli.marked_command import MarkedOutput, marked_line
+from pyshim.node.cli.debug_console import MarkedOutput, marked_line
 from tests.unit.state import states
 
 PROJECT = Path(__file__).parents[4]

@@ -25,11 +25,10 @@ from pyshim.model.ledger import LedgerEntry, ResourceKind
 from pyshim.model.observation import MONITOR_SOCKET
 from pyshim.model.sandbox import SandboxStatus
 from pyshim.model.sizing import SizingRecord, dimension
-from pyshim.node.cli import health
+from pyshim.node.cli import listing
 from pyshim.node.cli.command import run
-from pyshim.node.cli.sandbox import sandbox_id
-from pyshim.node.cli.sandbox_table import HEADINGS, age_text, cells
-from pyshim.node.cli.sandboxes import SandboxRow
+from pyshim.node.cli.listing import HEADINGS, age_text, cells
+from pyshim.node.cli.sandboxes import SandboxRow, sandbox_id
 from pyshim.node.cli.usage import Usage, UsageMeter
 from pyshim.node.install.plan import python_path, release_of
 from pyshim.state.schema import SandboxState, ShimRecord
@@ -252,7 +251,7 @@ def test_shims_that_hang_delay_the_list_once(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(health, "ASK_S", 0.2)
+    monkeypatch.setattr(listing, "ASK_S", 0.2)
     with contextlib.ExitStack() as silent:
         for number in range(20):
             save(tmp_path, f"s{number}", ref(sleeper), ref(sleeper))

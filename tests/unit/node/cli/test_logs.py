@@ -13,7 +13,7 @@ import pytest
 
 from pyshim.log import LineFormatter
 from pyshim.node.cli.command import run
-from pyshim.node.cli.log_entries import LogEntry, parsed, shim_entries, text_of
+from pyshim.node.cli.logs import LogEntry, parsed, shim_entries, text_of
 
 PROJECT = Path(__file__).parents[4]
 LOG = """\

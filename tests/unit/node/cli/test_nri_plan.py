@@ -14,8 +14,7 @@ from pyshim.model.placement import Need, Placed
 from pyshim.node.cli.command import run
 from pyshim.node.kubernetes.agreement import explain_pod
 from pyshim.node.kubernetes.manifest import pod_sizing, pods_in, read_documents
-from pyshim.node.kubernetes.pod_config import pod_config
-from pyshim.node.kubernetes.pod_vm import boot_record
+from pyshim.node.kubernetes.pod_vm import boot_record, pod_config
 from pyshim.node.nri.assignments import Assignments, place
 from pyshim.resources.machine import read_machine
 from pyshim.state.schema import SandboxState, ShimRecord

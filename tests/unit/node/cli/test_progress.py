@@ -11,7 +11,7 @@ import pytest
 REPOSITORY = Path(__file__).parents[4]
 _PROGRAM = """
 import time
-from pyshim.node.cli.progress import counted, steps
+from pyshim.node.cli.output import counted, steps
 for item in counted(["a", "b"], "clean sandboxes"):
     print("did", item)
     time.sleep(0.2)  # the line is drawn ten times a second

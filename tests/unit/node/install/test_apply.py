@@ -13,8 +13,8 @@ from msgspec.structs import replace
 
 from integration.framework.containerd import DEBIAN
 from pyshim.model.errors import FailedPrecondition, InvalidArgument
-from pyshim.node.cli.handler_option import handlers_of
 from pyshim.node.cli.installation import undone_at_sigterm
+from pyshim.node.cli.options import handlers_of
 from pyshim.node.install.apply import apply, changes, edits, foreign_text, remove
 from pyshim.node.install.disk import Disk, Found
 from pyshim.node.install.drop_ins import Containerd

@@ -11,11 +11,10 @@ from msgspec.structs import replace
 from integration.framework.containerd import DEBIAN
 from integration.framework.releases import RELEASES, Release
 from pyshim.model.errors import AlreadyExists, FailedPrecondition, ShimError, Unimplemented
-from pyshim.node.install.blocks import block_in, with_block, without_block
 from pyshim.node.install.containerd_config import runtimes_in
 from pyshim.node.install.drop_ins import Containerd, containerd_writes, crio_text
 from pyshim.node.install.handlers import HANDLERS
-from pyshim.node.install.writes import BlockWrite, FileWrite, Write
+from pyshim.node.install.writes import BlockWrite, FileWrite, Write, block_in, with_block, without_block
 
 SHIM = "/opt/pyshim/bin/containerd-shim-pykata-v2"
 DROP_IN = "/etc/containerd/conf.d/pyshim.toml"

@@ -19,9 +19,8 @@ import pytest
 
 from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, NotFound, ShimError, Unavailable
 from pyshim.node.cli.command import run
-from pyshim.node.install.in_cluster.agent import NodeAgent, NodeAgentConfig, Pauses
-from pyshim.node.install.in_cluster.host import NodeHost
-from pyshim.node.install.in_cluster.payload import read_payload
+from pyshim.node.install.in_cluster.agent import NodeAgent, NodeAgentConfig, Pauses, wait_removed
+from pyshim.node.install.in_cluster.payload import NodeHost, read_payload
 from pyshim.node.install.in_cluster.plan import (
     MESSAGE,
     OLDER_PODS,
@@ -32,7 +31,6 @@ from pyshim.node.install.in_cluster.plan import (
     report_of,
     report_patch,
 )
-from pyshim.node.install.in_cluster.wait_removed import wait_removed
 from pyshim.node.kubernetes.api import Access, Api, in_cluster
 from tests.fakes.api_server import FakeApiServer
 from tests.fakes.self_signed import self_signed

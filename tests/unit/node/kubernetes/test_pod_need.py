@@ -14,8 +14,8 @@ from pyshim.model.config import Config
 from pyshim.model.oci import ContainerKind, parse_spec
 from pyshim.model.placement import Need
 from pyshim.model.units import GIB
-from pyshim.node.kubernetes.pod_need import pod_need
 from pyshim.node.kubernetes.pod_size import PodContainer, PodSizing, with_defaults
+from pyshim.node.kubernetes.pod_vm import pod_need
 from pyshim.pod.plan.placed import placement_need
 from tests.fakes.facts import host_facts
 from tests.fakes.sandbox_plans import planned

@@ -12,8 +12,7 @@ from msgspec.structs import replace
 from pyshim.model.errors import InvalidArgument
 from pyshim.model.sizing import decimal
 from pyshim.model.units import MIB
-from pyshim.node.kubernetes.pod_size import PodContainer, PodSizing, with_defaults
-from pyshim.node.kubernetes.quantity import cpu_text, memory_text, quantity
+from pyshim.node.kubernetes.pod_size import PodContainer, PodSizing, cpu_text, memory_text, quantity, with_defaults
 
 
 @pytest.mark.parametrize(

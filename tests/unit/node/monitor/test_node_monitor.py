@@ -21,14 +21,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from pyshim.model.errors import FailedPrecondition
 from pyshim.model.observation import AgentCalls, Durations
 from pyshim.monitor.answers import ShimAnswers
-from pyshim.monitor.exposition import text_of
-from pyshim.monitor.guest_text import GUEST_PREFIXES, filtered
+from pyshim.monitor.exposition import GUEST_PREFIXES, filtered, text_of
 from pyshim.monitor.shim_metrics import guest_family
 from pyshim.monitor.socket import HttpReply, HttpRequest, MonitorSocket
-from pyshim.node.monitor import merge, scrape, shim_client
+from pyshim.node.monitor import merge, scrape, shims
 from pyshim.node.monitor.merge import Merge, SandboxMetrics
-from pyshim.node.monitor.names import NO_NAME, Names
 from pyshim.node.monitor.server import NodeMonitor
+from pyshim.node.monitor.shims import NO_NAME, Names
 from tests.unit.monitor.monitored import FakePod, said
 from tests.unit.monitor.test_metrics import scraped
 
@@ -197,7 +196,7 @@ async def test_a_shim_that_is_gone_between_listing_and_scrape_is_no_failure(tmp_
 
 
 async def test_an_answer_without_end_is_cut(monkeypatch: pytest.MonkeyPatch, one: Node) -> None:
-    monkeypatch.setattr(shim_client, "MAX_ANSWER_BYTES", 1000)
+    monkeypatch.setattr(shims, "MAX_ANSWER_BYTES", 1000)
 
     await one.sandbox("s1")
 

@@ -10,7 +10,7 @@ import jsonpatch
 
 from pyshim.config.sources import Source
 from pyshim.model.host_facts import unbounded
-from pyshim.node.webhook.pod_class import PodClass
+from pyshim.node.webhook.judge import PodClass
 from pyshim.node.webhook.review import Action, ReviewAnswer, answer
 from tests.fakes.facts import host_facts
 

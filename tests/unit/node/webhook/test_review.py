@@ -21,8 +21,7 @@ from pyshim.model.oci import ContainerKind
 from pyshim.node.kubernetes.agreement import Disagreement
 from pyshim.node.kubernetes.manifest import PodManifest, pod_sizing
 from pyshim.node.kubernetes.pod_size import CPU, MEMORY, PodSizing
-from pyshim.node.webhook.annotate import MARK
-from pyshim.node.webhook.pod_class import PodClass
+from pyshim.node.webhook.judge import MARK, PodClass
 from pyshim.node.webhook.review import MAX_WARNING_CHARS, TEMPLATES, Action, ReviewOutcome, answer
 from pyshim.pod.plan.pod_spec import RESOLV_CONF, pod_spec
 from pyshim.resources.sizing.plan.static import static_size

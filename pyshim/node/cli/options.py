@@ -1,10 +1,15 @@
-"""Input that verbs share: options that take pairs, and files of limited size."""
+"""Options and input that verbs share: pairs, handlers, files of limited size."""
 
+import os
 import sys
+from pathlib import Path
 
 import click
 
+from pyshim.config.load import build_config
+from pyshim.config.sources import SHIPPED_PATH, named_file, read_source
 from pyshim.model.errors import InvalidArgument
+from pyshim.node.install.handlers import Handler, chosen_handlers
 
 
 def pairs(_ctx: click.Context, parameter: click.Parameter, texts: tuple[str, ...]) -> dict[str, str]:
@@ -28,3 +33,20 @@ def read_limited(path: str, max_bytes: int) -> bytes:
     if len(content) > max_bytes:
         raise InvalidArgument(f"read '{path}': more than {max_bytes} bytes")
     return content
+
+
+FORM = "NAME[:BASE][=FILE]"
+
+
+def handlers_of(words: tuple[str, ...]) -> tuple[Handler, ...]:
+    """The handlers, each with the settings of its FILE.
+
+    Raises ShimError for a malformed word, and for settings with which no pod would start.
+    """
+    return chosen_handlers(words, _settings)
+
+
+def _settings(handler: Handler, path: str) -> str:
+    shipped = os.path.join(os.path.dirname(SHIPPED_PATH), handler.source)
+    build_config(read_source(named_file(shipped), {}, on_top=(path,)))
+    return Path(path).read_text(encoding="utf-8")
