@@ -72,6 +72,23 @@ def test_a_privileged_pod_is_privileged_in_its_guest_only(cri: Cri) -> None:
         assert not host_disks & set(container.sh("ls /dev").split())
 
 
+def test_cgroup_files_of_the_specification_hold_in_the_guest(pod: Pod) -> None:
+    files = {"memory.high": str(80 << 20), "pids.max": "50"}
+    container = pod.start(resources=pb.LinuxContainerResources(memory_limit_in_bytes=100 << 20, unified=files))
+
+    assert container.sh("cd /sys/fs/cgroup; cat memory.high pids.max") == f"{80 << 20}\n50\n"
+
+
+def test_resource_limits_are_those_of_containerds_unit(pod: Pod) -> None:
+    """Of its init and of an exec, as with runc: the kernel's own for a guest's init are 1024 and 4096 files."""
+    container = pod.start()
+    read = "awk '/open files|processes|core file/ {print $(NF-2), $(NF-1)}'"
+
+    assert container.sh(f"{read} /proc/1/limits /proc/self/limits").splitlines() == [
+        *("unlimited unlimited", "unlimited unlimited", "1048576 1048576") * 2,
+    ]
+
+
 def test_limits_hold_and_are_changed_while_the_container_runs(pod: Pod) -> None:
     resources = pb.LinuxContainerResources(memory_limit_in_bytes=64 << 20, cpu_quota=20000, cpu_period=100000)
     container = pod.start(resources=resources)

@@ -243,7 +243,14 @@ class LinuxDevice(_message.Message):
     def __init__(self, Path: _Optional[str] = ..., Type: _Optional[str] = ..., Major: _Optional[int] = ..., Minor: _Optional[int] = ..., FileMode: _Optional[int] = ..., UID: _Optional[int] = ..., GID: _Optional[int] = ...) -> None: ...
 
 class LinuxResources(_message.Message):
-    __slots__ = ("Devices", "Memory", "CPU", "Pids", "BlockIO", "HugepageLimits", "Network")
+    __slots__ = ("Devices", "Memory", "CPU", "Pids", "BlockIO", "HugepageLimits", "Network", "Unified")
+    class UnifiedEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     DEVICES_FIELD_NUMBER: _ClassVar[int]
     MEMORY_FIELD_NUMBER: _ClassVar[int]
     CPU_FIELD_NUMBER: _ClassVar[int]
@@ -251,6 +258,7 @@ class LinuxResources(_message.Message):
     BLOCKIO_FIELD_NUMBER: _ClassVar[int]
     HUGEPAGELIMITS_FIELD_NUMBER: _ClassVar[int]
     NETWORK_FIELD_NUMBER: _ClassVar[int]
+    UNIFIED_FIELD_NUMBER: _ClassVar[int]
     Devices: _containers.RepeatedCompositeFieldContainer[LinuxDeviceCgroup]
     Memory: LinuxMemory
     CPU: LinuxCPU
@@ -258,7 +266,8 @@ class LinuxResources(_message.Message):
     BlockIO: LinuxBlockIO
     HugepageLimits: _containers.RepeatedCompositeFieldContainer[LinuxHugepageLimit]
     Network: LinuxNetwork
-    def __init__(self, Devices: _Optional[_Iterable[_Union[LinuxDeviceCgroup, _Mapping]]] = ..., Memory: _Optional[_Union[LinuxMemory, _Mapping]] = ..., CPU: _Optional[_Union[LinuxCPU, _Mapping]] = ..., Pids: _Optional[_Union[LinuxPids, _Mapping]] = ..., BlockIO: _Optional[_Union[LinuxBlockIO, _Mapping]] = ..., HugepageLimits: _Optional[_Iterable[_Union[LinuxHugepageLimit, _Mapping]]] = ..., Network: _Optional[_Union[LinuxNetwork, _Mapping]] = ...) -> None: ...
+    Unified: _containers.ScalarMap[str, str]
+    def __init__(self, Devices: _Optional[_Iterable[_Union[LinuxDeviceCgroup, _Mapping]]] = ..., Memory: _Optional[_Union[LinuxMemory, _Mapping]] = ..., CPU: _Optional[_Union[LinuxCPU, _Mapping]] = ..., Pids: _Optional[_Union[LinuxPids, _Mapping]] = ..., BlockIO: _Optional[_Union[LinuxBlockIO, _Mapping]] = ..., HugepageLimits: _Optional[_Iterable[_Union[LinuxHugepageLimit, _Mapping]]] = ..., Network: _Optional[_Union[LinuxNetwork, _Mapping]] = ..., Unified: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class LinuxMemory(_message.Message):
     __slots__ = ("Limit", "Reservation", "Swap", "Kernel", "KernelTCP", "Swappiness", "DisableOOMKiller")

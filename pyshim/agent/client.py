@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 from google.protobuf.message import DecodeError, Message
 
 from protos.agent import agent_pb2 as pb
-from protos.agent import health_pb2
+from protos.agent import health_pb2, oci_pb2
 from pyshim.agent import translate
 from pyshim.model.errors import (
     AgentGone,
@@ -81,6 +81,11 @@ KEEPS_OUTPUT = "output-after-wait"
 """An extra feature of our own agent: output stays readable after WaitProcess, and a read of no bytes ends it."""
 JOINS_BY_NAME = "join-pid-namespace-by-name"
 """Another: a container joins the pid namespace of the container that its spec names."""
+SETS_UNIFIED = "unified-resources"
+"""Another: it takes `linux.resources.unified`, for which kata-agent's protocol has no field."""
+_OF_THE_KUBELET = frozenset({"memory.oom.group", "memory.min", "memory.high"})
+"""Files of `linux.resources.unified` that a kubelet sets for each container of a node with cgroup v2: an agent that
+cannot set them is no reason to refuse the pod."""
 _BACKTRACE = "Stack backtrace:"
 """The beginning of kata-agent's addition to its errors (anyhow, RUST_BACKTRACE=full)."""
 
@@ -262,12 +267,10 @@ class AgentClient:
     # ---- containers
 
     async def create_container(self, container: GuestContainer, timeout_s: float) -> None:
-        await self._call(
-            f"create container '{container.container_id}' in guest",
-            "CreateContainer",
-            translate.create_container(container),
-            timeout_s=timeout_s,
-        )
+        doing = f"create container '{container.container_id}' in guest"
+        request = translate.create_container(container)
+        await self._check_unified(doing, request.OCI.Linux.Resources)
+        await self._call(doing, "CreateContainer", request, timeout_s=timeout_s)
 
     async def copy_file(self, piece: CopiedPiece) -> None:
         await self._call(f"copy '{piece.path}' into guest", "CopyFile", translate.copy_file(piece))
@@ -286,10 +289,11 @@ class AgentClient:
         )
 
     async def update_container(self, container_id: str, resources: Mapping[str, Any]) -> None:
-        request = pb.UpdateContainerRequest(
-            container_id=container_id, resources=translate.linux_resources(resources, container_id)
-        )
-        await self._call(f"update container '{container_id}' in guest", "UpdateContainer", request)
+        doing = f"update container '{container_id}' in guest"
+        limits = translate.linux_resources(resources, container_id)
+        await self._check_unified(doing, limits)
+        request = pb.UpdateContainerRequest(container_id=container_id, resources=limits)
+        await self._call(doing, "UpdateContainer", request)
 
     async def stats_container(self, container_id: str) -> ContainerStats:
         request = pb.StatsContainerRequest(container_id=container_id)
@@ -376,6 +380,19 @@ class AgentClient:
 
     async def joins_by_name(self) -> bool:
         return await self._has(JOINS_BY_NAME)
+
+    async def _check_unified(self, doing: str, resources: oci_pb2.LinuxResources) -> None:
+        """The agent can set the cgroup files of `resources.unified`.
+
+        Else those of the kubelet are left out, and InvalidArgument names another.
+        """
+        if not resources.Unified or await self._has(SETS_UNIFIED):
+            return
+        others = sorted(set(resources.Unified) - _OF_THE_KUBELET)
+        if others:
+            raise InvalidArgument(f"{doing}: this guest's agent cannot set {others[0][:80]!r} of resources.unified")
+        log.warning("cgroup files not set in guest", extra={"files": ",".join(sorted(resources.Unified))})
+        resources.Unified.clear()
 
     async def _has(self, feature: str) -> bool:
         if self._features is None:

@@ -20,7 +20,7 @@ from google.protobuf.message import Message
 
 from protos.agent import agent_pb2 as pb
 from protos.agent import health_pb2, types_pb2
-from pyshim.agent.client import JOINS_BY_NAME, KEEPS_OUTPUT
+from pyshim.agent.client import JOINS_BY_NAME, KEEPS_OUTPUT, SETS_UNIFIED
 from pyshim.ttrpc import Code, Server, TtrpcError
 from pyshim.ttrpc.session import CallContext, UnaryHandler
 
@@ -366,7 +366,7 @@ class FakeAgent:
         return Empty()
 
     async def _on_GetGuestDetails(self, payload: bytes) -> Message:
-        details = pb.AgentDetails(extra_features=[KEEPS_OUTPUT, JOINS_BY_NAME] if self.remembers else [])
+        details = pb.AgentDetails(extra_features=[KEEPS_OUTPUT, JOINS_BY_NAME, SETS_UNIFIED] if self.remembers else [])
         return pb.GuestDetailsResponse(mem_block_size_bytes=self.memory_block_bytes, agent_details=details)
 
     async def _on_OnlineCPUMem(self, payload: bytes) -> Message:

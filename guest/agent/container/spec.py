@@ -261,6 +261,8 @@ def oci_resources(resources: pb.LinuxResources, guest: GuestFacts) -> Json:
     ]
     if pages:
         out["hugepageLimits"] = pages
+    if resources.Unified:
+        out["unified"] = dict(resources.Unified)
     return out
 
 

@@ -19,6 +19,13 @@ _THE_PODS = ("ipc", "uts")
 """Namespaces that the agent makes for the pod, even if the spec asks for the host's: a guest cannot have those, and its
 own have no host name."""
 _CDI_PREFIX = "cdi.k8s.io/"
+_INFINITY = (1 << 64) - 1
+_DEFAULT_RLIMITS = (("RLIMIT_NOFILE", 1 << 20), ("RLIMIT_NPROC", _INFINITY), ("RLIMIT_CORE", _INFINITY))
+"""Both limits of a process whose spec names none: those of containerd's systemd unit, which runc's containers inherit.
+Open files have the number of its releases before 2.0, because the guest's kernel allows no more. In the guest the
+process would inherit those of the guest's init."""
+_OF_HOST_DEVICES = ("io.", "rdma.", "misc.", "cpuset.")
+"""Prefixes of cgroup files whose content names devices or CPUs of the host."""
 MAX_DEPTH = 100
 """Levels of nested objects and lists; the OCI runtime-spec needs about ten."""
 
@@ -37,9 +44,9 @@ def guest_spec(
 ) -> dict[str, Any]:
     """A new JSON object for the agent. `root_path` and `mounts` are guest paths, `sysctls` the pod's.
 
-    It keeps limits on CPU time and memory, which hold inside the guest. Cpusets, pids, block I/O, network and device
-    rules are left out, since they name host objects, and namespace paths as well. Memory nodes become those of the
-    guest's `nodes`, if it has several.
+    It keeps limits on CPU time, memory and processes, which hold inside the guest. Cpusets, block I/O, network and
+    device rules are left out, since they name host objects, and namespace paths as well. Memory nodes become those of
+    the guest's `nodes`, if it has several.
     """
     raw: dict[str, Any] = _copied(dict(spec.raw))
     raw["root"] = {**raw["root"], "path": root_path}
@@ -75,17 +82,24 @@ def guest_process(process: Mapping[str, Any], *, terminal: bool) -> dict[str, An
     """The `process` of an init or exec for the agent. The client's `terminal` replaces that of the spec.
 
     Labels and profiles of the host's security modules are left out: kata-agent refuses a label that its kernel cannot
-    use.
+    use. Resource limits that the spec does not name are those that runc's containers have.
     """
     kept = {key: value for key, value in process.items() if key not in ("apparmorProfile", "selinuxLabel")}
-    return {**_copied(kept), "terminal": terminal}
+    process = {**_copied(kept), "terminal": terminal}
+    named = process.get("rlimits") or []
+    if isinstance(named, list):  # the agent's client refuses anything else
+        kinds = [limit.get("type") for limit in named if isinstance(limit, dict)]
+        added = [{"type": kind, "hard": value, "soft": value} for kind, value in _DEFAULT_RLIMITS if kind not in kinds]
+        process["rlimits"] = named + added
+    return process
 
 
 def guest_resources(resources: Mapping[str, Any], nodes: Sequence[GuestNode] = ()) -> dict[str, Any]:
-    """The limits that hold inside the guest: CPU time and weight, memory, huge pages, and `unified`.
+    """The limits that hold inside the guest: CPU time and weight, memory, processes, huge pages, and `unified`.
 
     With several `nodes`, memory nodes are kept, too, under the guest's numbers. Swappiness is left out, since
-    kata-agent fails under cgroup v2, which has no file for it.
+    kata-agent fails under cgroup v2, which has no file for it. InvalidArgument names a file of `unified` that is about
+    the host's devices or CPUs.
     """
     kept: dict[str, Any] = {}
     cpu = {key: value for key, value in (resources.get("cpu") or {}).items() if key not in ("cpus", "mems")}
@@ -94,11 +108,15 @@ def guest_resources(resources: Mapping[str, Any], nodes: Sequence[GuestNode] = (
         cpu["mems"] = own
     if cpu:
         kept["cpu"] = cpu
-    for key in ("memory", "hugepageLimits", "unified"):
+    for key in ("memory", "pids", "hugepageLimits", "unified"):
         if resources.get(key):
             kept[key] = _copied(resources[key])
     if isinstance(kept.get("memory"), dict):
         kept["memory"].pop("swappiness", None)
+    unified = kept.get("unified")
+    for name in unified if isinstance(unified, dict) else ():
+        if str(name).startswith(_OF_HOST_DEVICES):
+            raise InvalidArgument(f"read linux.resources.unified: {str(name)[:80]!r} cannot be set in a guest")
     return kept
 
 

@@ -10,7 +10,7 @@ import pytest
 from protos.agent import agent_pb2 as pb
 from pyshim.agent.client import AgentClient, guest_text
 from pyshim.concurrency.tasks import cancel_all
-from pyshim.model.errors import AgentGone, DeadlineExceeded, NotFound, ShimError, Unavailable
+from pyshim.model.errors import AgentGone, DeadlineExceeded, InvalidArgument, NotFound, ShimError, Unavailable
 from pyshim.model.guest import ContainerStats, GuestSandbox
 from pyshim.model.observation import Span, Trace
 from pyshim.ttrpc import Client
@@ -66,6 +66,28 @@ async def test_the_agent_is_told_which_span_its_work_is_within(fake: FakeAgent, 
     assert fake.contexts["ReadStdout"] is None, "a stream is in no span: it may last for days"
     await client.set_policy("outside of the trace")
     assert fake.contexts["SetPolicy"] is None
+
+
+async def test_cgroup_files_that_the_agent_cannot_set_are_refused_but_for_the_kubelets(
+    fake: FakeAgent, client: AgentClient
+) -> None:
+    files = {"memory.oom.group": "1", "pids.max": "50"}
+
+    with pytest.raises(InvalidArgument, match=r"update container 'c' in guest: .* cannot set 'pids\.max'"):
+        await client.update_container("c", {"unified": files})
+    await client.update_container("c", {"unified": {"memory.oom.group": "1"}, "cpu": {"shares": 2}})
+
+    (sent,) = fake.updates
+    assert dict(sent.resources.Unified) == {}
+    assert sent.resources.CPU.Shares == 2
+
+
+async def test_cgroup_files_reach_an_agent_that_sets_them(fake: FakeAgent, client: AgentClient) -> None:
+    fake.remembers = True
+
+    await client.update_container("c", {"unified": {"memory.high": "5"}})
+
+    assert dict(fake.updates[0].resources.Unified) == {"memory.high": "5"}
 
 
 SANDBOX = GuestSandbox(

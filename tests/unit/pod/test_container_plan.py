@@ -151,8 +151,32 @@ def test_host_only_members_are_trimmed_and_limits_stay(plan: Planner) -> None:
     assert "hooks" not in guest
     assert guest["annotations"] == {"kept": "yes"}
     assert guest["linux"]["namespaces"] == [{"type": "mount"}, {"type": "ipc"}, {"type": "uts"}]
-    assert guest["linux"]["resources"] == {"cpu": {"quota": 5}, "memory": {"limit": 7}}
+    assert guest["linux"]["resources"] == {"cpu": {"quota": 5}, "memory": {"limit": 7}, "pids": {"limit": 3}}
     assert "seccomp" not in guest["linux"]  # disable_guest_seccomp is Kata's default
+
+
+def test_a_process_without_limits_has_those_of_containerds_unit(plan: Planner) -> None:
+    named = {"type": "RLIMIT_NOFILE", "hard": 64, "soft": 32}
+
+    none = plan(spec()).guest.spec["process"]["rlimits"]
+    files = plan(spec(process={"args": ["sh"], "cwd": "/", "rlimits": [named]})).guest.spec["process"]["rlimits"]
+
+    assert {limit["type"]: (limit["soft"], limit["hard"]) for limit in none} == {
+        "RLIMIT_NOFILE": (1048576, 1048576),
+        "RLIMIT_NPROC": (2**64 - 1, 2**64 - 1),
+        "RLIMIT_CORE": (2**64 - 1, 2**64 - 1),
+    }
+    assert [limit for limit in files if limit["type"] == "RLIMIT_NOFILE"] == [named]
+    assert len(files) == 3
+
+
+def test_cgroup_files_reach_the_guest_unless_they_are_about_the_hosts_devices(plan: Planner) -> None:
+    unified = {"memory.high": "5", "pids.max": "50"}
+
+    assert plan(spec(linux={"resources": {"unified": unified}})).guest.spec["linux"]["resources"]["unified"] == unified
+    for name in ("io.max", "cpuset.cpus", "rdma.max"):
+        with pytest.raises(InvalidArgument, match=name):
+            plan(spec(linux={"resources": {"unified": {**unified, name: "1"}}}))
 
 
 OF_CRIO = {"io.kubernetes.cri-o.ContainerType": "container", "io.kubernetes.cri-o.SandboxID": "pod"}

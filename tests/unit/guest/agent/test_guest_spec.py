@@ -145,6 +145,15 @@ def test_a_cpuset_the_guest_has_nothing_of_is_left_out() -> None:
     assert spec.oci_resources(oci_pb2.LinuxResources(CPU=oci_pb2.LinuxCPU(Cpus="8-9")), guest("0-3")) == {}
 
 
+def test_cgroup_files_are_cruns_to_write() -> None:
+    resources = oci_pb2.LinuxResources(Pids=oci_pb2.LinuxPids(Limit=50), Unified={"memory.high": "83886080"})
+
+    assert spec.oci_resources(resources, guest("0")) == {
+        "pids": {"limit": 50},
+        "unified": {"memory.high": "83886080"},
+    }
+
+
 def test_a_limit_of_zero_for_pages_that_the_guest_lacks_is_left_out() -> None:
     """A kubelet sets one for each size of the host's. One that allows some stays, and crun names it."""
     limits = [("2MB", 0), ("1GB", 0), ("16MB", 1 << 24)]
