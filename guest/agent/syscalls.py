@@ -40,6 +40,8 @@ CLONE_NEWNET = 0x40000000
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_CAPBSET_READ = 23
 _SYS_OPENAT2 = 437  # the same number on every architecture that Debian runs on
+RT_SIGTIMEDWAIT = {"x86_64": 128, "aarch64": 137, "riscv64": 137, "ppc64le": 176, "s390x": 177}.get(os.uname().machine)
+"""The number of the call on this machine; None on an unknown one. Source: syscall tables of the kernel."""
 RESOLVE_NO_MAGICLINKS = 0x02
 RESOLVE_BENEATH = 0x08
 _RB_POWER_OFF = 0x4321FEDC

@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import signal
+import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 
@@ -20,7 +21,8 @@ from protos.agent import oci_pb2
 from guest.agent.container.crun import Crun, CrunStdio, Process, Stdio
 from guest.agent.container.spec import Json, oci_process
 from guest.agent.errors import AlreadyExists, FailedPrecondition, Internal, InvalidArgument, NotFound
-from guest.agent.files import read_text, remove_file, write_text
+from guest.agent.files import opened, read_text, remove_file, write_text
+from guest.agent.syscalls import RT_SIGTIMEDWAIT
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +30,9 @@ CONTAINERS = "/run/kata-containers"
 _CGROUP_ROOT = "/sys/fs/cgroup"
 # A probe every few seconds for months must not make the table grow.
 _MAX_FINISHED_EXECS = 256
+# Looks at a process that runs at each of them: between `status` and `syscall` a wait may have ended.
+_MAX_LOOKS = 5
+_SIGNAL_SET_BYTES = 8
 
 
 class Container:
@@ -129,9 +134,9 @@ class Container:
     def signal(self, exec_id: str, number: int) -> None:
         """The process gets the signal, unless it has ended.
 
-        SIGKILL for "" goes to every process of the container. SIGTERM for an init that neither handles, blocks nor
-        ignores it becomes SIGKILL: the kernel would drop it, because init is PID 1 of its namespace. Both as kata-agent
-        does.
+        SIGKILL for "" goes to every process of the container. SIGTERM for an init that neither handles, blocks,
+        ignores nor awaits it becomes SIGKILL: the kernel would drop it, because init is PID 1 of its namespace. Both as
+        kata-agent does, but that one takes an init that awaits the signal, as `tini` does, for one that does not.
         """
         if not 0 < number <= 64:
             raise InvalidArgument(f"signal container {self.cid!r}: no signal {number}")
@@ -139,7 +144,7 @@ class Container:
         if not exec_id and number == signal.SIGKILL:
             self.kill_all()
             return
-        if process is self.init and number == signal.SIGTERM and not _takes_signal(process.pid, number):
+        if process is self.init and number == signal.SIGTERM and not takes_signal(process.pid, number):
             number = signal.SIGKILL
         self._kill(process, number)
 
@@ -275,11 +280,29 @@ def _remove_empty_cgroup(path: str) -> None:
         os.rmdir(_CGROUP_ROOT + path)
 
 
-def _takes_signal(pid: int, number: int) -> bool:
-    """True if the process blocks, ignores or handles the signal. Source: proc(5), SigBlk, SigIgn, SigCgt."""
-    try:
-        lines = read_text(f"/proc/{pid}/status").splitlines()
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    masks = [int(line[7:], 16) for line in lines if line.startswith(("SigBlk:", "SigIgn:", "SigCgt:"))]
-    return any(mask >> (number - 1) & 1 for mask in masks)
+def takes_signal(pid: int, number: int) -> bool:
+    """True if the process blocks, ignores, handles or awaits the signal.
+
+    Sources: proc(5), SigBlk, SigIgn, SigCgt of `status`; the kernel's sig_ignored(). A reader of a signalfd blocks the
+    signal. While rt_sigtimedwait waits, the kernel takes the awaited signals out of SigBlk.
+    """
+    for _ in range(_MAX_LOOKS):
+        try:
+            lines = read_text(f"/proc/{pid}/status").splitlines()
+            masks = [int(line[7:], 16) for line in lines if line.startswith(("SigBlk:", "SigIgn:", "SigCgt:"))]
+            if any(mask >> (number - 1) & 1 for mask in masks):
+                return True
+            call = read_text(f"/proc/{pid}/syscall").split()
+            if call[0] == str(RT_SIGTIMEDWAIT):
+                return bool(_awaited_signals(pid, int(call[1], 16)) >> (number - 1) & 1)
+        except OSError:
+            return False  # it has ended, or its memory changes: the process runs
+        if call[0] != "running":
+            return False
+    return False
+
+
+def _awaited_signals(pid: int, address: int) -> int:
+    """The signals of the set at `address` in the process's memory, as a mask."""
+    with opened(f"/proc/{pid}/mem", os.O_RDONLY) as memory:
+        return int.from_bytes(os.pread(memory, _SIGNAL_SET_BYTES, address), sys.byteorder)

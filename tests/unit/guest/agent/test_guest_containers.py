@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
+import time
 
 import pytest
 from guest_agent_client import AgentClient, CallError, HostedAgent, refused, run, until, unused_id
 
-from protos.agent import agent_pb2
+from guest.agent.container.container import takes_signal
+from protos.agent import agent_pb2, oci_pb2
 from pyshim.ttrpc import Code
 
 pytestmark = pytest.mark.root
@@ -232,6 +236,60 @@ def test_sigterm_reaches_an_init_that_handles_it(hosted_agent: HostedAgent, clie
     client.signal(cid, signal.SIGTERM)
 
     assert client.exit_code(cid) == 42
+
+
+def test_sigterm_reaches_an_init_that_awaits_it(hosted_agent: HostedAgent, client: AgentClient, cid: str) -> None:
+    """As `tini` does: the kernel then hides the signal from the process's masks."""
+    spec = hosted_agent.spec([os.path.realpath(sys.executable), "-IS", "-c", AWAITS.format(awaited="SIGTERM")])
+    spec.Mounts.extend(HOSTS_PROGRAMS)
+    client.run(spec, cid)
+    client.read(cid)
+    time.sleep(0.1)  # most of the time in the call, not before it
+
+    client.signal(cid, signal.SIGTERM)
+
+    assert client.exit_code(cid) == 9
+
+
+AWAITS = """
+from signal import *
+pthread_sigmask(SIG_BLOCK, [{awaited}])
+print("ready", flush=True)
+while not sigtimedwait([{awaited}], 1): pass
+raise SystemExit(9)
+"""
+HOSTS_PROGRAMS = [
+    oci_pb2.Mount(destination=path, type="bind", source=path, options=["rbind", "ro"])
+    for path in dict.fromkeys(("/usr", "/lib", "/lib64", sys.base_prefix))
+    if os.path.exists(path)
+]
+
+
+@pytest.mark.parametrize(
+    ("program", "takes"),
+    [
+        pytest.param(AWAITS.format(awaited="SIGTERM"), True, id="awaits it"),
+        pytest.param(AWAITS.format(awaited="SIGUSR1"), False, id="awaits another"),
+        pytest.param("import time; print(flush=True); time.sleep(1000)", False, id="sleeps"),
+        pytest.param("print(flush=True)\nwhile True: pass", False, id="runs"),
+        pytest.param(
+            "import signal; signal.signal(15, print); print(flush=True); signal.pause()", True, id="handles it"
+        ),
+        pytest.param(
+            "import signal; signal.pthread_sigmask(0, [15]); print(flush=True); signal.pause()", True, id="blocks it"
+        ),
+    ],
+)
+def test_a_process_takes_a_signal_that_it_handles_blocks_ignores_or_awaits(program: str, takes: bool) -> None:
+    with subprocess.Popen([sys.executable, "-IS", "-c", program], stdout=subprocess.PIPE) as process:
+        assert process.stdout
+        process.stdout.readline()
+        try:
+            found = [takes_signal(process.pid, signal.SIGTERM) for _ in range(50)]
+        finally:
+            process.kill()
+
+    assert found == [takes] * 50
 
 
 def test_sigterm_ends_an_init_that_does_not_handle_it(client: AgentClient, sleeper: str) -> None:
