@@ -7,6 +7,7 @@ import contextlib
 import os
 import subprocess
 from collections.abc import Callable, Iterator
+from ipaddress import ip_interface
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,41 @@ def test_state_answers_while_the_vm_boots(shim_for: Shims) -> None:
     assert not isinstance(created, BaseException), created
     assert not isinstance(asked, BaseException), asked
     assert order == ["answered", "created"]
+
+
+@pytest.mark.vm
+def test_interfaces_put_into_the_tasks_namespace_after_create_are_there_for_the_first_command(
+    shim_for: Shims, scratch: Path
+) -> None:
+    """As Docker and `ctr run --cni` do it. The spec's network namespace has no path, and is named for its sandbox."""
+    shim = shim_for("sh", "-c", "ip addr; ip route; ip -6 route")
+    created = shim.call(
+        "Create", task_v2_pb2.CreateTaskResponse, bundle=str(shim.bundle), stdout=f"file://{scratch}/out"
+    )
+    named = Path(f"/run/netns/pyshim-{shim.container}")
+    assert named.stat().st_ino == Path(f"/proc/{created.pid}/ns/net").stat().st_ino
+
+    for number, name in enumerate(("eth0", "eth1")):
+        made = f"ip link add itlate{number} type veth peer name {name} netns {created.pid}"
+        subprocess.run(made.split(), check=True)
+        for words in (
+            f"addr add 10.98.{number}.2/24 dev {name}",
+            f"addr add fd00:98:{number}::2/64 dev {name} nodad",
+            f"link set {name} up",
+        ):
+            subprocess.run(["ip", "-n", named.name, *words.split()], check=True)
+    for words in ("route add default via 10.98.0.1", "-6 route add default via fd00:98:1::1"):
+        subprocess.run(["ip", "-n", named.name, *words.split()], check=True)
+    shim.call("Start")
+    shim.call("Wait")
+    shim.call("Delete")
+
+    shown = (scratch / "out").read_text()
+    for expected in ("10.98.0.2/24", "10.98.1.2/24", "fd00:98:0::2/64", "fd00:98:1::2/64"):
+        assert str(ip_interface(expected)) in shown
+    assert "default via 10.98.0.1 dev eth0" in shown
+    assert "default via fd00:98:1::1 dev eth1" in shown
+    assert not named.exists()
 
 
 @pytest.mark.vm

@@ -7,7 +7,7 @@ import msgspec
 
 from pyshim.model.decoding import described
 from pyshim.model.guest import NetworkInterface, NetworkNeighbour, NetworkRoute
-from pyshim.model.vm import VhostUserNic
+from pyshim.model.vm import NicDevice, VhostUserNic
 
 
 class NetworkModel(StrEnum):
@@ -96,6 +96,17 @@ class NetworkScan(msgspec.Struct, frozen=True, kw_only=True):
     addresses: tuple[AddressReport, ...]
     routes: tuple[RouteReport, ...]
     neighbours: tuple[NeighbourReport, ...]
+
+
+class FollowedChanges(msgspec.Struct, frozen=True, kw_only=True):
+    """What a later look at a namespace found."""
+
+    added: tuple[NicDevice, ...]
+    """Devices of new links, which are connected."""
+    gone: tuple[str, ...]
+    """Ids of devices whose link is gone."""
+    refused: tuple[str, ...]
+    """For each link that cannot be connected, the reason."""
 
 
 class DirectNetwork(msgspec.Struct, frozen=True, kw_only=True):

@@ -60,7 +60,9 @@ class SandboxPlan(msgspec.Struct, frozen=True, kw_only=True):
     netns_path: str | None
     """The pod's network namespace on the host; None if the pod has no network of its own."""
     new_netns: bool
-    """The shim makes the namespace at `netns_path`; hooks configure it."""
+    """The shim makes the namespace at `netns_path`. Hooks add interfaces to it, or the caller does after Create."""
+    has_network_hooks: bool
+    """Hooks run before the VM is made, and may add interfaces to the namespace."""
     devices: PodDevices
     """The host's devices that are passed through when the VM starts."""
     sysctls: Mapping[str, str]

@@ -21,7 +21,7 @@ from pyshim.model.guest import (
 )
 from pyshim.model.host_facts import CgroupMode
 from pyshim.model.ledger import Ledger, LedgerEntry
-from pyshim.model.network import DirectNetwork, Wiring
+from pyshim.model.network import DirectNetwork, FollowedChanges, Wiring
 from pyshim.model.observation import Observation
 from pyshim.model.oci import OciHook, PodName
 from pyshim.model.sandbox import SandboxSnapshot
@@ -245,8 +245,11 @@ class Host(Protocol):
     async def run_hook(self, kind: str, hook: OciHook, state: bytes) -> None:
         """The hook has exited with status 0. Raises ShimError naming the hook."""
 
-    def netns_member(self, netns_path: str | None) -> AbstractAsyncContextManager[int]:
-        """The pid of a process that runs during the block, in the network namespace at `netns_path` or in a new one."""
+    async def make_netns(self, path: str) -> None:
+        """A new network namespace is bound on `path`. Raises ShimError, and then nothing is."""
+
+    def netns_member(self, netns_path: str) -> AbstractAsyncContextManager[int]:
+        """The pid of a process that runs during the block in the network namespace at `netns_path`."""
 
     async def release(self, entry: LedgerEntry) -> None: ...
 
@@ -332,11 +335,13 @@ class Network(Protocol):
     async def changed(self) -> None:
         """Waits, without a deadline, for a change of the namespace. Raises Unavailable after `disconnect`."""
 
-    async def follow(self) -> tuple[tuple[NicDevice, ...], tuple[str, ...]]:
-        """The namespace is read again and new links are connected.
+    def is_changed(self) -> bool:
+        """A change has been reported since the last look. Call `follow` next: it is not reported again."""
 
-        Returns the devices of new links, and the ids of devices whose link is gone. The taps stay open until
-        `close_taps`. A link that cannot be connected is logged and left as it was.
+    async def follow(self) -> FollowedChanges:
+        """The namespace is read again and new links are connected. The taps stay open until `close_taps`.
+
+        A link that cannot be connected is logged and left as it was.
         """
 
     async def detach(self, nic_id: str) -> None:
@@ -364,6 +369,9 @@ class MonitorRpc(Protocol):
 
 
 class NetworkConnector(Protocol):
+    async def connect_new(self, netns_path: str, wiring: Wiring, ledger: Ledger, *, iommufd: bool) -> Network:
+        """A namespace of the sandbox's own, without links until now, is watched: its links are found by `follow`."""
+
     async def connect(self, netns_path: str, wiring: Wiring, ledger: Ledger, *, iommufd: bool) -> Network:
         """Every link of the namespace is connected. On an error everything is undone.
 

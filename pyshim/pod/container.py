@@ -188,6 +188,7 @@ class Container:
 
     async def _start_init(self, process: Process) -> None:
         try:
+            await self._sandbox.network.before_start()
             await self._agent.start_container(self.id)
         except ShimError as exc:
             await self._fail_start(process, exc)

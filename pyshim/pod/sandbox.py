@@ -31,7 +31,6 @@ from pyshim.model.vm import VmConfig
 from pyshim.pod.environment import Environment
 from pyshim.pod.health import END_REASON_S, SandboxHealth
 from pyshim.pod.hooks import ContainerHooks
-from pyshim.pod.plan.hooks import named_netns
 from pyshim.resources.cgroups.live import SandboxCgroups
 from pyshim.resources.devices.live import container_devices
 from pyshim.resources.devices.vm_devices import VmDevices
@@ -211,13 +210,13 @@ class Sandbox:
 
     async def _run_hooks(self, hooks: ContainerHooks) -> None:
         path = self.plan.netns_path
+        if path is not None and self.plan.new_netns:
+            self.services.hold(LedgerEntry(kind=ResourceKind.NETNS, key=path))
+            await self._host.make_netns(path)
         if path is None or not hooks.make_network:
             await hooks.before_create(0)
             return
-        async with self._host.netns_member(None if self.plan.new_netns else path) as pid:
-            if self.plan.new_netns:
-                self.services.hold(LedgerEntry(kind=ResourceKind.NETNS, key=path))
-                await self._host.mount(named_netns(path, pid))
+        async with self._host.netns_member(path) as pid:
             await hooks.before_create(pid)
 
     async def _open_monitor(self, monitor: MonitorRpc) -> None:

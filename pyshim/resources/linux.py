@@ -31,6 +31,7 @@ from pyshim.model.vm import VmConfig
 from pyshim.model.volumes import HostMount, SourceFacts, TreeEntry, VirtiofsdPlan
 from pyshim.resources.cgroups.host.hierarchies import Hierarchy, mounted
 from pyshim.resources.cgroups.host.sandbox_cgroups import LinuxCgroups
+from pyshim.resources.network.host.namespace import make_netns
 from pyshim.resources.templates.plan import template_key
 from pyshim.resources.templates.store import TemplateStore, machine_facts
 from pyshim.resources.volumes.host.share_namespace import ShareNamespace
@@ -187,7 +188,12 @@ class LinuxHost:
         """The hook has exited with status 0, within its own time limit; see `hooks.run_hook`."""
         await run_hook(self._children, kind, hook, state)
 
-    def netns_member(self, netns_path: str | None) -> contextlib.AbstractAsyncContextManager[int]:
+    @within_s(CHANGE_S, "make network namespace '{path}'")
+    async def make_netns(self, path: str) -> None:
+        """See `namespace.make_netns`."""
+        await self._change(path, make_netns, path)
+
+    def netns_member(self, netns_path: str) -> contextlib.AbstractAsyncContextManager[int]:
         """A process in that network namespace; see `hooks.netns_member`."""
         return netns_member(self._children, netns_path)
 

@@ -137,7 +137,7 @@ class FakeHost:
         self.cgroup_tree = FakeCgroups(self.faults.hit)
         self.hooks: list[tuple[str, str, dict[str, Any]]] = []
         """Kind, path and state of every hook that was started."""
-        self.netns_members: list[str | None] = []
+        self.netns_members: list[str] = []
         self.images: dict[str, int] = {}
         self.template: str | None = None
         self.templates_asked_for: list[str] = []
@@ -245,8 +245,13 @@ class FakeHost:
         await asyncio.sleep(0)
         self.faults.hit(f"{kind} hook")
 
+    async def make_netns(self, path: str) -> None:
+        self.faults.hit("make_netns")
+        self.before_effect("make_netns", path)
+        self.mounts.append(path)
+
     @asynccontextmanager
-    async def netns_member(self, netns_path: str | None) -> AsyncIterator[int]:
+    async def netns_member(self, netns_path: str) -> AsyncIterator[int]:
         self.faults.hit("netns_member")
         self.netns_members.append(netns_path)
         yield 4711

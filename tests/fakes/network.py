@@ -5,7 +5,7 @@ import asyncio
 from pyshim.model.errors import FailedPrecondition, Unavailable
 from pyshim.model.guest import NetworkAddress, NetworkInterface, NetworkNeighbour, NetworkRoute
 from pyshim.model.ledger import Ledger
-from pyshim.model.network import DirectNetwork, Wiring
+from pyshim.model.network import DirectNetwork, FollowedChanges, Wiring
 from pyshim.model.vm import NicDevice, VfioDevice, VhostUserNic
 
 
@@ -24,6 +24,7 @@ class FakeNetwork:
         self.open: set[str] = set()
         self.undroppable: set[str] = set()
         self.failing_looks = 0
+        self.refused: tuple[str, ...] = ()
         self.looks = 0
         self.is_watched = True
         self._links: list[str] = []
@@ -44,7 +45,12 @@ class FakeNetwork:
             raise Unavailable("watch network namespace: it is not watched")
         await self._news.wait()
 
-    async def follow(self) -> tuple[tuple[NicDevice, ...], tuple[str, ...]]:
+    def is_changed(self) -> bool:
+        found = self.is_watched and self._news.is_set()
+        self._news.clear()
+        return found
+
+    async def follow(self) -> FollowedChanges:
         self.looks += 1
         self._news.clear()
         await asyncio.sleep(0)
@@ -57,7 +63,7 @@ class FakeNetwork:
         added = tuple(self._nic(at) for at in macs if at not in known)
         self.nics = (*(nic for nic in self.nics if nic.id not in gone), *added)
         self._tell([macs[nic.mac] for nic in self.nics])
-        return added, gone
+        return FollowedChanges(added=added, gone=gone, refused=self.refused)
 
     def _nic(self, at: str) -> NicDevice:
         nic = NicDevice(id=f"network-{self._next}", mac=at, tap_fds=(9,), vhost_fds=(), mtu=1500)
@@ -115,6 +121,9 @@ class FakeNetworks:
         }
         network.wired |= set(direct.functions.values())
         return network
+
+    async def connect_new(self, netns_path: str, wiring: Wiring, ledger: Ledger, *, iommufd: bool) -> FakeNetwork:
+        return self.network
 
     async def connect(self, netns_path: str, wiring: Wiring, ledger: Ledger, *, iommufd: bool) -> FakeNetwork:
         self.queues = wiring.queues

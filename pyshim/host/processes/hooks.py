@@ -77,8 +77,8 @@ async def _end_group(child: Child) -> None:
 
 
 @asynccontextmanager
-async def netns_member(children: Children, netns_path: str | None) -> AsyncIterator[int]:
-    """The pid of a process in the network namespace at the path, or in a new one, that lives until the block is left.
+async def netns_member(children: Children, netns_path: str) -> AsyncIterator[int]:
+    """The pid of a process in the network namespace at the path that lives until the block is left.
 
     Hooks enter the pod's namespace by a pid, and there is no VM yet. The process ends with the shim, too: its stdin is
     a pipe that the shim has open. Raises SpawnFailed.
@@ -90,7 +90,7 @@ async def netns_member(children: Children, netns_path: str | None) -> AsyncItera
                 (sys.executable, "-I", "-S", "-c", _UNTIL_STDIN_ENDS),
                 env={},
                 stdin=read_fd,
-                isolation=Isolation(netns_path=netns_path, empty_netns=netns_path is None),
+                isolation=Isolation(netns_path=netns_path),
             )
         try:
             yield child.pid

@@ -9,9 +9,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from pyshim.model.ids import HostPath
 from pyshim.model.oci import OciSpec
-from pyshim.model.volumes import HostMount, TargetKind
 
 _IN_GUEST = ("createContainer", "startContainer")
 
@@ -24,19 +22,6 @@ def guest_hooks(hooks: Mapping[str, Any] | None) -> dict[str, Any]:
 def makes_network(spec: OciSpec) -> bool:
     """The spec has hooks that may add interfaces to the network namespace, so it must exist before the VM."""
     return bool(spec.hooks.prestart or spec.hooks.create_runtime)
-
-
-def named_netns(path: str, pid: int) -> HostMount:
-    """Binds the network namespace of process `pid` on `path`, so that it outlives the process."""
-    return HostMount(
-        type="bind",
-        source=f"/proc/{pid}/ns/net",
-        target=HostPath(path),
-        target_kind=TargetKind.FILE,
-        options=("bind",),
-        propagation=None,
-        beneath=None,
-    )
 
 
 def hook_state(spec: OciSpec, *, container_id: str, bundle: str, status: str, pid: int) -> bytes:

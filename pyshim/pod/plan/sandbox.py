@@ -42,13 +42,13 @@ from pyshim.resources.confidential.plan.guard import cpu_model, guard_of
 from pyshim.resources.confidential.plan.initdata import decode
 from pyshim.resources.devices.plan.devices import PASSING_TIMEOUT_S, check_kind_table, device_layout, memory_nodes
 from pyshim.resources.devices.plan.instances import InstanceTable, choose_type
+from pyshim.resources.network.plan.network import OWN_NETNS
 from pyshim.resources.sizing.plan.capacity import capacity_check, memory_backing
 from pyshim.resources.sizing.plan.static import Headroom, boot_size, headroom, is_resizable, static_size, template_size
 from pyshim.resources.sizing.plan.workload import workload
 from pyshim.resources.volumes.plan.disks import scsi_controller
 from pyshim.resources.volumes.plan.share import SHARE_TAG, share_plan
 
-NETNS_ROOT = "/run/netns"
 """iproute2's directory, so that `ip netns` shows the namespaces that the shim makes."""
 EMULATED_BOOT_S = 60.0
 """Seconds for an emulated guest to boot if `dial_timeout` is below KVM_BOOT_S. Measured: 5 s on an idle host, above
@@ -96,7 +96,7 @@ def sandbox_plan(
     else:
         _check_network(kind, spec, config)
         new_netns = _makes_netns(spec, config)
-        netns_path = f"{NETNS_ROOT}/pyshim-{sandbox_id}" if new_netns else _netns_path(spec, config)
+        netns_path = f"{OWN_NETNS}{sandbox_id}" if new_netns else _netns_path(spec, config)
         labels = _labels(spec, config)
     share = share_plan(sandbox_id, config, vm_dir=vm_dir, labels=labels)
     warm_vm = None
@@ -146,6 +146,7 @@ def sandbox_plan(
         cgroups=cgroup_plan(sandbox_id=sandbox_id, cgroups_path=spec.cgroups_path, config=config, host=host),
         netns_path=netns_path,
         new_netns=new_netns,
+        has_network_hooks=makes_network(spec),
         devices=devices,
         sysctls=pod_sysctls(spec),
         agent_timeout_s=_agent_timeout_s(config, vm.cpu.accelerator),
@@ -373,16 +374,12 @@ def _is_on_hosts_network(spec: OciSpec) -> bool:
 
 
 def _makes_netns(spec: OciSpec, config: Config) -> bool:
-    """The spec asks for a new namespace, and has hooks that may add interfaces to it."""
-    return (
-        not config.runtime.disable_new_netns
-        and spec.namespace_path("network") in ("", NO_NETNS)
-        and makes_network(spec)
-    )
+    """The spec asks for a new namespace. Hooks add interfaces to it, or the caller does after Create."""
+    return not config.runtime.disable_new_netns and spec.namespace_path("network") in ("", NO_NETNS)
 
 
 def _netns_path(spec: OciSpec, config: Config) -> str | None:
-    """The namespace that CNI prepared; None for a pod without network, whose spec asks for a new namespace."""
+    """The namespace that CNI prepared; None for a pod that stays in the host's."""
     path = spec.namespace_path("network")
     if not path or config.runtime.disable_new_netns or path == NO_NETNS or _is_on_hosts_network(spec):
         return None

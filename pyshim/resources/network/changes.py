@@ -1,7 +1,7 @@
 """Interfaces that come and go while the pod runs: VM and guest follow the pod's network namespace.
 
-A plugin may add an interface to a running pod, and a runtime may set up the network after it has created the sandbox.
-The kernel reports the change; nothing here polls.
+A plugin may add an interface to a running pod, and a runtime may set up the network after it has created the sandbox
+(Docker, `ctr run --cni`). The kernel reports the change; nothing here polls.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ import logging
 from msgspec.structs import replace
 
 from pyshim.concurrency.tasks import cancel_all
-from pyshim.model.errors import NotFound, ShimError
+from pyshim.model.errors import FailedPrecondition, NotFound, ShimError
 from pyshim.model.guest import NetworkInterface, NetworkRoute
 from pyshim.model.seams import Agent, Network
 from pyshim.model.vm import NicDevice
@@ -34,6 +34,9 @@ class NetworkChanges:
         self._network = network
         self._agent = agent
         self._task: asyncio.Task[None] | None = None
+        self._looking = asyncio.Lock()
+        self._is_behind = False
+        """A change was reported, and the look at the namespace that it makes necessary has not succeeded yet."""
         self._configured: dict[str, NetworkInterface] = {interface.mac: interface for interface in network.interfaces}
         self._configured_routes: tuple[NetworkRoute, ...] = network.routes
         self._configured_neighbours = set(network.neighbours)
@@ -50,6 +53,15 @@ class NetworkChanges:
         if self._task is not None:
             await cancel_all(self._task)
 
+    async def catch_up(self) -> None:
+        """VM and guest have every change that the kernel has reported until now.
+
+        Raises the first ShimError of a change that could not be made; it is tried again at the next change.
+        """
+        self._is_behind = self._network.is_changed() or self._is_behind
+        if self._is_behind and (failure := await self._look()):
+            raise failure
+
     async def _follow(self) -> None:
         while True:
             try:
@@ -57,39 +69,52 @@ class NetworkChanges:
             except ShimError as exc:
                 log.debug("network is no longer followed", extra={"sandbox": self._sandbox_id, "error": str(exc)})
                 return
+            self._is_behind = True
             for pause_s in (SETTLE_S, *RETRIES_S):
                 await asyncio.sleep(pause_s)
-                try:
-                    await self._catch_up()
-                except ShimError as exc:
-                    self._log_failure("follow network", "", exc)
-                else:
-                    if not self._leaving:
-                        break
+                if self._is_behind or self._leaving:
+                    await self._look()
+                if not (self._is_behind or self._leaving):
+                    break
             # After the last try, what is left is retried at the next change.
 
-    async def _catch_up(self) -> None:
+    async def _look(self) -> ShimError | None:
+        """VM and guest are as the namespace is now, but for what failed: the first failure, which is logged."""
+        async with self._looking:
+            self._is_behind = False
+            try:
+                return await self._apply()
+            except ShimError as exc:
+                self._is_behind = True
+                self._log_failure("follow network", "", exc)
+                return exc
+
+    async def _apply(self) -> ShimError | None:
+        failures: list[ShimError] = []
         try:
-            added, gone = await self._network.follow()
-            earlier = tuple(nic_id for nic_id in self._leaving if nic_id not in gone)
-            for nic_id in gone:
+            found = await self._network.follow()
+            earlier = tuple(nic_id for nic_id in self._leaving if nic_id not in found.gone)
+            for nic_id in found.gone:
                 await self._remove(nic_id)
-            macs = {nic.mac: nic for nic in added if await self._add(nic)}
+            failures += [FailedPrecondition(reason) for reason in found.refused]
+            macs = {nic.mac: nic for nic in found.added if await self._add(nic, failures)}
         finally:
             self._network.close_taps()
-        await self._configure_interfaces(macs)
+        await self._configure_interfaces(macs, failures)
         await self._configure_routes()
         self._services.on_change()
         for nic_id in earlier:  # last: a slow guest answers late
             await self._remove(nic_id)
         if earlier:
             self._services.on_change()
+        return failures[0] if failures else None
 
-    async def _add(self, nic: NicDevice) -> bool:
+    async def _add(self, nic: NicDevice, failures: list[ShimError]) -> bool:
         try:
             location = await self._services.vm_devices.plug(nic)
         except ShimError as exc:
             self._log_failure("plug interface", nic.id, exc)
+            failures.append(exc)
             await self._drop(nic.id)
             return False
         self._paths[nic.mac] = location.pci_path
@@ -123,7 +148,7 @@ class NetworkChanges:
         except ShimError as exc:
             self._log_failure("drop interface", nic_id, exc)
 
-    async def _configure_interfaces(self, added: dict[str, NicDevice]) -> None:
+    async def _configure_interfaces(self, added: dict[str, NicDevice], failures: list[ShimError]) -> None:
         now = {item.mac: replace(item, device_path=self._paths.get(item.mac, "")) for item in self._network.interfaces}
         for mac in self._configured.keys() - now.keys():
             del self._configured[mac]
@@ -135,6 +160,7 @@ class NetworkChanges:
                 await self._agent.update_interface(interface)
             except ShimError as exc:
                 self._log_failure("set up interface", interface.name, exc)
+                failures.append(exc)
                 if mac in added:
                     await self._remove(added[mac].id)
                 continue

@@ -32,6 +32,9 @@ class SandboxNetwork:
         self._services = services
         self._connector = connector
         self._forward: PortForward | None = None
+        self._changes: NetworkChanges | None = None
+        self._is_started = False
+        """A container has been started in the pod."""
         self._plugged: dict[str, str] = {}
         """The guest's PCI path, by MAC, of each interface that came into the running VM by `plug`."""
 
@@ -45,7 +48,9 @@ class SandboxNetwork:
         elif plan.netns_path is None or plan.config.runtime.internetworking_model == NetworkModel.NONE:
             return
         else:
-            network = await self._connector.connect(plan.netns_path, self._wiring(), ledger, iommufd=iommufd)
+            is_empty = plan.new_netns and not plan.has_network_hooks
+            connect = self._connector.connect_new if is_empty else self._connector.connect
+            network = await connect(plan.netns_path, self._wiring(), ledger, iommufd=iommufd)
         self._services.undo.push(network.disconnect)
         self.connected = network
         self.vm = vm_with_network(plan, network)
@@ -126,15 +131,33 @@ class SandboxNetwork:
         if network is None:
             return
         if self._services.vm_devices.capabilities().network_hotplug:
-            changes = NetworkChanges(self._services, network=network, agent=agent)
-            changes.start()
-            self._services.undo.push(changes.close)
-        else:
+            self._changes = NetworkChanges(self._services, network=network, agent=agent)
+            self._changes.start()
+            self._services.undo.push(self._changes.close)
+        elif not self._plan.new_netns:
             network.unwatch()
         if network.forward_listener is not None:
             self._forward = PortForward(self._services, listener=network.forward_listener, agent=agent)
             self._forward.start()
             self._services.undo.push(self._forward.close)
+
+    async def before_start(self) -> None:
+        """Call before a container starts. The pod's first one finds every interface that its caller has made until now.
+
+        That concerns a namespace of the shim's own: its caller adds interfaces between Create and Start. Raises
+        ShimError for one that the guest cannot have.
+        """
+        if self._is_started or self.connected is None or not self._plan.new_netns:
+            return
+        if self._changes is not None:
+            await self._changes.catch_up()
+        elif self.connected.is_changed():
+            self.connected.unwatch()
+            raise FailedPrecondition(
+                f"connect the links of '{self._plan.netns_path}': they came after Create, and this VM takes no devices"
+                ' while it runs (hint: machine_type "q35" with a default_bridges of 1)'
+            )
+        self._is_started = True
 
     def has_container(self, container_id: ContainerId) -> None:
         """The pod has this container now: unless it is the pause container, it may listen on ports."""

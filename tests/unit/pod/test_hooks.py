@@ -65,16 +65,19 @@ async def test_hooks_run_before_the_network_is_read(stack: Stack) -> None:
 
     (netns_path, kinds, mounts) = seen[0]
     assert (netns_path, kinds) == ("/run/netns/pyshim-c1", ["prestart", "createRuntime"])
-    assert netns_path in mounts, "the namespace has its name before the process of the hooks ends"
-    assert stack.host.netns_members == [None]
+    assert netns_path in mounts
+    assert stack.host.netns_members == [netns_path]
     await stack.delete_last(ContainerId("c1"))
 
 
-async def test_a_fresh_namespace_without_hooks_is_not_made(stack: Stack) -> None:
-    await stack.create("c1", ["sleep"], **FRESH, **hooks("poststart", "poststop"))
+async def test_a_fresh_namespace_without_network_hooks_is_made_without_a_process_in_it(stack: Stack) -> None:
+    await stack.run("c1", ["sleep"], **FRESH, **hooks("poststart", "poststop"))
 
     assert stack.host.netns_members == []
-    assert "/run/netns/pyshim-c1" not in stack.host.mounts
+    assert "/run/netns/pyshim-c1" in stack.host.mounts
+    await stack.end(ContainerId("c1"))
+    await stack.delete_last(ContainerId("c1"))
+    assert stack.left() == {}
 
 
 async def test_hooks_of_a_pods_container_are_given_the_vm(stack: Stack) -> None:
@@ -111,6 +114,7 @@ async def test_poststop_hooks_of_the_sandbox_run_outside_the_cgroups_that_go_wit
         ("createRuntime hook", ["prestart", "createRuntime", "poststop"]),
         ("connect", ["prestart", "createRuntime", "poststop"]),
         ("netns_member", []),
+        ("make_netns", []),
     ],
 )
 async def test_a_failed_hook_undoes_the_creation_and_poststop_runs(step: str, ran: list[str], stack: Stack) -> None:

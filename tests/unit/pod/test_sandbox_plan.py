@@ -84,12 +84,14 @@ def test_a_configuration_that_cannot_boot_is_named(qemu: dict[str, str], named: 
     ("namespaces", "path"),
     [
         ([], None),
-        ([{"type": "network"}], None),
+        ([{"type": "network"}], "/run/netns/pyshim-s1"),
         ([{"type": "network", "path": "/run/netns/x"}], "/run/netns/x"),
-        ([{"type": "network", "path": "/proc/0/ns/net"}], None),
+        ([{"type": "network", "path": "/proc/0/ns/net"}], "/run/netns/pyshim-s1"),
     ],
 )
-def test_only_a_named_network_namespace_is_joined(namespaces: list[dict[str, str]], path: str | None) -> None:
+def test_a_named_network_namespace_is_joined_and_one_without_a_path_is_the_sandboxs_own(
+    namespaces: list[dict[str, str]], path: str | None
+) -> None:
     assert planned(config(), host(), spec(linux={"namespaces": namespaces})).netns_path == path
 
 

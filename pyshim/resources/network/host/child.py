@@ -21,7 +21,7 @@ from pyroute2.netlink.exceptions import NetlinkDumpInterrupted, NetlinkError
 from pyshim.host.python_child import SOCKET_FD, Inbox, MessageTooLong, send
 from pyshim.model.network import AddressReport, LinkReport, NeighbourReport, NetworkScan, RouteReport
 from pyshim.resources.network.host import loopback_steering, taps
-from pyshim.resources.network.host.rtnetlink import RATE_LIMIT_HANDLE
+from pyshim.resources.network.host.rtnetlink import RATE_LIMIT_HANDLE, open_news
 
 T = TypeVar("T")
 
@@ -32,8 +32,6 @@ _ADDR_GEN_MODE_NONE = 1
 _FRAME_HEADERS_BYTES = 18
 _QUEUE_BYTES = 65536
 _MAX_U32 = 0xFFFFFFFF
-_NEWS_GROUPS = 0x1 | 0x10 | 0x40 | 0x100 | 0x400
-"""RTMGRP_LINK, _IPV4_IFADDR, _IPV4_ROUTE, _IPV6_IFADDR, _IPV6_ROUTE."""
 _DUMP_ATTEMPTS = 5
 _BUSY_ATTEMPTS = 5
 _BUSY_PAUSE_S = 0.01
@@ -161,14 +159,6 @@ def _neighbour(message: Any) -> NeighbourReport:
     )
 
 
-def open_news() -> int:
-    """A socket that receives changes of links, addresses and routes of this namespace; the fd is the caller's."""
-    flags = socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
-    with socket.socket(socket.AF_NETLINK, flags, socket.NETLINK_ROUTE) as news:
-        news.bind((0, _NEWS_GROUPS))
-        return news.detach()
-
-
 def start_tap(rtnl: IPRoute, name: str, mtu: int, alias: str) -> int:
     """The index of the tap, which is up, has its link's MTU, and sends nothing of its own."""
     (message,) = rtnl.get_links(ifname=name)
@@ -271,7 +261,7 @@ def _steer(_rtnl: IPRoute) -> _Result:
 
 
 def _watch(_rtnl: IPRoute) -> _Result:
-    return None, (open_news(),)
+    return None, (open_news().steal(),)
 
 
 _STEPS: dict[str, Callable[..., _Result]] = {

@@ -3,22 +3,54 @@
 import asyncio
 import errno
 import fcntl
+import glob
 import os
+import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
 
 from pyshim.concurrency.tasks import to_the_end
 from pyshim.host.fds import OwnedFd
+from pyshim.host.mounts.mounting import perform_mount
 from pyshim.host.os_errors import describe_os_error, os_errors
 from pyshim.host.processes.children import Children
 from pyshim.host.processes.launch import Isolation
 from pyshim.host.python_child import PythonChild, spawn_python
-from pyshim.host.syscalls import CLONE_NEWNET
+from pyshim.host.syscalls import CLONE_NEWNET, unshare
+from pyshim.host.threads import in_short_thread
 from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, Internal, InvalidArgument, NotFound
+from pyshim.model.ids import HostPath
+from pyshim.model.volumes import HostMount, TargetKind
+from pyshim.resources.network.host.rtnetlink import in_netns, open_news
+from pyshim.resources.network.plan.network import OWN_NETNS
 
 _NS_GET_NSTYPE = 0xB703
 """ioctl_ns(2)."""
+
+
+def make_netns(path: str) -> None:
+    """A new network namespace is bound on `path`. It stays until that is unmounted. Raises ShimError.
+
+    Its loopback interface is down, as after unshare(2).
+    """
+
+    def run() -> None:
+        with os_errors(f"make network namespace {path!r}"):
+            unshare(CLONE_NEWNET)
+        perform_mount(
+            HostMount(
+                type="bind",
+                source=f"/proc/self/task/{threading.get_native_id()}/ns/net",
+                target=HostPath(path),
+                target_kind=TargetKind.FILE,
+                options=("bind",),
+                propagation=None,
+                beneath=None,
+            )
+        )
+
+    in_short_thread(run)
 
 
 @contextmanager
@@ -26,7 +58,8 @@ def locked_netns(path: str) -> Iterator[int]:
     """An fd of the network namespace at `path`; locked against other sandboxes until the block is left.
 
     Raises NotFound when there is nothing at `path`, InvalidArgument for a file of another type and for the shim's own
-    (a pod on the host's network cannot be moved into a VM), FailedPrecondition while another sandbox has locked it.
+    (a pod on the host's network cannot be moved into a VM), FailedPrecondition for the namespace of another sandbox and
+    while another one has locked it.
     """
     subject = f"open network namespace {path!r}"
     try:
@@ -39,6 +72,7 @@ def locked_netns(path: str) -> Iterator[int]:
         raise InvalidArgument(f"{subject}: {cause}") from error
     with namespace:
         _check(namespace.fileno(), subject)
+        _check_owner(namespace.fileno(), path)
         with os_errors(f"lock network namespace {path!r}", hint="another sandbox is using it"):
             # Two sandboxes in one namespace: the second must not look before the first has finished wiring.
             fcntl.flock(namespace.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -59,6 +93,19 @@ def _check(fd: int, subject: str) -> None:
 
 
 _CHILD = "pyshim.resources.network.host.child"
+
+
+def _check_owner(fd: int, path: str) -> None:
+    """Raises FailedPrecondition for a namespace that another sandbox has made: its links are that one's."""
+    theirs = os.fstat(fd)
+    for other in glob.iglob(f"{OWN_NETNS}*"):
+        with suppress(FileNotFoundError):
+            if other != path and os.path.samestat(os.stat(other), theirs):
+                sandbox_id = other.removeprefix(OWN_NETNS)
+                raise FailedPrecondition(
+                    f"enter network namespace {path!r}: it is that of sandbox '{sandbox_id}', and two VMs cannot share"
+                    " one"
+                )
 
 
 class StepFailed(FailedPrecondition):
@@ -129,6 +176,16 @@ class PodNamespace:
             raise DeadlineExceeded(
                 f"connect network namespace {self.path!r}: not done within {self._timeout_s:g} s"
             ) from error
+
+    async def watched_from_birth(self) -> OwnedFd:
+        """A socket that receives the changes of a namespace that nobody else knows yet. Raises ShimError."""
+
+        def watch() -> OwnedFd:
+            self._check(os.stat(self.path).st_ino)
+            return in_netns(self.path, self.inode, open_news)
+
+        with os_errors(f"watch network namespace {self.path!r}"):
+            return await asyncio.to_thread(watch)
 
     def _check(self, inode: int) -> None:
         if self.inode not in (0, inode):

@@ -23,7 +23,7 @@ from pyshim.host.python_child import MAX_FDS
 from pyshim.model.errors import Internal, ShimError, Unavailable, Unimplemented
 from pyshim.model.guest import NetworkInterface, NetworkNeighbour, NetworkRoute
 from pyshim.model.ledger import Ledger, LedgerEntry, ResourceKind
-from pyshim.model.network import DirectNetwork, NetworkModel, NetworkScan, Wiring
+from pyshim.model.network import DirectNetwork, FollowedChanges, NetworkModel, NetworkScan, Wiring
 from pyshim.model.vm import NicDevice, VfioDevice, VhostUserNic
 from pyshim.resources.network.host.functions import NetworkFunctions
 from pyshim.resources.network.host.loopback_listener import LoopbackListener
@@ -96,6 +96,10 @@ class HostNetwork:
         for link in found.physical:  # last: a link leaves the namespace with its driver
             self.functions[link.mac] = await self._functions.bind(link.device)
 
+    async def connect_new(self) -> None:
+        """No link is there yet; those that come are reported from now on."""
+        self._watch = Watch(await self._namespace.watched_from_birth())
+
     async def connect_direct(self, direct: DirectNetwork) -> None:
         """The devices that a plugin prepared, instead of the namespace's links."""
         self.vhost_user_nics = direct.vhost_user
@@ -130,7 +134,7 @@ class HostNetwork:
         self._handed |= {link.mac: link.name for link in plan.physical}
 
     def _log_left_out(self, plan: NetworkPlan) -> None:
-        for sentence in plan.left_out:
+        for sentence in (*plan.refused, *plan.left_out):
             log.warning("not configured in the guest", extra={"netns": self._namespace.path, "what": sentence})
 
     # ---- later ones
@@ -147,11 +151,15 @@ class HostNetwork:
             self._watch.close()
             self._watch = None
 
-    async def follow(self) -> tuple[tuple[NicDevice, ...], tuple[str, ...]]:
-        """New links are wired: their devices, and the ids of devices whose link is gone.
+    def is_changed(self) -> bool:
+        """A change that may concern the guest has been reported since the last look, and is not reported again."""
+        return self._watch is not None and self._watch.forget()
 
-        The attributes show the namespace as it is now. A new link that cannot be wired is logged and left as it was
-        found. Raises ShimError if the namespace could not be read.
+    async def follow(self) -> FollowedChanges:
+        """New links are wired. The attributes show the namespace as it is now.
+
+        A new link that cannot be wired is logged and left as it was found. Raises ShimError if the namespace could not
+        be read.
         """
         before = {endpoint.id: endpoint for endpoint in self._endpoints}
         known = self._endpoints
@@ -161,15 +169,19 @@ class HostNetwork:
             found = changed_plan(await _scan(session, self._namespace.path), self.model, known, first=self._next_number)
             self._log_left_out(found)
             self._adopt(found)
-            added = []
+            added, refused = [], [*found.refused]
             for endpoint in found.endpoints:
                 earlier = before.pop(endpoint.id, None)
                 if earlier is None:
-                    added += await self._wired_or_dropped(session, endpoint)
+                    try:
+                        added.append(await self._wire(session, endpoint))
+                    except ShimError as error:
+                        refused.append(str(error))
+                        await self._give_up(endpoint, error)
                 elif earlier.link_name != endpoint.link_name:
                     self._renamed(endpoint)
         self.nics = (*(nic for nic in self.nics if nic.id not in before), *added)
-        return tuple(added), tuple(before)
+        return FollowedChanges(added=tuple(added), gone=tuple(before), refused=tuple(refused))
 
     async def _forget_look(self, known: tuple[EndpointPlan, ...]) -> None:
         """The endpoints are the `known` ones again, so that the next look finds the new links once more.
@@ -184,14 +196,10 @@ class HostNetwork:
             except ShimError as error:
                 log.warning("undo of a link failed", extra={"netns": self._namespace.path, "error": str(error)})
 
-    async def _wired_or_dropped(self, session: NetworkSession, endpoint: EndpointPlan) -> list[NicDevice]:
-        try:
-            return [await self._wire(session, endpoint)]
-        except ShimError as error:
-            extra = {"netns": self._namespace.path, "link": endpoint.link_name, "error": str(error)}
-            log.warning("link not connected", extra=extra)
-            await self.detach(endpoint.id)
-            return []
+    async def _give_up(self, endpoint: EndpointPlan, error: ShimError) -> None:
+        extra = {"netns": self._namespace.path, "link": endpoint.link_name, "error": str(error)}
+        log.warning("link not connected", extra=extra)
+        await self.detach(endpoint.id)
 
     async def detach(self, nic_id: str) -> None:
         """Our tap and filters are off the device's link, which leaves the guest's configuration. Idempotent.
@@ -316,16 +324,26 @@ class HostNetworkConnector:
         A namespace that has only loopback gives a network without devices. Raises NotFound or InvalidArgument for the
         path, Unimplemented or FailedPrecondition for a link that cannot be connected, DeadlineExceeded.
         """
-        if wiring.queues > MAX_FDS:
-            log.warning("queues limited", extra={"netns": netns_path, "wanted": wiring.queues, "limit": MAX_FDS})
-            wiring = replace(wiring, queues=MAX_FDS)
         namespace = PodNamespace(self._children, netns_path, self._timeout_s)
-        network = self._network(ledger, namespace, wiring, iommufd=iommufd)
+        network = self._network(ledger, namespace, _within_limit(wiring, netns_path), iommufd=iommufd)
         async with namespace.session(partial(_undone, network, netns_path)) as session:
             await network.connect(session, self._plan)
             await network.open_forward_listener(session)
         interfaces = len(network.nics) + len(network.functions)
         log.info("network connected", extra={"netns": netns_path, "interfaces": interfaces})
+        return network
+
+    async def connect_new(
+        self, netns_path: str, wiring: Wiring, ledger: Ledger, *, iommufd: bool = False
+    ) -> HostNetwork:
+        """The links that come into the sandbox's own namespace, which has none yet, are reported from now on.
+
+        Its loopback is not forwarded: port-forward is Kubernetes', which prepares the namespace itself.
+        """
+        namespace = PodNamespace(self._children, netns_path, self._timeout_s)
+        network = self._network(ledger, namespace, _within_limit(wiring, netns_path), iommufd=iommufd)
+        await network.connect_new()
+        log.info("network namespace made", extra={"netns": netns_path})
         return network
 
     @within_s(CHANGE_S + MARGIN_S, "connect directly attached network")
@@ -353,6 +371,14 @@ class HostNetworkConnector:
     def _network(self, ledger: Ledger, namespace: PodNamespace, wiring: Wiring, *, iommufd: bool) -> HostNetwork:
         functions = self._functions(ledger, iommufd=iommufd)
         return HostNetwork(ledger, namespace, wiring, owner=self._owner, functions=functions)
+
+
+def _within_limit(wiring: Wiring, netns_path: str) -> Wiring:
+    """`wiring` with no more queues than descriptors of one answer of the child."""
+    if wiring.queues <= MAX_FDS:
+        return wiring
+    log.warning("queues limited", extra={"netns": netns_path, "wanted": wiring.queues, "limit": MAX_FDS})
+    return replace(wiring, queues=MAX_FDS)
 
 
 async def _undone(network: HostNetwork, netns_path: str) -> None:

@@ -219,14 +219,24 @@ _RT_SCOPE_LINK = 253
 _RT_TABLE_MAIN = 254
 _RTPROT_KERNEL = 2
 _RTN_UNICAST = 1
+_NEWS_GROUPS = 0x1 | 0x10 | 0x40 | 0x100 | 0x400
+"""RTMGRP_LINK, _IPV4_IFADDR, _IPV4_ROUTE, _IPV6_IFADDR, _IPV6_ROUTE."""
 _OUR_TAP = re.compile(rb"veth[0-9]{1,9}_kata")
 _ADDRESS = struct.Struct("=BBBBi")
 _ROUTE = struct.Struct("=BBBBBBBBI")
 _READ_BYTES = 1 << 16
 
 
+def open_news() -> OwnedFd:
+    """A socket that receives changes of links, addresses and routes of the calling thread's namespace."""
+    flags = socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
+    with socket.socket(socket.AF_NETLINK, flags, socket.NETLINK_ROUTE) as news:
+        news.bind((0, _NEWS_GROUPS))
+        return OwnedFd(news.detach())
+
+
 class Watch:
-    """Owns the socket, which `netlink.open_news` made in the namespace."""
+    """Owns the socket, which `open_news` made in the namespace."""
 
     def __init__(self, news: OwnedFd) -> None:
         self._news = socket.socket(fileno=news.steal())
@@ -247,16 +257,20 @@ class Watch:
             if sender == 0 and is_news(data):
                 return
 
-    def forget(self) -> None:
-        """Changes until now are dropped: the caller has just read the namespace."""
+    def forget(self) -> bool:
+        """Changes until now are dropped: the caller reads the namespace next. True if one may concern the guest."""
+        found = False
         while True:
             try:
-                self._news.recv(_READ_BYTES)
+                data, (sender, _groups) = self._news.recvfrom(_READ_BYTES)
             except BlockingIOError:
-                return
+                return found
             except OSError as error:
                 if error.errno != errno.ENOBUFS:
-                    return
+                    return found
+                found = True
+            else:
+                found = found or (sender == 0 and is_news(data))
 
     def close(self) -> None:
         """Idempotent."""

@@ -19,6 +19,9 @@ from pyshim.model.seams import Network
 from pyshim.model.vm import MemoryBacking, NicDevice, VmConfig
 from pyshim.resources.devices.plan.devices import PASSING_TIMEOUT_S, device_layout
 
+OWN_NETNS = "/run/netns/pyshim-"
+"""Beginning of the paths of the namespaces that shims make; the sandbox's id follows."""
+
 # linux/if.h, linux/if_arp.h, linux/rtnetlink.h, linux/neighbour.h
 IFF_LOOPBACK = 0x8
 IFF_NOARP = 0x80
@@ -67,9 +70,10 @@ class NetworkPlan(msgspec.Struct, frozen=True, kw_only=True):
     interfaces: tuple[NetworkInterface, ...]
     routes: tuple[NetworkRoute, ...]
     neighbours: tuple[NetworkNeighbour, ...]
+    refused: tuple[str, ...]
+    """For each link that came later and cannot be wired, the reason."""
     left_out: tuple[str, ...]
-    """One log sentence for each thing of the pod that its guest does not get: routes that the agent cannot express, and
-    links that came later and cannot be wired."""
+    """One log sentence for each route that the guest does not get."""
 
 
 def network_plan(
@@ -84,7 +88,7 @@ def network_plan(
         _check_link(link, model, beside=links, pass_physical=pass_physical)
         links.append(link)
     wired = [link for link in links if link.bus != "pci"]
-    return _plan(scan, links, tuple(_endpoints(scan, wired, first=0)), left_out=())
+    return _plan(scan, links, tuple(_endpoints(scan, wired, first=0)), refused=())
 
 
 def changed_plan(scan: NetworkScan, model: NetworkModel, wired: Sequence[EndpointPlan], *, first: int) -> NetworkPlan:
@@ -98,27 +102,27 @@ def changed_plan(scan: NetworkScan, model: NetworkModel, wired: Sequence[Endpoin
     links = [link for link in candidates if link.index in known and known[link.index].mac == link.mac]
     stay = tuple(replace(known[link.index], link_name=link.name) for link in links)
     new: list[LinkReport] = []
-    left_out: list[str] = []
+    refused: list[str] = []
     for link in candidates:
         if link in links:
             continue
         try:
             _check_link(link, model, beside=(*links, *new))
         except ShimError as error:
-            left_out.append(str(error))
+            refused.append(str(error))
         else:
             new.append(link)
     endpoints = (*stay, *_endpoints(scan, new, first=first))
     used = [link for link in candidates if link in links or link in new]
-    return _plan(scan, used, endpoints, left_out=tuple(left_out))
+    return _plan(scan, used, endpoints, refused=tuple(refused))
 
 
 def _plan(
-    scan: NetworkScan, links: Sequence[LinkReport], endpoints: tuple[EndpointPlan, ...], left_out: tuple[str, ...]
+    scan: NetworkScan, links: Sequence[LinkReport], endpoints: tuple[EndpointPlan, ...], refused: tuple[str, ...]
 ) -> NetworkPlan:
     names = {link.index: link.name for link in links}
     addresses = {link.index: [item for item in scan.addresses if item.index == link.index] for link in links}
-    routes, dropped = _routes(scan.routes, names)
+    routes, left_out = _routes(scan.routes, names)
     return NetworkPlan(
         endpoints=endpoints,
         physical=tuple(link for link in links if link.bus == "pci"),
@@ -131,7 +135,8 @@ def _plan(
             for item in scan.neighbours
             if item.index in names and item.state == NUD_PERMANENT and item.mac
         ),
-        left_out=(*left_out, *dropped),
+        refused=refused,
+        left_out=left_out,
     )
 
 

@@ -3,18 +3,33 @@
 import asyncio
 import os
 import struct
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from pyshim.host import syscalls
+from pyshim.host.fds import OwnedFd
 from pyshim.host.processes.children import Children
 from pyshim.model.errors import FailedPrecondition, NotFound, Unavailable
 from pyshim.model.ledger import ResourceKind
+from pyshim.model.network import NetworkModel, Wiring
+from pyshim.model.vm import NicDevice
+from pyshim.resources.network.host.namespace import make_netns
 from pyshim.resources.network.host.pod_network import HostNetwork, HostNetworkConnector
 from pyshim.resources.network.host.rtnetlink import is_news
+from pyshim.resources.network.plan.network import OWN_NETNS
 from tests.fakes.namespaces import GuestStack, Namespace
 from tests.fakes.wire import HookedLedger, Wire, at, connect, mac
 
 pytestmark = pytest.mark.root
+
+
+async def follow(network: HostNetwork) -> tuple[tuple[NicDevice, ...], tuple[str, ...]]:
+    """One look: the devices of new links, and the ids of those whose link is gone."""
+    found = await network.follow()
+    return found.added, found.gone
 
 
 async def news(network: HostNetwork) -> None:
@@ -46,7 +61,7 @@ async def test_a_link_that_comes_is_news_is_wired_and_carries_frames(
     wire.pod.run("ip", "route", "add", "10.77.0.0/16", "via", "10.2.0.1")
     await news(network)
 
-    (nic,), gone = await network.follow()
+    (nic,), gone = await follow(network)
 
     assert (nic.id, nic.mac, gone) == ("network-1", mac(2), ())
     assert [item.name for item in network.interfaces] == ["eth0", "eth1"]
@@ -72,7 +87,7 @@ async def test_a_pod_whose_network_is_set_up_after_its_sandbox_gets_all_of_it(
     wire.veth("eth0", 1)
     await news(network)
 
-    (nic,), _ = await network.follow()
+    (nic,), _ = await follow(network)
 
     assert (nic.id, [item.name for item in network.interfaces]) == ("network-0", ["eth0"])
     await network.disconnect()
@@ -87,10 +102,10 @@ async def test_a_link_that_goes_is_reported_and_dropped_and_one_made_anew_is_ano
     network = await connect(connector, wire.pod.path, ledger)
     wire.pod.run("ip", "link", "delete", "eth0")
     await news(network)
-    assert await network.follow() == ((), ("network-0",))
+    assert await follow(network) == ((), ("network-0",))
     assert (network.nics, network.interfaces, network.routes) == ((), (), ())
     wire.veth("eth0", 1)
-    (nic,), _ = await network.follow()
+    (nic,), _ = await follow(network)
     assert nic.id == "network-1"
 
     await network.detach("network-0")
@@ -115,7 +130,7 @@ async def test_a_renamed_link_is_undone_by_its_new_name(wire: Wire, connector: H
     wire.pod.run("ip", "link", "set", "eth0", "down")
     wire.pod.run("ip", "link", "set", "eth0", "name", "net7")
     wire.pod.run("ip", "link", "set", "net7", "up")
-    assert await network.follow() == ((), ())
+    assert await follow(network) == ((), ())
     assert [item.name for item in network.interfaces] == ["net7"]
     await network.disconnect()
     assert ledger.held == {}
@@ -134,7 +149,7 @@ async def test_a_link_that_vanishes_while_it_is_wired_leaves_nothing_and_the_oth
     wire.veth("eth1", 2)
     wire.veth("eth2", 3)
 
-    (nic,), gone = await network.follow()
+    (nic,), gone = await follow(network)
 
     assert (nic.mac, gone) == (mac(3), ())
     assert [item.name for item in network.interfaces] == ["eth0", "eth2"]
@@ -163,7 +178,7 @@ async def test_a_look_given_up_half_way_leaves_nothing_wired_and_the_next_one_fi
     assert {entry.key for entry in ledger.held.values()} == {"veth0_kata", "eth0"}
 
     looks.clear()
-    (nic,), gone = await network.follow()
+    (nic,), gone = await follow(network)
 
     assert (nic.mac, gone) == (mac(2), ("network-0",))
     with GuestStack(nic.tap_fds, mac(2), "10.2.0.2"):
@@ -185,7 +200,7 @@ async def test_dropping_what_cannot_be_plugged_leaves_its_link_as_it_was(
     network = await connect(connector, wire.pod.path, HookedLedger(), received=8_000_000, sent=8_000_000)
     wire.veth("eth1", 2)
     before = everything_of("eth1", wire.pod)
-    (nic,), _ = await network.follow()
+    (nic,), _ = await follow(network)
     assert everything_of("eth1", wire.pod) != before
 
     network.close_taps()
@@ -194,7 +209,7 @@ async def test_dropping_what_cannot_be_plugged_leaves_its_link_as_it_was(
     assert everything_of("eth1", wire.pod) == before
     assert [item.name for item in network.interfaces] == ["eth0"]
     assert await is_quiet(network)  # else what cannot be plugged would be tried again for ever
-    (again,), _ = await network.follow()
+    (again,), _ = await follow(network)
     assert (again.id, again.mac) == ("network-2", mac(2))
     await network.disconnect()
 
@@ -285,3 +300,45 @@ def route_message(kind: int, *, table: int = 254, protocol: int = 4, route_type:
 )
 def test_only_changes_that_the_guest_is_told_of_are_news(data: bytes, expected: bool) -> None:
     assert is_news(data) is expected
+
+
+@pytest.fixture
+def own_netns() -> Iterator[str]:
+    """The path of a namespace that a shim makes for a sandbox, which bears this process's number."""
+    path = f"{OWN_NETNS}test-{os.getpid()}"
+    make_netns(path)
+    yield path
+    syscalls.umount2(path, syscalls.MNT_DETACH)
+    os.unlink(path)
+
+
+async def test_links_that_a_caller_puts_into_our_own_namespace_are_known_at_once(
+    own_netns: str, connector: HostNetworkConnector, children: Children
+) -> None:
+    """Docker takes the task's namespace after Create, and calls Start when its interface is there."""
+    wiring = Wiring(model=NetworkModel.TCFILTER, queues=1, vhost_net=False)
+    network = await connector.connect_new(own_netns, wiring, HookedLedger())
+    assert (network.is_changed(), children.alive) == (False, ())
+
+    ip("-n", Path(own_netns).name, "link", "add", "eth0", "type", "veth", "peer", "name", "other")
+    ip("-n", Path(own_netns).name, "address", "add", "10.3.0.2/24", "dev", "eth0")
+
+    assert network.is_changed()
+    assert not network.is_changed()
+    (nic,), gone = await follow(network)
+    assert (nic.id, gone) == ("network-0", ())
+    network.close_taps()
+    await network.disconnect()
+
+
+async def test_the_namespace_of_another_sandbox_is_refused_by_its_name(
+    own_netns: str, connector: HostNetworkConnector
+) -> None:
+    """Docker's `--network container:OTHER` leads there by the pid of the other one's task."""
+    reason = rf"that of sandbox '{own_netns.removeprefix(OWN_NETNS)}', and two VMs cannot share one"
+    with OwnedFd(os.open(own_netns, os.O_RDONLY)) as other, pytest.raises(FailedPrecondition, match=reason):
+        await connect(connector, f"/proc/self/fd/{other.fileno()}", HookedLedger())
+
+
+def ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True)

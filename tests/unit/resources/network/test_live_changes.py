@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from pyshim.model.errors import DeadlineExceeded
+from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, ShimError
+from pyshim.model.ids import ContainerId
 from pyshim.resources.network import changes as network_changes
 from pyshim.ttrpc import Code
 from tests.fakes.network import FakeNetwork, interface, mac
@@ -248,3 +249,82 @@ async def test_the_none_model_leaves_the_namespace_alone(stack: Stack) -> None:
     network = await started(stack)
 
     assert (network.looks, configured(stack)) == (0, [])
+
+
+# ---- a namespace of the shim's own: the caller adds interfaces between Create and Start
+
+PATHLESS: dict[str, Any] = {"linux": {"namespaces": [{"type": "network"}]}}
+
+
+async def created(stack: Stack, **hypervisor: Any) -> FakeNetwork:
+    qemu = {**DOCUMENT["hypervisor"]["qemu"], **hypervisor}
+    stack.document = {**stack.document, "hypervisor": {"qemu": qemu}}
+    await stack.create("c1", ["sleep"], **PATHLESS)
+    return stack.networks.network
+
+
+@pytest.mark.parametrize("late_s", [0, network_changes.SETTLE_S / 2], ids=["at once", "while the change settles"])
+async def test_the_first_start_waits_for_every_interface_that_was_added_after_create(
+    late_s: float, stack: Stack
+) -> None:
+    network = await created(stack)
+    network.add("eth0", "eth1")
+    await asyncio.sleep(late_s)
+
+    await stack.pod.start(ContainerId("c1"), None)
+
+    calls = stack.agent.calls
+    assert [item.name for item in stack.agent.interfaces] == ["eth0", "eth1"]
+    assert calls.index("UpdateRoutes") < calls.index("StartContainer")
+    await asyncio.sleep(30)
+    assert network.looks == 1, "what Start has applied is not applied again"
+
+
+async def test_a_start_without_news_looks_nowhere(stack: Stack) -> None:
+    network = await created(stack)
+
+    await stack.pod.start(ContainerId("c1"), None)
+
+    assert network.looks == 0
+
+
+@pytest.mark.parametrize("fault", ["refused", "plug", "UpdateInterface", "look"])
+async def test_a_start_whose_interfaces_the_guest_cannot_have_fails_with_the_reason(fault: str, stack: Stack) -> None:
+    network = await created(stack)
+    network.add("eth0")
+    if fault == "refused":
+        network.refused = ("connect link 'ib0': a link without Ethernet frames",)
+    elif fault == "plug":
+        stack.host.faults.plan({"plug": 1})
+    elif fault == "look":
+        network.failing_looks = 1
+    else:
+        stack.agent.failures["UpdateInterface"] = (Code.PERMISSION_DENIED, "policy")
+
+    with pytest.raises(ShimError, match=r"Ethernet|plug|policy|scan links"):
+        await stack.pod.start(ContainerId("c1"), None)
+
+    assert "StartContainer" not in stack.agent.calls
+    await stack.pod.wait(ContainerId("c1"), None)
+    await stack.delete_last(ContainerId("c1"))
+    assert stack.left() == {}
+
+
+async def test_a_start_fails_when_interfaces_came_to_a_vm_that_takes_no_devices(stack: Stack) -> None:
+    network = await created(stack, machine_type="microvm")
+    network.add("eth0")
+
+    with pytest.raises(FailedPrecondition, match="takes no devices while it runs"):
+        await stack.pod.start(ContainerId("c1"), None)
+
+
+async def test_later_starts_and_the_namespaces_of_cni_wait_for_no_change(stack: Stack) -> None:
+    sandbox = {"io.kubernetes.cri.container-type": "sandbox", "io.kubernetes.cri.sandbox-id": "c1"}
+    await stack.run("c1", ["pause"], annotations=sandbox, **NETWORK)
+    network = stack.networks.network
+    looks = network.looks
+    network.add("eth1")
+
+    await stack.run("app", ["sleep"], annotations={**sandbox, "io.kubernetes.cri.container-type": "container"})
+
+    assert network.looks == looks

@@ -333,7 +333,7 @@ def test_new_links_that_cannot_be_wired_are_left_out_by_name_and_the_others_are_
     plan = again(IN_USE, TAP, ETH1, twin, taken, strange, addresses=everywhere)
 
     assert [item.link_name for item in plan.endpoints] == ["eth0", "eth1"]
-    assert [sentence.partition(":")[0] for sentence in plan.left_out] == [
+    assert [sentence.partition(":")[0] for sentence in plan.refused] == [
         "connect link 'strange'",
         "connect link 'taken'",
         "connect links 'eth0' and 'twin'",
@@ -344,7 +344,7 @@ def test_a_new_link_that_carries_no_macvtap_is_left_out() -> None:
     plan = again(ETH0, replace(ETH1, kind="ipvlan"), model="macvtap")
 
     assert [item.link_name for item in plan.endpoints] == ["eth0"]
-    assert plan.left_out == ("connect link 'eth1': a ipvlan carries no macvtap (hint: 'tcfilter' does)",)
+    assert plan.refused == ("connect link 'eth1': a ipvlan carries no macvtap (hint: 'tcfilter' does)",)
 
 
 CARD = replace(ETH0, kind="", bus="pci", device="0000:41:08.0")
@@ -388,4 +388,4 @@ def test_a_card_that_comes_later_is_left_out() -> None:
 
     assert [item.link_name for item in plan.endpoints] == ["eth1"]
     assert plan.physical == ()
-    assert "the VM runs already" in plan.left_out[0]
+    assert "the VM runs already" in plan.refused[0]
