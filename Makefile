@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup guest payload demo test test-forked check check-pythons integration kubelet conformance nerdctl soak fuzz fmt protos bench clean
+.PHONY: help setup guest payload demo test check check-pythons integration peers fuzz fmt protos bench clean
 
 PYTHON := .venv/bin/python
 
@@ -25,9 +25,6 @@ test: setup guest ## everything: check with the slow tests, check-pythons and, b
 	@scripts/setup test
 	@scripts/test
 
-test-forked: setup guest ## all integration tests with shims forked by a zygote; `make test` has some of them so
-	@scripts/integration --forked $(FILES)
-
 check: setup ## linters, types and unit tests but the slow ones: no root, no virtual machine
 	@scripts/check
 
@@ -38,24 +35,8 @@ integration: setup guest ## tests through a real containerd with real virtual ma
 	@echo "==> integration tests"
 	@scripts/integration $(FILES)
 
-kubelet: setup guest ## pods through a real kubelet and API server, which Go builds the first time (CONTAINERD, CRI, FILES as above)
-	@scripts/setup kubelet
-	@$(PYTHON) -m integration.kubernetes.peers
-	@$(PYTHON) -m integration.kubernetes.helm
-	@$(PYTHON) -m integration.kubernetes.image
-	@KUBELET=1 scripts/integration $(or $(FILES),integration/kubernetes$(if $(filter crio,$(CRI)),/test_pods.py))
-
-conformance: setup guest ## critest and containerd's suite for CRI on containerd 2.3, or with CRI=crio critest on CRI-O, with runc and with pyshim (CONFORMANCE="--handler pykata --focus exec" for some)
-	@CONTAINERD=2.3 $(PYTHON) -m integration.framework.releases
-	@[ "$(CRI)" != crio ] || $(PYTHON) -m integration.framework.crio
-	@$(PYTHON) -m integration.conformance.critest
-	@[ "$(CRI)" = crio ] || $(PYTHON) -m integration.conformance.cri_integration
-	@CONTAINERD=2.3 $(PYTHON) -m integration.framework.enclosure $(PYTHON) -m integration.conformance $(CONFORMANCE)
-
-nerdctl: setup guest ## nerdctl's verbs on containerd 2.3 with pyshim and with runc; Go builds it the first time
-	@scripts/setup nerdctl
-	@$(PYTHON) -m integration.framework.nerdctl
-	@NERDCTL=1 CONTAINERD=2.3 scripts/integration integration/test_nerdctl.py
+peers: setup guest ## what others wrote, and long runs: WHAT=forked, kubelet, conformance, ... (without a word: the list)
+	@scripts/peers $(WHAT)
 
 fmt: setup ## format and fix what ruff can
 	@$(PYTHON) -m ruff format .
@@ -63,14 +44,6 @@ fmt: setup ## format and fix what ruff can
 
 protos: setup ## generate the protobuf modules from protos/**/*.proto
 	@$(PYTHON) -m protos.generate
-
-soak: setup guest ## many pods together, many rounds, 280 pods that lose a part at random moments (SIZE="PODS CONTAINERS ROUNDS")
-	@$(PYTHON) -m integration.framework.enclosure $(PYTHON) -m integration.framework.cri_soak $(or $(SIZE),20 3 2)
-	@PYSHIM_SOAK_ROUNDS=500 $(PYTHON) -m pytest -q -s tests/unit/failpoints/test_soak.py
-	@$(PYTHON) -m integration.framework.enclosure $(PYTHON) -m bench.stub_rounds
-	@$(PYTHON) -m integration.framework.enclosure $(PYTHON) -m bench.stub_rounds --forked
-	@$(PYTHON) -m integration.framework.enclosure $(PYTHON) -m integration.framework.soak $(or $(LOSSES),\
-	    --shim 200 --vmm 20 --virtiofsd 20 --frozen 20 --agent 20 --pods 50 --rounds 50)
 
 fuzz: setup ## look for inputs that break a parser, a minute for each (FUZZ="--seconds 600 cdi qmp" for some, longer)
 	@$(PYTHON) -m tests.fuzz $(FUZZ)

@@ -1,4 +1,4 @@
-"""The promises of a pod's specification to its containers, beside those that critest asks (`make conformance`)."""
+"""The promises of a pod's specification to its containers, beside those that critest asks."""
 
 from __future__ import annotations
 

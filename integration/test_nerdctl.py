@@ -1,4 +1,7 @@
-"""nerdctl on containerd, in a VM and beside it with runc: `make nerdctl`. docs/KUBERNETES.md names what differs."""
+"""nerdctl on containerd, in a VM and beside it with runc: `make peers WHAT=nerdctl`.
+
+docs/KUBERNETES.md names what differs.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,10 @@ from .framework.images import IMAGE
 from .framework.runtime import Runtime
 from .framework.waiting import eventually
 
-pytestmark = [pytest.mark.vm, pytest.mark.skipif(not nerdctl.is_chosen(), reason="needs nerdctl (hint: make nerdctl)")]
+pytestmark = [
+    pytest.mark.vm,
+    pytest.mark.skipif(not nerdctl.is_chosen(), reason="needs nerdctl (make peers WHAT=nerdctl)"),
+]
 
 NAMED = f"docker.io/{IMAGE}"
 """As nerdctl completes the image's name."""

@@ -1,4 +1,4 @@
-"""A small part of `make soak`: pods that lose a part at a random moment."""
+"""A small part of `make peers WHAT=soak`: pods that lose a part at a random moment."""
 
 from __future__ import annotations
 

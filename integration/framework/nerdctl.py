@@ -1,7 +1,7 @@
 """nerdctl, as a user calls it, on the tests' containerd: data and networks of its own below a directory of the test.
 
 `python -m integration.framework.nerdctl` builds it, outside the enclosure, which has no network. Its tests run where
-NERDCTL is set, which `make nerdctl` does.
+NERDCTL is set, which `make peers WHAT=nerdctl` does.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Pods that lose a part at a random moment, and rounds of a container in one pod. Each leaves nothing behind.
 
-`make soak` runs it in full, the tests a small part of it. By hand, in an enclosure:
+`make peers WHAT=soak` runs it in full, the tests a small part of it. By hand, in an enclosure:
 `python -m integration.framework.enclosure .venv/bin/python -m integration.framework.soak --shim 20 --rounds 0`.
 """
 

@@ -1,1 +1,4 @@
-"""Pods through a real kubelet and API server (`make kubelet`). Other integration tests play the kubelet themselves."""
+"""Pods through a real kubelet and API server: `make peers WHAT=kubelet`.
+
+Other integration tests play the kubelet themselves.
+"""

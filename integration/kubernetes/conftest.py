@@ -19,7 +19,7 @@ collect_ignore_glob = [] if peers.are_chosen() else ["test_*.py"]
 
 def pytest_configure() -> None:
     if peers.are_chosen() and (missing := clusters.missing()):
-        pytest.exit(f"tests with a kubelet need {', '.join(missing)} (hint: `make kubelet`)", returncode=2)
+        pytest.exit(f"tests with a kubelet need {', '.join(missing)} (hint: `make peers WHAT=kubelet`)", returncode=2)
 
 
 @pytest.fixture(scope="session")

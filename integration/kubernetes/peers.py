@@ -1,7 +1,7 @@
 """The programs of a cluster, built once by the Go client from the module proxy; etcd is the distribution's.
 
 `python -m integration.kubernetes.peers` builds them, outside the enclosure, which has no network. The tests of this
-directory are collected where KUBELET is set, which `make kubelet` does.
+directory are collected where KUBELET is set, which `make peers WHAT=kubelet` does.
 """
 
 from __future__ import annotations

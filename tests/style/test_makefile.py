@@ -34,3 +34,11 @@ def test_continuous_integration_calls_make_test_and_nothing_else() -> None:
 
     assert script.stat().st_mode & 0o111
     assert commands == ["set -e", 'cd "$(dirname "$0")/.."', "exec make test"]
+
+
+def test_make_peers_lists_its_words_when_none_is_given() -> None:
+    defined = re.findall(r"(?m)^([a-z0-9-]+)\(\) \{ # \S", text(ROOT / "scripts" / "peers"))
+    asked = subprocess.run([ROOT / "scripts" / "peers"], capture_output=True, text=True, check=False)
+
+    assert (asked.returncode, asked.stdout) == (2, "")
+    assert [line.split()[0] for line in asked.stderr.splitlines()[1:]] == defined != []

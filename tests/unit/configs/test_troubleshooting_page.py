@@ -1,4 +1,4 @@
-"""Each row of the page's table is produced by a test with a kubelet (`make kubelet`), and no such test is left over."""
+"""Each row of the page's table is produced by a test with a kubelet, and no such test is left over."""
 
 from integration.kubernetes.test_events import SCENES
 from integration.kubernetes.troubleshooting import rows

@@ -1,6 +1,6 @@
 """Many rounds on one pod: what a round opens and remembers, it closes and forgets.
 
-PYSHIM_SOAK_ROUNDS sets how many; `make soak` asks for 500.
+PYSHIM_SOAK_ROUNDS sets how many; `make peers WHAT=soak` asks for 500.
 """
 
 import asyncio
