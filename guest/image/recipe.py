@@ -121,23 +121,24 @@ LATER_MODULES: Final = (
 )
 
 # In the root image; the kernel calls modprobe for them: file systems by mount, address families by socket, netfilter
-# matches by name.
+# matches and traffic classes by name, algorithms by use.
 ON_DEMAND_MODULES: Final = (
-    *("vsock_loopback", "virtio_pmem"),
-    *("loop", "xfs", "btrfs", "vfat", "isofs", "squashfs", "dm_mod", "dm_verity", "dm_crypt", "ecb", "xts"),
-    *("tun", "veth", "bridge", "br_netfilter", "macvlan", "macvtap", "ipvlan", "vxlan", "dummy", "8021q"),
-    *("nf_tables", "nft_compat", "nft_chain_nat", "nft_masq", "nft_nat", "nft_ct", "nft_log", "nft_reject_inet"),
-    *("ip_tables", "iptable_filter", "iptable_nat", "iptable_mangle", "iptable_raw"),
-    *("ip6_tables", "ip6table_filter", "ip6table_nat", "ip6table_mangle", "ip6table_raw", "ipt_REJECT", "ip6t_REJECT"),
-    *("xt_conntrack", "xt_MASQUERADE", "xt_comment", "xt_addrtype", "xt_tcpudp", "xt_multiport", "xt_mark", "xt_nat"),
-    *("xt_REDIRECT", "xt_TPROXY", "xt_owner", "xt_statistic", "xt_LOG"),
-    *("nf_conntrack_netlink", "inet_diag", "unix_diag"),
-    *("sch_ingress", "sch_htb", "cls_u32", "cls_flower", "act_mirred", "cls_matchall", "sch_tbf", "sch_netem"),
-    *("binfmt_misc", "configfs", "autofs4", "nfsv4", "vfio_pci"),
+    *("vsock_loopback", "virtio_pmem", "loop", "brd", "xfs", "btrfs", "vfat", "isofs", "squashfs", "exfat", "udf"),
+    *("dm_mod", "dm_verity", "dm_crypt", "dm_integrity", "dm_thin_pool", "dm_snapshot"),
+    *("tun", "veth", "macvlan", "macvtap", "ipvlan", "vxlan", "geneve", "dummy", "ifb", "bonding", "wireguard"),
+    *("inet_diag", "unix_diag", "binfmt_misc", "configfs", "autofs4", "vfio_pci"),
+    *("cpuid", "msr", "button", "ptp_kvm"),
+    *("mlx5_core", "mlx5_ib"),  # network cards that are passed through
 )
 
-# All modules in these directories of the kernel's sources, in the root image for the kernel's calls of modprobe.
-ON_DEMAND_DIRECTORIES: Final = ()
+# The same: all modules in these directories of the kernel's sources. A release of Linux may lack one, or have it under
+# another name.
+ON_DEMAND_DIRECTORIES: Final = (
+    *("net/netfilter", "net/bridge", "net/ipv4", "net/ipv6", "net/sched", "net/xfrm", "net/key"),
+    *("net/802", "net/8021q", "net/llc", "net/netlink", "net/packet", "net/unix"),
+    *("fs/fuse", "fs/nfs", "fs/nfs_common", "fs/nls", "fs/smb/client", "fs/smb/common", "fs/cifs", "fs/smbfs_common"),
+    *("crypto", "arch/x86/crypto", "drivers/infiniband/core", "drivers/iommu", "drivers/virt/coco"),
+)
 
 EMPTY_DIRECTORIES: Final = ("dev", "etc", "mnt", "proc", "root", "run", "sys", "tmp", "var")
 

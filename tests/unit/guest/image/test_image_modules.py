@@ -96,6 +96,70 @@ def test_the_kernel_drives_each_virtio_device_by_the_module_that_is_loaded_for_i
     assert drivers == {device: DRIVERS[device] for device in devices}
 
 
+# -- features beside Kata's --------------------------------------------------------------------------------------------
+
+FEATURES = CHECKOUT / "tests/golden/guest/kata_features.txt"
+
+# Options of Kata's guest kernel that Debian's cloud kernel 6.12 does not set.
+LEFT_OUT = {
+    "of other releases of Linux: gone or renamed before 6.12, or newer": (
+        "CRC_OPTIMIZATIONS CRYPTO_SELFTESTS GENERIC_MSI_IRQ_DOMAIN HAVE_NET_DSA ISA_DMA_API MEMCG_SWAP "
+        "MEMCG_SWAP_ENABLED NETFILTER_XTABLES_LEGACY NF_LOG_COMMON NF_NAT_IPV4 NF_NAT_NEEDED NF_NAT_PROTO_DCCP "
+        "NF_NAT_PROTO_GRE NF_NAT_PROTO_SCTP NF_NAT_PROTO_UDPLITE NO_HZ PAGE_TABLE_ISOLATION PCI_MSI_IRQ_DOMAIN "
+        "RETPOLINE SPECULATION_MITIGATIONS"
+    ),
+    "files are shared by virtio-fs": "9P_FS 9P_FS_POSIX_ACL 9P_FS_SECURITY NET_9P NET_9P_VIRTIO",
+    "a default that our first process, agent or a mount option sets, or that Debian has otherwise": (
+        "CPU_FREQ_DEFAULT_GOV_PERFORMANCE DEFAULT_BBR DEVTMPFS_MOUNT MEMORY_HOTPLUG_DEFAULT_ONLINE OVERLAY_FS_INDEX "
+        "OVERLAY_FS_METACOPY OVERLAY_FS_REDIRECT_DIR OVERLAY_FS_XINO_AUTO PSI_DEFAULT_DISABLED"
+    ),
+    "how Kata builds its kernel and looks into it": (
+        "DEBUG_MEMORY_INIT MODULE_SIG_ALL MODULE_SIG_FORCE MODULE_SIG_SHA512 SECURITY_SELINUX_BOOTPARAM "
+        "X86_VERBOSE_BOOTUP"
+    ),
+    "the guest boots without it: an initrd mounts the root, ACPI describes the machine": (
+        "DM_INIT HOTPLUG_PCI_SHPC IP_PNP IP_PNP_DHCP VIRTIO_MMIO_CMDLINE_DEVICES X86_MPPARSE"
+    ),
+    "of hardware that no VM of ours has, or of other processors": (
+        "NET_SWITCHDEV NVMEM OF X86_PLATFORM_DEVICES XZ_DEC_ARM XZ_DEC_ARMTHUMB XZ_DEC_POWERPC XZ_DEC_SPARC"
+    ),
+    "Debian leaves it out: programs of 16 bits, and a witness service of SMB clusters": (
+        "CIFS_SWN_UPCALL X86_16BIT X86_ESPFIX64"
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def kernel() -> Path:
+    """The newest kernel of the recipe's first suite in the cache, unpacked."""
+    packages = list((CHECKOUT / ".build/cache/guest/unpacked").glob("linux-image-6.12.*"))
+    if not packages:
+        pytest.skip("no kernel 6.12 in .build/cache/guest/unpacked: run make guest")
+    return max(packages, key=lambda package: package.stat().st_mtime_ns)
+
+
+def test_the_image_has_every_feature_of_katas_kernel_but_those_left_out_with_a_reason(kernel: Path) -> None:
+    (release,) = (path.name.removeprefix("config-") for path in (kernel / "boot").glob("config-*"))
+    lines = (kernel / f"boot/config-{release}").read_text().splitlines()
+    settings = dict(line.removeprefix("CONFIG_").split("=", 1) for line in lines if line.startswith("CONFIG_"))
+    store = ModuleStore(kernel, release, busybox=Path("busybox"))
+    names = (*recipe.FIRST_MODULES, *recipe.PMEM_MODULES, *recipe.LATER_MODULES, *recipe.ON_DEMAND_MODULES)
+    taken = {module_name(path) for path in store.paths((*names, *store.below(recipe.ON_DEMAND_DIRECTORIES)))}
+    features = {
+        name: modules
+        for name, *modules in map(str.split, FEATURES.read_text().splitlines())
+        if not name.startswith("#")
+    }
+
+    as_modules = {name: found for name, found in features.items() if settings.get(name) == "m"}
+    lacking = {name: sorted(set(found) - taken) for name, found in as_modules.items() if set(found) - taken}
+    assert lacking == {}
+    assert [name for name, found in as_modules.items() if not found] == ["CRYPTO_AEAD"]  # has no module of its own
+    assert len(features) > 600
+    left_out = [name for text in LEFT_OUT.values() for name in text.split()]
+    assert sorted(name for name in features if name not in settings) == sorted(left_out)
+
+
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleStore:
     monkeypatch.setattr(modules, "run", lambda argv: DEPMOD)
