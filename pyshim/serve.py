@@ -164,7 +164,7 @@ class _Lifetime:
     def _end_if_idle(self) -> None:
         if not self._pod.is_empty:
             return
-        if self._pod.is_served and self._server is not None and self._server.connections:
+        if self._pod.life is not None and self._server is not None and self._server.connections:
             return  # containerd may be pulling an image before StartSandbox; it ends the sandbox, too
         if (left_s := IDLE_S - self._calls.idle_s()) > 0:
             self._look_after(left_s)

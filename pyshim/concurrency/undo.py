@@ -26,6 +26,10 @@ class Undo:
         self._of = of
         self._steps: list[_Step] = []
 
+    def __len__(self) -> int:
+        """The number of steps that were not taken or have failed."""
+        return len(self._steps)
+
     def push(self, step: Callable[..., Awaitable[None]], *args: Any) -> None:
         self.push_for(UNDO_S, step, *args)
 

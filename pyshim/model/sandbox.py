@@ -1,4 +1,4 @@
-"""A sandbox: the requests for one, the report on one, and its persisted state."""
+"""A sandbox: its phases, the requests for one, the report on one, and its persisted state."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -9,6 +9,34 @@ import msgspec
 from pyshim.model.ids import ContainerId, HostPath, SandboxId
 from pyshim.model.oci import ContainerKind, OciSpec
 from pyshim.model.task import ExitStatus, RuntimeOptions, Status, Stdio
+
+
+class Phase(StrEnum):
+    """A sandbox's phase. `pod/life.py` has the table of the steps from one to the next."""
+
+    NEW = "new"
+    """Nothing of it is on the host."""
+    OPENING = "opening"
+    RUNNING = "running"
+    """The VM runs, and its agent has the sandbox."""
+    ENDING = "ending"
+    ENDED = "ended"
+    """Only its state is on the host, and what could not be undone. It is never opened again."""
+
+
+class EndedBy(StrEnum):
+    """What ended a sandbox, or has begun to."""
+
+    OWNER = "owner"
+    """The container that it was made with has ended or was deleted."""
+    STOP = "stop"
+    """StopSandbox."""
+    LOST = "lost"
+    """The VM, virtiofsd or the agent is gone, or the guest hangs."""
+    SHUTDOWN = "shutdown"
+    """The shim ends."""
+    FAILED = "failed"
+    """It could not be opened, or its owner not created."""
 
 
 class SandboxRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,6 +137,10 @@ class ContainerSnapshot(msgspec.Struct, frozen=True, kw_only=True, rename="pasca
 class SandboxSnapshot(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
     sandbox_id: SandboxId = msgspec.field(name="SandboxID")
     status: SandboxStatus
+    """As Kata shows `phase`; RUNNING once a container runs."""
+    phase: Phase | None = None
+    """None in the states of older releases."""
+    ended_by: EndedBy | None = None
     config_source: str
     hypervisor_type: str
     hypervisor: Mapping[str, object]
@@ -125,7 +157,7 @@ class SandboxSnapshot(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"
     cgroups: Mapping[str, object] = msgspec.field(default_factory=dict)
     """The host cgroups with their paths, processes, settings and the reasons (`resources/cgroups/live.py`)."""
     owner: ContainerId | None = None
-    """The container whose end ends the sandbox; None after its deletion, and in a pod without a pause container."""
+    """The container whose end ends the sandbox; None in a pod of the Sandbox API."""
     pod: str = ""
     """The pod's namespace and name: `default/web`."""
     endpoints: tuple[Mapping[str, object], ...] = ()

@@ -8,6 +8,9 @@ import msgspec
 
 from pyshim.model.ids import ContainerId, ExecId, HostPath
 
+EXIT_KILLED = 137
+EXIT_SANDBOX_LOST = 255
+
 
 class Status(StrEnum):
     """A process's state, named as in containerd.v1.types.Status."""

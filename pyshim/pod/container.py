@@ -22,6 +22,8 @@ from pyshim.model.oci import Caller, OciSpec, caller_of
 from pyshim.model.plans import ContainerPlan
 from pyshim.model.seams import ContainerAgent, ProcessStreams
 from pyshim.model.task import (
+    EXIT_KILLED,
+    EXIT_SANDBOX_LOST,
     CreateTask,
     ExecAdded,
     ExecStarted,
@@ -38,7 +40,7 @@ from pyshim.model.task import (
 from pyshim.pod.environment import Environment
 from pyshim.pod.hooks import ContainerHooks
 from pyshim.pod.plan.guest_spec import guest_process, guest_resources
-from pyshim.pod.process import EXIT_KILLED, EXIT_SANDBOX_LOST, SIGKILL, Process
+from pyshim.pod.process import SIGKILL, Process
 from pyshim.pod.sandbox import PodListener, Sandbox
 from pyshim.resources.sizing.memory_volumes import resize_memory_volumes
 from pyshim.resources.volumes.live import make_mounts

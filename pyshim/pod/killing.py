@@ -19,8 +19,8 @@ from pyshim.model.errors import DeadlineExceeded
 from pyshim.model.oci import Caller
 from pyshim.model.task import Status
 from pyshim.pod.container import Container
+from pyshim.pod.life import SandboxLife
 from pyshim.pod.process import SIGKILL, Process
-from pyshim.pod.sandbox import Sandbox
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class GuestHangs(DeadlineExceeded):
 
 
 async def signal_init(
-    container: Container, sandbox: Sandbox, signal: int, *, all_processes: bool, owner: bool, tasks: TaskOwner
+    container: Container, life: SandboxLife, signal: int, *, all_processes: bool, owner: bool, tasks: TaskOwner
 ) -> None:
     """The init was signalled. After a KILL its exit is final within OWNER_EXIT_S (the `owner`) or EXIT_S (another).
 
@@ -49,9 +49,9 @@ async def signal_init(
     kills = signal == SIGKILL and container.init.exit is None
     if kills and not container.has_kill_deadline:
         container.has_kill_deadline = True
-        tasks.supervise(f"kill/{container.id}", _end_init_in_time(container, sandbox, owner=owner))
+        tasks.supervise(f"kill/{container.id}", _end_init_in_time(container, life, owner=owner))
     try:
-        await _signal(container.init, sandbox, signal, all_processes=all_processes)
+        await _signal(container.init, life, signal, all_processes=all_processes)
     except GuestHangs as exc:
         if not kills and container.caller is not Caller.CRI_O:
             raise
@@ -61,15 +61,15 @@ async def signal_init(
             return
         container.report_killed()
         if not owner:
-            sandbox.mark_lost("kill", str(exc))
+            life.lost("kill", str(exc))
 
 
-async def _signal(process: Process, sandbox: Sandbox, signal: int, *, all_processes: bool) -> None:
+async def _signal(process: Process, life: SandboxLife, signal: int, *, all_processes: bool) -> None:
     """The agent has taken the signal, or the process has ended. Raises GuestHangs if the agent answers nothing."""
     async with _running(process.kill(signal, all_processes=all_processes)) as sent, _running(process.wait()) as ended:
         await _first(sent, ended, within_s=REPLY_S)
         if _unanswered(sent) and not ended.done():
-            async with _running(sandbox.agent.check(CHECK_S)) as checked:
+            async with _running(life.running.agent.check(CHECK_S)) as checked:
                 await _first(ended, checked, *({sent} if not sent.done() else ()))
                 silent = checked.done() and isinstance(checked.exception(), DeadlineExceeded)
                 if silent and _unanswered(sent) and not ended.done():
@@ -97,14 +97,14 @@ async def signal_exec(
         tasks.supervise(f"kill/{process.label}", _end_exec_in_time(container, process))
 
 
-async def _end_init_in_time(container: Container, sandbox: Sandbox, *, owner: bool) -> None:
+async def _end_init_in_time(container: Container, life: SandboxLife, *, owner: bool) -> None:
     limit_s = OWNER_EXIT_S if owner else EXIT_S
     if await _ends(container.init, limit_s):
         return
     log.warning("killed container ended without its guest", extra={"container": container.id, "waited_s": limit_s})
     container.report_killed()
     if not owner:
-        sandbox.mark_lost("kill", f"the guest has not ended '{container.id}' within {limit_s:g} s after a KILL")
+        life.lost("kill", f"the guest has not ended '{container.id}' within {limit_s:g} s after a KILL")
 
 
 async def _end_exec_in_time(container: Container, process: Process) -> None:

@@ -15,9 +15,9 @@ from pyshim.concurrency.undo import Undo
 from pyshim.model.errors import FailedPrecondition, ShimError
 from pyshim.model.guest import NO_STATS, ContainerStats, GuestContainer, Storage
 from pyshim.model.plans import ContainerPlan
+from pyshim.model.task import EXIT_KILLED, EXIT_SANDBOX_LOST
 from pyshim.model.volumes import CopiedPiece
 from pyshim.pod.container import remove_from_guest
-from pyshim.pod.process import EXIT_KILLED, EXIT_SANDBOX_LOST
 from pyshim.pod.sandbox import Sandbox
 from pyshim.resources.volumes.live import make_mounts
 

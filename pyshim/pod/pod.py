@@ -7,7 +7,7 @@ State answers while a VM boots.
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
@@ -15,12 +15,13 @@ from msgspec.structs import replace
 from pyshim.concurrency.tasks import TaskOwner, joined, to_the_end
 from pyshim.model.errors import AgentGone, AlreadyExists, FailedPrecondition, NotFound, ShimError, Unavailable
 from pyshim.model.guest import ContainerStats
-from pyshim.model.ids import ContainerId, ExecId, HostPath, SandboxId
+from pyshim.model.ids import ContainerId, ExecId, SandboxId
 from pyshim.model.observation import Trace, step
 from pyshim.model.oci import Caller, ContainerKind, Membership, OciSpec, membership, pod_of
-from pyshim.model.sandbox import SandboxRequest
+from pyshim.model.sandbox import EndedBy, SandboxRequest
 from pyshim.model.seams import ContainerAgent
 from pyshim.model.task import (
+    EXIT_KILLED,
     CreateTask,
     ExecTask,
     ExitStatus,
@@ -37,12 +38,12 @@ from pyshim.pod.creation import plan_container, plan_sandbox, read_spec
 from pyshim.pod.environment import Environment
 from pyshim.pod.hooks import ContainerHooks
 from pyshim.pod.killing import signal_exec, signal_init
+from pyshim.pod.life import CONTAINERS_STATUS, SandboxLife
 from pyshim.pod.monitor import PodMonitor
 from pyshim.pod.pause import PauseAgent
 from pyshim.pod.pid_namespace import PodPidNamespace
 from pyshim.pod.plan.container import without_image
 from pyshim.pod.plan.pod_spec import with_files
-from pyshim.pod.process import EXIT_KILLED, EXIT_SANDBOX_LOST
 from pyshim.pod.sandbox import Sandbox
 from pyshim.pod.snapshot import SavedState, sandbox_snapshot
 from pyshim.resources.sizing.plan.swap import with_swap
@@ -60,7 +61,8 @@ class Pod:
         self._identity = identity
         self._env = environment
         self._tasks = TaskOwner()
-        self._sandbox: Sandbox | None = None
+        self.life: SandboxLife | None = None
+        """None before the first request for a sandbox, and once a sandbox with an owner is forgotten."""
         self._saved: SavedState | None = None
         self._containers: dict[ContainerId, Container] = {}
         self._creating: dict[ContainerId, _Creation] = {}
@@ -68,14 +70,6 @@ class Pod:
         self._closing = False
         self._trace = Trace(environment.clock_ns, on_mark=self.changed)
         self._pid_namespace: PodPidNamespace | None = None
-        self._owner: ContainerId | None = None
-        """The container whose end is the sandbox's end: the sandbox container, or the single one."""
-        self._on_end: Callable[[int], None] | None = None
-        """Set for a sandbox of the Sandbox API; called with its exit status when it ends."""
-        self._opening: asyncio.Task[Sandbox] | None = None
-        """The start of such a sandbox; stays after its success."""
-        self._files: Mapping[str, HostPath] = {}
-        """The files of such a sandbox for its containers, by their paths there."""
 
     # ---- Create
 
@@ -96,7 +90,7 @@ class Pod:
 
     def _creation_ended(self, container_id: ContainerId) -> None:
         del self._creating[container_id]
-        self._drop_ended_sandbox()
+        self._forget_ended()
 
     async def _create(self, request: CreateTask) -> int:
         with self._trace.of(f"create {request.container_id}"):
@@ -112,109 +106,67 @@ class Pod:
         hooks = ContainerHooks(self._env.host, spec, name=container_id, bundle=request.bundle)
         try:
             if member.kind is ContainerKind.POD_CONTAINER:
-                sandbox = self._sandbox_of(member, container_id)
-                spec = with_files(spec, self._files)
+                life, sandbox = self._sandbox_of(member, container_id)
+                spec = with_files(spec, sandbox.files)
                 await hooks.before_create(sandbox.pid)
-                return await self._create_container(request, spec, sandbox, hooks)
+                return await self._create_container(request, spec, life, sandbox, hooks)
             return await self._create_owner(request, spec, member, hooks)
         except BaseException:
             await to_the_end(hooks.after_delete())
             raise
 
     def _membership(self, spec: OciSpec, container_id: ContainerId) -> Membership:
-        """As the annotations say; without them (`ctr run --sandbox`), a container of the served sandbox."""
+        """As the annotations say; without them (`ctr run --sandbox`), a container of the sandbox without an owner."""
         member = membership(spec.annotations, container_id)
-        if self._sandbox is None or self._on_end is None or member.kind is not ContainerKind.SINGLE_CONTAINER:
+        if self.life is None or self.life.owner is not None or member.kind is not ContainerKind.SINGLE_CONTAINER:
             return member
-        return Membership(kind=ContainerKind.POD_CONTAINER, sandbox_id=self._sandbox.plan.sandbox_id)
+        return Membership(kind=ContainerKind.POD_CONTAINER, sandbox_id=self.life.sandbox_id)
+
+    def _sandbox_of(self, member: Membership, container_id: ContainerId) -> tuple[SandboxLife, Sandbox]:
+        """The container's sandbox and its life. Raises NotFound if it is not this shim's."""
+        life = self.life
+        if life is None or life.sandbox is None or life.sandbox_id != member.sandbox_id:
+            raise NotFound(f"create container '{container_id}': no sandbox '{member.sandbox_id}' in this shim")
+        return life, life.sandbox
 
     async def _create_owner(
         self, request: CreateTask, spec: OciSpec, member: Membership, hooks: ContainerHooks
     ) -> Container:
         """The sandbox and the container that owns it. When this raises, neither is left."""
         wanted = SandboxRequest(sandbox_id=member.sandbox_id, kind=member.kind, spec=spec, options=request.options)
-        self._refuse_second(wanted.sandbox_id)
-        self._owner = request.container_id
+        life = self.begin_sandbox(wanted.sandbox_id, owner=request.container_id)
         try:
-            sandbox = await self._open(wanted, hooks)
-            return await self._create_container(request, spec, sandbox, hooks)
+            sandbox = await life.open(lambda: self.open_sandbox(life, wanted, hooks))
+            return await self._create_container(request, spec, life, sandbox, hooks)
         except BaseException:
-            self._owner = None
-            await self._end_sandbox()
+            await to_the_end(life.end(EndedBy.FAILED))
             raise
 
     # ---- the sandbox
 
-    def _refuse_second(self, sandbox_id: SandboxId) -> None:
-        other = self._sandbox.plan.sandbox_id if self._sandbox is not None else self._owner
-        if other is not None or self._on_end is not None:
-            raise FailedPrecondition(f"create sandbox '{sandbox_id}': this shim already runs '{other or 'another'}'")
+    def begin_sandbox(self, sandbox_id: SandboxId, *, owner: ContainerId | None) -> SandboxLife:
+        """The life of the pod's sandbox, which nothing has opened yet. Raises FailedPrecondition if the pod has one."""
+        self.refuse_second(sandbox_id)
+        self.life = SandboxLife(
+            sandbox_id,
+            owner=owner,
+            tasks=self._tasks,
+            trace=self._trace,
+            clock_ns=self._env.clock_ns,
+            listener=self,
+        )
+        return self.life
 
-    def serve_sandbox(self, sandbox_id: SandboxId, on_end: Callable[[int], None]) -> None:
-        """From now on, the pod's sandbox starts and ends by calls of the Sandbox API. `on_end` gets its exit status."""
+    def refuse_second(self, sandbox_id: SandboxId) -> None:
         if self._closing:
             raise Unavailable(f"create sandbox '{sandbox_id}': the shim is ending")
-        self._refuse_second(sandbox_id)
-        self._on_end = on_end
+        if self.life is not None:
+            raise FailedPrecondition(f"create sandbox '{sandbox_id}': this shim already runs '{self.life.sandbox_id}'")
 
-    def drop_sandbox(self) -> None:
-        """Undoes `serve_sandbox`."""
-        self._on_end = None
-
-    @property
-    def is_served(self) -> bool:
-        """`serve_sandbox` was called: the sandbox starts and ends by the Sandbox API."""
-        return self._on_end is not None
-
-    async def open_sandbox(self, request: SandboxRequest, hooks: ContainerHooks) -> Sandbox:
-        """The VM of the served sandbox runs. A repeated call gets the first one's answer."""
-        action = f"start sandbox '{request.sandbox_id}'"
+    async def open_sandbox(self, life: SandboxLife, request: SandboxRequest, hooks: ContainerHooks) -> None:
+        """The VM of `life.sandbox` runs, without a container. For `SandboxLife.open`, which undoes it on an error."""
         if self._closing:
-            raise Unavailable(f"{action}: the shim is ending")
-        if self._opening is None:
-            self._opening = self._tasks.spawn(f"start/{request.sandbox_id}", self._open_served(request, hooks))
-            self._opening.add_done_callback(self._opening_ended)
-        return await joined(self._opening, action)
-
-    def _opening_ended(self, opening: asyncio.Task[Sandbox]) -> None:
-        if opening.cancelled() or opening.exception() is not None:
-            self._opening = None
-            self._drop_ended_sandbox()
-
-    async def _open_served(self, request: SandboxRequest, hooks: ContainerHooks) -> Sandbox:
-        self._files = request.files
-        try:
-            with self._trace.of(f"start {request.sandbox_id}"):
-                return await self._open(request, hooks)
-        except BaseException:
-            await self._end_sandbox()
-            await to_the_end(hooks.after_delete())
-            raise
-
-    async def stop_sandbox(self) -> None:
-        """The served sandbox and its containers have ended. The containers stay until their Delete. Idempotent."""
-        await self._abandon_opening()
-        for container in self._containers.values():
-            container.end_all(EXIT_KILLED)
-        lost = self._sandbox is not None and self._sandbox.failure
-        await self._end_sandbox()
-        self._report_end(EXIT_SANDBOX_LOST if lost else 0)
-
-    async def _abandon_opening(self) -> None:
-        if self._is_opening and self._opening is not None:
-            self._opening.cancel()
-            await asyncio.wait([self._opening])
-
-    @property
-    def _is_opening(self) -> bool:
-        return self._opening is not None and not self._opening.done()
-
-    def _report_end(self, status: int) -> None:
-        if self._on_end is not None:
-            self._on_end(status)
-
-    async def _open(self, request: SandboxRequest, hooks: ContainerHooks) -> Sandbox:
-        """The VM runs, without a container. After an error, call `_end_sandbox`."""
+            raise Unavailable(f"start sandbox '{request.sandbox_id}': the shim is ending")
         spec = request.spec
         name = pod_of(spec.annotations)
         cgroups = self._env.host.cgroups((await self._env.host_facts()).cgroup_mode)
@@ -226,39 +178,33 @@ class Pod:
             self._env.export_trace(self._trace, config.runtime.otlp_endpoint, request.sandbox_id, spec.annotations)
         plan, facts = await plan_sandbox(self._env, request, config)
         records = await self._env.open_records(request.sandbox_id)
-        sandbox = Sandbox(
-            plan=plan, host_facts=facts, environment=self._env, records=records, tasks=self._tasks, listener=self
+        sandbox = life.sandbox = Sandbox(
+            plan=plan,
+            files=request.files,
+            host_facts=facts,
+            environment=self._env,
+            records=records,
+            tasks=self._tasks,
+            listener=self,
         )
-        self._sandbox = sandbox
         self._pid_namespace = PodPidNamespace(
             sandbox,
             host=self._env.host,
             containers=self._containers,
-            is_pod=self.is_served or plan.kind is ContainerKind.POD_SANDBOX,
+            is_pod=life.owner is None or plan.kind is ContainerKind.POD_SANDBOX,
         )
-        self._saved = SavedState(
-            records, lambda: sandbox_snapshot(sandbox, self._containers.values(), self._owner, name, self._trace)
-        )
+        containers: Collection[Container] = self._containers.values()
+        self._saved = SavedState(records, lambda: sandbox_snapshot(life, sandbox, containers, name, self._trace))
         self._saved.save()
-        await sandbox.start(
-            PodMonitor(sandbox, name=name, containers=self._containers.values(), records=records, trace=self._trace),
-            hooks,
-        )
-        return sandbox
-
-    def _sandbox_of(self, member: Membership, container_id: ContainerId) -> Sandbox:
-        """The container's sandbox. Raises NotFound if it is not this shim's."""
-        sandbox = self._sandbox
-        if sandbox is None or sandbox.plan.sandbox_id != member.sandbox_id:
-            raise NotFound(f"create container '{container_id}': no sandbox '{member.sandbox_id}' in this shim")
-        return sandbox
+        monitor = PodMonitor(sandbox, name=name, containers=containers, records=records, trace=self._trace)
+        await sandbox.start(monitor, hooks)
 
     async def _create_container(
-        self, request: CreateTask, spec: OciSpec, sandbox: Sandbox, hooks: ContainerHooks
+        self, request: CreateTask, spec: OciSpec, life: SandboxLife, sandbox: Sandbox, hooks: ContainerHooks
     ) -> Container:
-        assert self._saved is not None, "_open has made it"
-        assert self._pid_namespace is not None, "_open has made it"
-        is_pause = request.container_id == self._owner and sandbox.plan.kind is ContainerKind.POD_SANDBOX
+        assert self._saved is not None, "open_sandbox has made it"
+        assert self._pid_namespace is not None, "open_sandbox has made it"
+        is_pause = request.container_id == life.owner and sandbox.plan.kind is ContainerKind.POD_SANDBOX
         plan = await plan_container(self._env.host, request, spec, sandbox.plan)
         agent: ContainerAgent = sandbox.agent
         resources = with_swap((spec.raw.get("linux") or {}).get("resources") or {}, spec.annotations)
@@ -284,9 +230,7 @@ class Pod:
         try:
             await container.create(sandbox.plan.config.runtime.create_container_timeout_s)
         except AgentGone as exc:
-            raise Unavailable(
-                f"create container '{request.container_id}': {await sandbox.loss_reason(str(exc))}"
-            ) from exc
+            raise Unavailable(f"create container '{request.container_id}': {await life.loss_reason(str(exc))}") from exc
         if not is_pause:
             self._pid_namespace.has_container(request.container_id)
         sandbox.network.has_container(request.container_id)
@@ -296,7 +240,8 @@ class Pod:
     @property
     def is_empty(self) -> bool:
         """There is no VM and no container, nor one under creation or deletion."""
-        return not (self._containers or self._creating or self._deleting or self._is_opening or self._sandbox)
+        is_active = self.life is not None and self.life.is_active
+        return not (self._containers or self._creating or self._deleting or is_active)
 
     # ---- calls on what exists
 
@@ -330,16 +275,14 @@ class Pod:
         await self._find(container_id).resume()
 
     async def kill(self, container_id: ContainerId, exec_id: ExecId | None, signal: int, all_processes: bool) -> None:
-        container, sandbox = self._find(container_id), self._sandbox
-        if sandbox is None:
-            await container.process(exec_id).kill(signal, all_processes=all_processes)
-            return
+        container, life = self._find(container_id), self.life
+        assert life is not None, "it is kept as long as a container is"
         if exec_id is not None:
             process = container.process(exec_id)
             await signal_exec(container, process, signal, all_processes=all_processes, tasks=self._tasks)
             return
-        owner = container_id == self._owner
-        await signal_init(container, sandbox, signal, all_processes=all_processes, owner=owner, tasks=self._tasks)
+        owner = container_id == life.owner
+        await signal_init(container, life, signal, all_processes=all_processes, owner=owner, tasks=self._tasks)
 
     async def exec(self, request: ExecTask) -> None:
         self._find(request.container_id).add_exec(request)
@@ -366,8 +309,9 @@ class Pod:
             await asyncio.wait([creation.task])
         container = self._find(container_id)
         exit_status = await container.process(exec_id).wait()
-        if exec_id is None and container_id == self._owner and container.caller is Caller.CRI_O:
-            await self._end_sandbox(container.init.agent_gone)
+        life = self.life
+        if exec_id is None and life is not None and container_id == life.owner and container.caller is Caller.CRI_O:
+            await asyncio.shield(life.exit)
         return exit_status
 
     async def stats(self, container_id: ContainerId) -> ContainerStats:
@@ -380,7 +324,7 @@ class Pod:
 
     @property
     def _vm_pid(self) -> int:
-        return self._sandbox.pid if self._sandbox else 0
+        return self.life.sandbox.pid if self.life is not None and self.life.sandbox is not None else 0
 
     # ---- the end
 
@@ -409,17 +353,15 @@ class Pod:
 
     async def _remove(self, container: Container) -> ExitStatus:
         exit_status = await container.delete()
-        if container.id == self._owner:
-            self._owner = None
-            if self._sandbox is not None:
-                await self._sandbox.stop()
-                self._tasks.supervise(f"end/{container.id}", self._end_sandbox())
-                if container.hooks.follow_delete:
-                    await self._sandbox.leave()  # else the hooks would run in the shim's cgroup and end with it
+        if (life := self.life) is not None and container.id == life.owner:
+            life.begin_end(EndedBy.OWNER)
+            await life.vm_gone()
+            if container.hooks.follow_delete:
+                await life.rest()  # else the hooks would run in the shim's cgroup and end with it
         await container.hooks.after_delete()
         self._containers.pop(container.id, None)
-        self._drop_ended_sandbox()
-        if self._containers or self._on_end is not None:
+        self._forget_ended()
+        if self._containers or (life is not None and life.owner is None):
             self.changed()
         return exit_status
 
@@ -428,7 +370,8 @@ class Pod:
 
         containerd calls it after each deleted task, when the pod may have others.
         """
-        if not now and (self._containers or self._creating or self._deleting or self._on_end):
+        is_served = self.life is not None and self.life.owner is None
+        if not now and (self._containers or self._creating or self._deleting or is_served):
             return False
         await self.close()
         return True
@@ -442,15 +385,13 @@ class Pod:
         for container in self._containers.values():
             container.end_all(EXIT_KILLED)
         await asyncio.gather(*(self._abandon_creation(container_id) for container_id in tuple(self._creating)))
-        await self._abandon_opening()
-        await self._end_sandbox()
-        self._report_end(EXIT_KILLED)
-        self._owner = None
+        if self.life is not None:
+            await self.life.end(EndedBy.SHUTDOWN)
         if self._deleting:
             await asyncio.wait(self._deleting.values())
         await asyncio.gather(*(self._delete_at_shutdown(container) for container in tuple(self._containers.values())))
         await self._tasks.close()
-        self._drop_ended_sandbox()
+        self._forget_ended()
 
     async def _delete_at_shutdown(self, container: Container) -> None:
         try:
@@ -467,29 +408,20 @@ class Pod:
             creation.task.cancel()
             await asyncio.wait([creation.task])
 
-    async def _end_sandbox(self, agent_gone: bool = False) -> None:
-        """Only the sandbox's state is left on the host; it goes with the last container."""
-        if (sandbox := self._sandbox) is None:
-            return
-        await sandbox.stop(agent_gone)
-        await sandbox.leave()
-        self._drop_ended_sandbox()
-        if self._saved is not None:
-            # Soon, not now: mostly a Delete removes the state first, which saves the write.
-            self._saved.save_soon()
+    def _forget_ended(self) -> None:
+        """Once the sandbox has ended and has no container, its state, with the ledger, is removed.
 
-    def _drop_ended_sandbox(self) -> None:
-        """Once it has left and has no container, the sandbox is forgotten and its state, with the ledger, removed."""
-        if self._containers or self._creating or self._is_opening:
+        One with an owner is forgotten, so that the pod can get another.
+        """
+        if self._containers or self._creating or self.life is None or self.life.is_active:
             return
-        if self._sandbox is not None and not self._sandbox.has_left:
-            return
-        self._sandbox = None
         if self._saved is not None:
             saved, self._saved = self._saved, None
             saved.remove()
+        if self.life.owner is not None:
+            self.life = None
 
-    # ---- reports of sandbox and containers (PodListener)
+    # ---- reports of life, sandbox and containers (LifeListener, PodListener)
 
     def changed(self) -> None:
         """The state on disk is current."""
@@ -502,28 +434,28 @@ class Pod:
 
     def init_exited(self, container_id: ContainerId, *, agent_gone: bool) -> None:
         """Ends the sandbox with its owner, as soon as the exit is published and before Delete."""
-        if container_id != self._owner or self._sandbox is None:
+        if (life := self.life) is None or container_id != life.owner:
             return
-        for other in self._containers.values():
-            if other.id != container_id:
-                other.end_all(EXIT_KILLED)
-        self._tasks.supervise(f"stop/{container_id}", self._end_traced(agent_gone))
+        if agent_gone:
+            self._tasks.supervise(f"lost/{container_id}", self._lose(life))
+        else:
+            life.begin_end(EndedBy.OWNER)
 
-    def sandbox_lost(self, reason: str) -> None:
+    async def _lose(self, life: SandboxLife) -> None:
+        """The watchers of the sandbox mostly report the loss first, with the VM's own reason."""
+        life.lost("agent", await life.loss_reason("the agent's connection ended"))
+
+    def sandbox_ends(self, by: EndedBy) -> None:
         for container in self._containers.values():
-            container.end_all(EXIT_SANDBOX_LOST)
-        if self._sandbox is not None:
+            container.end_all(CONTAINERS_STATUS[by])
+        if by is EndedBy.LOST:
             self.changed()
-            self._tasks.supervise("stop/lost", self._end_lost())
 
-    async def _end_lost(self) -> None:
-        """Reports the end after the VM is gone: containerd does not call StopSandbox after the report."""
-        await self._end_traced()
-        self._report_end(EXIT_SANDBOX_LOST)
-
-    async def _end_traced(self, agent_gone: bool = False) -> None:
-        with self._trace.of("end sandbox", saved=False):
-            await self._end_sandbox(agent_gone)
+    def sandbox_is_gone(self) -> None:
+        self._forget_ended()
+        if self._saved is not None:
+            # Soon, not now: mostly a Delete removes the state first, which saves the write.
+            self._saved.save_soon()
 
     def container_met_oom(self, container_id: str) -> None:
         if (container := self._containers.get(ContainerId(container_id))) is not None:

@@ -35,7 +35,7 @@ from pyshim.concurrency.tasks import TaskOwner, cancel_all
 from pyshim.model.errors import AgentGone, DeadlineExceeded, FailedPrecondition, NotFound, ShimError
 from pyshim.model.ids import ExecId
 from pyshim.model.seams import ContainerAgent, ProcessStreams
-from pyshim.model.task import CreateTask, ExitStatus, ProcessState, Status, Stdio, can_become
+from pyshim.model.task import EXIT_SANDBOX_LOST, CreateTask, ExitStatus, ProcessState, Status, Stdio, can_become
 from pyshim.pod.pumps import Pumps
 
 log = logging.getLogger(__name__)
@@ -53,8 +53,6 @@ KILLED_DRAIN_S = 8.0
 """Seconds for all output after a KILL, even if bytes still move; less than the limits of `killing.py`."""
 CLOSE_DRAIN_S = 4.0
 """Seconds for output that still moves at Delete: the kubelet gives Delete ten seconds for everything."""
-EXIT_SANDBOX_LOST = 255
-EXIT_KILLED = 137
 
 
 class Process:

@@ -1,27 +1,28 @@
 """One VM and all in it, from the first directory on the host until nothing is left.
 
-- `start` carries out the plan. Every step pushes its undo; if a step fails, `start` runs them all.
-- `stop` undoes VM, mounts and network, and Delete is answered after it.
-- `leave` undoes monitor and cgroups. The kernel takes 10 to 20 ms to move a process out of a cgroup, so Delete is
-  answered before that.
+- `start` carries out the plan. Every step pushes its undo, which `end` runs, after a start that failed, too.
+- `watch` reports the end of the VMM, of virtiofsd or of the agent's connection, and failed health checks of a remote
+  VM's agent. The reason is the VM's own, if that comes soon.
+- `end` undoes VM, mounts and network. Then `vm_gone` is set, and Delete is answered. After that it undoes monitor and
+  cgroups: the kernel takes 10 to 20 ms to move a process out of a cgroup.
 
-After `start`, a watcher waits until the VMM, virtiofsd or the agent's connection ends, or a remote VM's agent fails its
-health checks. Then the sandbox is lost. The reason is the VM's own, if that comes soon.
+`life.py` calls them, one at a time.
 """
 
 import asyncio
 import logging
 import os
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Protocol
 
 from msgspec.structs import replace
 
-from pyshim.concurrency.tasks import TaskOwner, cancel_all, to_the_end, together
+from pyshim.concurrency.tasks import TaskOwner, cancel_all, together
 from pyshim.concurrency.undo import Undo
 from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, NotFound, ShimError, Unavailable
 from pyshim.model.host_facts import HostFacts
-from pyshim.model.ids import ContainerId
+from pyshim.model.ids import ContainerId, HostPath
 from pyshim.model.ledger import LedgerEntry, ResourceKind
 from pyshim.model.observation import MONITOR_SOCKET, span, step, traced
 from pyshim.model.places import METRICS_DIRECTORY, STATE_ROOT
@@ -61,9 +62,6 @@ class PodListener(Protocol):
     def changed(self) -> None: ...
     def init_started(self) -> None: ...
     def init_exited(self, container_id: ContainerId, *, agent_gone: bool) -> None: ...
-    def sandbox_lost(self, reason: str) -> None:
-        """Called once, unless the sandbox was asked to stop."""
-
     def container_met_oom(self, container_id: str) -> None: ...
 
 
@@ -72,6 +70,7 @@ class Sandbox:
         self,
         *,
         plan: SandboxPlan,
+        files: Mapping[str, HostPath],
         host_facts: HostFacts,
         environment: Environment,
         records: Records,
@@ -79,12 +78,14 @@ class Sandbox:
         listener: PodListener,
     ) -> None:
         self.plan = plan
+        self.files = files
+        """As in `SandboxRequest`."""
         self._host = environment.host
         self._connector = environment.connector_factory(plan.config)
         self._tasks = tasks
         self._listener = listener
         self._undo = Undo(f"sandbox '{plan.sandbox_id}'")
-        self._undo_after_stop = Undo(f"monitor and cgroups of sandbox '{plan.sandbox_id}'")
+        self._undo_after_vm = Undo(f"monitor and cgroups of sandbox '{plan.sandbox_id}'")
         self.hypervisor = environment.hypervisor_factory(records.ledger, plan.config.hypervisor_name)
         self.cgroups = SandboxCgroups(
             plan=plan,
@@ -125,9 +126,10 @@ class Sandbox:
         self._agent: Agent | None = None
         self._virtiofsd: Virtiofsd | None = None
         self._watchers: list[asyncio.Task[None]] = []
-        self._stopping = False
-        self._stop_lock = asyncio.Lock()
-        self._leave_lock = asyncio.Lock()
+        self._refusal = ""
+        """Why the agent is not used any more; empty before the end."""
+        self.vm_gone = asyncio.Event()
+        """Set by `end` once the undo of VM, mounts and network was tried; cleared by `begin_end`."""
         self.pid = 0
         """The VMM's pid, also after its end, since containerd goes on using it.
 
@@ -135,17 +137,11 @@ class Sandbox:
         """
         self.origin = _booted(plan)
         """Booted, or cloned from which template: text for an operator, see `SandboxSnapshot`."""
-        self.is_stopped = False
-        """`stop` has ended."""
-        self.has_left = False
-        """`leave` has ended: only the state of the sandbox is left on the host."""
-        self._loss: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        """The reason, once the sandbox is lost."""
 
     @property
-    def failure(self) -> str:
-        """Why the sandbox was lost; empty while it is not."""
-        return self._loss.result() if self._loss.done() else ""
+    def is_left(self) -> bool:
+        """Something of the sandbox is on the host, or may be."""
+        return bool(self._undo or self._undo_after_vm)
 
     @property
     def virtiofsd_pid(self) -> int:
@@ -154,33 +150,22 @@ class Sandbox:
 
     @property
     def agent(self) -> Agent:
-        """The guest's agent. Raises Unavailable with the reason once the sandbox is lost or stopped."""
-        if self._agent is None or self._stopping:
-            raise Unavailable(f"use sandbox '{self.plan.sandbox_id}': {self.failure or 'its vm is not running'}")
+        """The guest's agent. Raises Unavailable, with the reason of a loss, before the start and after the end."""
+        if self._agent is None or self._refusal:
+            raise Unavailable(f"use sandbox '{self.plan.sandbox_id}': {self._refusal or 'its vm is not running'}")
         return self._agent
 
     async def start(self, monitor: MonitorRpc, hooks: ContainerHooks) -> None:
-        """The VM runs, its agent has the sandbox, and `monitor` is served. When this raises, nothing is left.
+        """The VM runs, its agent has the sandbox, and `monitor` is served. Call `end` also when this raises.
 
         The owner's `hooks` run before the network is read, since they may make it.
         """
         _log_sizing(self.plan)
-        try:
-            await self._start(monitor, hooks)
-        except BaseException:
-            self._agent = None
-            await self._undo.run()
-            await self._undo_after_stop.run()
-            raise
-        assert self._agent is not None, "_run has reached it"
-        self._watch(self._agent)
-
-    async def _start(self, monitor: MonitorRpc, hooks: ContainerHooks) -> None:
         # Before the cgroups are entered: processes that a hook leaves behind, or that make a template, are not the
         # sandbox's.
         await self._run_hooks(hooks)
         template = await self._template()
-        self._undo_after_stop.push(self.cgroups.leave)
+        self._undo_after_vm.push(self.cgroups.leave)
         # Programs that serve the guest must start in the sandbox's cgroups. The kernel takes 10 to 20 ms to move the
         # shim there: time to make the share, which needs no program, and the network, whose programs end here.
         enter_cgroups = step("enter cgroups", self.cgroups.enter())
@@ -223,53 +208,45 @@ class Sandbox:
         """The monitor sockets answer. A failure is logged, and the pod runs without them."""
         paths = (monitor_path(self.plan.sandbox_id), f"{METRICS_DIRECTORY}/{self.plan.sandbox_id}")
         entries = [LedgerEntry(kind=ResourceKind.SOCKET, key=path) for path in paths]
-        self._undo_after_stop.acquire(self.services.ledger, *entries)
+        self._undo_after_vm.acquire(self.services.ledger, *entries)
         try:
             close = await self._env.serve_monitor(*paths, monitor, debug=self.plan.config.runtime.enable_pprof)
         except ShimError as exc:
             log.warning("no monitor socket", extra={"sandbox": self.plan.sandbox_id, "error": str(exc)})
         else:
-            self._undo_after_stop.push(close)
+            self._undo_after_vm.push(close)
 
     async def loss_reason(self, otherwise: str) -> str:
-        """The reason why the sandbox was lost, if it is found soon; else `otherwise`."""
-        if not self.failure and not self._stopping:
-            await asyncio.wait([self._loss], timeout=2 * END_REASON_S)
-        return self.failure or otherwise
+        """The reason of a loss, if it is found soon; else `otherwise`. For a sandbox that runs."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(2 * END_REASON_S):
+                return (await self.health.first_end(self._agent))[1]
+        return otherwise
 
-    async def stop(self, agent_gone: bool = False) -> None:
-        """The VM has ended; monitor and cgroups are left for `leave`. Idempotent, also for calls at the same time.
+    def begin_end(self, failure: str) -> None:
+        """From now on `agent` raises Unavailable. Call `end` next."""
+        self._refusal = failure or "its vm is not running"
+        self.vm_gone.clear()
 
-        With `agent_gone`, waits first for the reason of the loss, which the end of the VM would hide. A failed undo is
-        logged and stays in the ledger.
+    async def end(self, failure: str) -> None:
+        """Every undo was tried. A failed one is logged and stays in the ledger; the next `end` tries it again.
+
+        With a `failure`, the reason why the sandbox was lost, the guest is not asked to end.
         """
-        if agent_gone:
-            await self.loss_reason("")
-        self._stopping = True
-        await to_the_end(self._stop())
-
-    async def _stop(self) -> None:
-        async with self._stop_lock:
-            await cancel_all(*self._watchers)
-            self._watchers.clear()
-            with nullcontext() if self.is_stopped else span("stop vm", saved=False):
-                if self._agent is not None and not self.failure and not self.is_stopped:
-                    await self._ask_guest_to_end(self._agent)
-                await self._undo.run()
-            self.is_stopped = True
-
-    async def leave(self) -> None:
-        """The monitor is closed, and the sandbox's cgroups are removed. Idempotent, also for calls at the same time.
-
-        Call it after `stop`.
-        """
-        await to_the_end(self._leave())
-
-    async def _leave(self) -> None:
-        async with self._leave_lock:
-            with nullcontext() if self.has_left else span("leave cgroups", saved=False):
-                await self._undo_after_stop.run()
-            self.has_left = True
+        agent, self._agent = self._agent, None
+        await cancel_all(*self._watchers)
+        self._watchers.clear()
+        try:
+            with span("stop vm", saved=False):
+                if agent is not None and not failure:
+                    await self._ask_guest_to_end(agent)
+                problem = await self._undo.run()
+        finally:
+            self.vm_gone.set()
+        with span("leave cgroups", saved=False):
+            await self._undo_after_vm.run()
+        if problem is not None:
+            await self._undo.run()  # what was busy may have ended by now
 
     async def _start_virtiofsd(self) -> None:
         if self.plan.share.virtiofsd is None:
@@ -413,20 +390,14 @@ class Sandbox:
         await self.network.set_up(agent)
         await agent.create_sandbox(self.plan.guest)
 
-    def _watch(self, agent: Agent) -> None:
-        for name, work in (("end", self._watch_end(agent)), ("oom", self._watch_oom(agent))):
+    def watch(self, lost: Callable[[str, str], None]) -> None:
+        """A loss is reported to `lost`, with the part that was found gone and the reason; OOM kills to the listener."""
+        agent = self.agent
+        for name, work in (("end", self._watch_end(agent, lost)), ("oom", self._watch_oom(agent))):
             self._watchers.append(self._tasks.supervise(f"watch/{name}/{self.plan.sandbox_id}", work))
 
-    async def _watch_end(self, agent: Agent) -> None:
-        self.mark_lost(*await self.health.first_end(agent))
-
-    def mark_lost(self, watcher: str, reason: str) -> None:
-        """The sandbox is lost, for this reason. Idempotent; does nothing once `stop` was called."""
-        if self._stopping or self._loss.done():
-            return
-        self._loss.set_result(reason)
-        log.error("sandbox lost", extra={"sandbox": self.plan.sandbox_id, "watcher": watcher, "error": reason})
-        self._listener.sandbox_lost(reason)
+    async def _watch_end(self, agent: Agent, lost: Callable[[str, str], None]) -> None:
+        lost(*await self.health.first_end(agent))
 
     async def _watch_oom(self, agent: Agent) -> None:
         while True:

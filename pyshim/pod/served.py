@@ -1,8 +1,6 @@
 """containerd's Sandbox API: a pod's VM starts and ends by calls of its own, before and after its containers.
 
-    create --start--> runs --stop, or the VM is lost--> ended --shutdown--> (the shim ends)
-
-`Pod` makes the VM, in the same way as for a pod with a pause container.
+Its phases are those of `life.py`. `Pod` makes the VM, in the same way as for a pod with a pause container.
 """
 
 import asyncio
@@ -13,15 +11,17 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from pyshim.model.errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound
+from pyshim.concurrency.tasks import to_the_end
+from pyshim.model.errors import AlreadyExists, InvalidArgument, NotFound
 from pyshim.model.guest import ContainerStats
 from pyshim.model.ids import ContainerId, HostPath, SandboxId
 from pyshim.model.oci import ContainerKind, membership
-from pyshim.model.sandbox import CreateSandbox, PodConfig, SandboxReport, SandboxRequest
+from pyshim.model.sandbox import CreateSandbox, EndedBy, Phase, PodConfig, SandboxReport, SandboxRequest
 from pyshim.model.task import ExitStatus, RuntimeOptions
 from pyshim.pod.creation import MAX_RESOLV_CONF_BYTES, read_spec
 from pyshim.pod.environment import Environment
 from pyshim.pod.hooks import ContainerHooks
+from pyshim.pod.life import SandboxLife
 from pyshim.pod.plan.pod_spec import pod_files, pod_spec
 from pyshim.pod.pod import Pod
 from pyshim.pod.sandbox import Sandbox
@@ -32,6 +32,7 @@ PING_TIMEOUT_S = 5.0
 
 class _Created(NamedTuple):
     request: SandboxRequest
+    life: SandboxLife
     hooks: ContainerHooks
     at_ns: int
 
@@ -45,22 +46,16 @@ class ServedSandbox:
         self._env = environment
         self._options = options
         self._created: _Created | None = None
-        self._sandbox: Sandbox | None = None
-        self._exit: ExitStatus | None = None
-        self._ended = asyncio.Event()
 
     async def create(self, request: CreateSandbox) -> None:
         if self._created is not None:
             other = self._created.request.sandbox_id
             raise AlreadyExists(f"create sandbox '{request.sandbox_id}': this shim has '{other}'")
-        self._pod.serve_sandbox(request.sandbox_id, self._latch)
-        try:
-            found = await self._read(request)
-        except BaseException:
-            self._pod.drop_sandbox()
-            raise
+        self._pod.refuse_second(request.sandbox_id)
+        found = await self._read(request)
+        life = self._pod.begin_sandbox(request.sandbox_id, owner=None)
         hooks = ContainerHooks(self._env.host, found.spec, name=request.sandbox_id, bundle=request.bundle)
-        self._created = _Created(found, hooks, self._env.clock_ns())
+        self._created = _Created(found, life, hooks, self._env.clock_ns())
 
     async def _read(self, request: CreateSandbox) -> SandboxRequest:
         """The pod as a spec, which the plan takes. Raises InvalidArgument."""
@@ -101,48 +96,49 @@ class ServedSandbox:
         return SandboxRequest(sandbox_id=request.sandbox_id, kind=kind, spec=spec, options=self._options)
 
     async def start(self, sandbox_id: SandboxId) -> SandboxReport:
-        created = self._find(sandbox_id)
-        if self._exit is not None:
-            raise FailedPrecondition(f"start sandbox '{sandbox_id}': it has ended")
-        self._sandbox = await self._pod.open_sandbox(created.request, created.hooks)
-        await created.hooks.after_start(self._sandbox.pid)
+        request, life, hooks, _ = self._find(sandbox_id)
+        try:
+            sandbox = await life.open(lambda: self._pod.open_sandbox(life, request, hooks))
+        except BaseException:
+            if life.phase is not Phase.RUNNING:
+                await to_the_end(hooks.after_delete())
+            raise
+        await hooks.after_start(sandbox.pid)
         return self.status(sandbox_id, verbose=False)
 
     async def update(self, sandbox_id: SandboxId, resources: Mapping[str, Any]) -> None:
-        await self._running(sandbox_id).resizer.update_pod(resources)
+        await self._find(sandbox_id).life.running.resizer.update_pod(resources)
 
     def check(self, sandbox_id: SandboxId) -> None:
         self._find(sandbox_id)
 
     def status(self, sandbox_id: SandboxId, verbose: bool) -> SandboxReport:
-        created, sandbox = self._find(sandbox_id), self._sandbox
+        request, life, _, at_ns = self._find(sandbox_id)
+        sandbox = None if life.phase in (Phase.NEW, Phase.OPENING) else life.sandbox
         return SandboxReport(
             sandbox_id=sandbox_id,
             pid=sandbox.pid if sandbox else 0,
-            is_ready=sandbox is not None and self._exit is None,
-            created_at_ns=created.at_ns,
-            exit=self._exit,
+            is_ready=life.phase in (Phase.RUNNING, Phase.ENDING) and sandbox is not None,
+            created_at_ns=at_ns,
+            exit=life.exit.result() if life.exit.done() else None,
             info=_info(sandbox) if sandbox and verbose else {},
-            spec=created.request.spec.raw if sandbox else {},
+            spec=request.spec.raw if sandbox else {},
         )
 
     async def stop(self, sandbox_id: SandboxId) -> None:
         created = self._find(sandbox_id)
-        await self._pod.stop_sandbox()
+        await created.life.end(EndedBy.STOP)
         await created.hooks.after_delete()
 
     async def wait(self, sandbox_id: SandboxId) -> ExitStatus:
-        self._find(sandbox_id)
-        await self._ended.wait()
-        assert self._exit is not None, "it is set before the event"
-        return self._exit
+        return await asyncio.shield(self._find(sandbox_id).life.exit)
 
     async def ping(self, sandbox_id: SandboxId) -> None:
-        await self._running(sandbox_id).agent.check(PING_TIMEOUT_S)
+        await self._find(sandbox_id).life.running.agent.check(PING_TIMEOUT_S)
 
     async def stats(self, sandbox_id: SandboxId) -> ContainerStats:
         """The pod's use of the host by its cgroup's figures, not the guest's."""
-        return await self._running(sandbox_id).cgroups.stats()
+        return await self._find(sandbox_id).life.running.cgroups.stats()
 
     async def shutdown(self, sandbox_id: SandboxId) -> None:
         """The sandbox is gone. Works for one that was refused, too: containerd waits for the end of its shim."""
@@ -150,22 +146,10 @@ class ServedSandbox:
             await self.stop(sandbox_id)
         await self._pod.close()
 
-    def _latch(self, status: int) -> None:
-        if self._exit is None:
-            self._exit = ExitStatus(status=status, exited_at_ns=self._env.clock_ns())
-            self._ended.set()
-
     def _find(self, sandbox_id: SandboxId) -> _Created:
         if self._created is None or self._created.request.sandbox_id != sandbox_id:
             raise NotFound(f"find sandbox '{sandbox_id}': no such sandbox in this shim")
         return self._created
-
-    def _running(self, sandbox_id: SandboxId) -> Sandbox:
-        self._find(sandbox_id)
-        if self._sandbox is None or self._exit is not None:
-            state = "has not been started" if self._exit is None else "has ended"
-            raise FailedPrecondition(f"use sandbox '{sandbox_id}': it {state}")
-        return self._sandbox
 
 
 def _info(sandbox: Sandbox) -> Mapping[str, str]:

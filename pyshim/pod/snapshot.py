@@ -5,13 +5,13 @@ import logging
 from collections.abc import Callable, Collection, Mapping
 
 from pyshim.model.errors import ShimError
-from pyshim.model.ids import ContainerId
 from pyshim.model.observation import Trace
 from pyshim.model.oci import PodName
-from pyshim.model.sandbox import ContainerSnapshot, SandboxSnapshot, SandboxStatus
+from pyshim.model.sandbox import ContainerSnapshot, Phase, SandboxSnapshot, SandboxStatus
 from pyshim.model.seams import Records
 from pyshim.model.task import Status
 from pyshim.pod.container import Container
+from pyshim.pod.life import SandboxLife
 from pyshim.pod.plan.kata_config import kata_hypervisor_config
 from pyshim.pod.plan.kata_state import (
     kata_annotations,
@@ -67,12 +67,14 @@ class SavedState:
 
 
 def sandbox_snapshot(
-    sandbox: Sandbox, containers: Collection[Container], owner: ContainerId | None, pod: PodName, trace: Trace
+    life: SandboxLife, sandbox: Sandbox, containers: Collection[Container], pod: PodName, trace: Trace
 ) -> SandboxSnapshot:
     plan = sandbox.plan
     return SandboxSnapshot(
         sandbox_id=plan.sandbox_id,
-        status=_status(sandbox, containers),
+        status=_status(life, containers),
+        phase=life.phase,
+        ended_by=life.ended_by,
         config_source=plan.config.source,
         hypervisor_type=plan.config.hypervisor_name,
         hypervisor=_hypervisor(sandbox),
@@ -82,9 +84,9 @@ def sandbox_snapshot(
         netns_path=plan.netns_path or "",
         sizing=sandbox.resizer.record.as_json(),
         containers=tuple(_container(container, sandbox) for container in containers),
-        failure=sandbox.failure,
+        failure=life.failure,
         cgroups=sandbox.cgroups.saved(),
-        owner=owner,
+        owner=life.owner,
         pod=f"{pod.namespace}/{pod.name}" if pod.name else "",
         endpoints=_endpoints(sandbox),
         devices=(*(kata_device(*attached) for attached in sandbox.attachments.all()), *sandbox.devices.saved()),
@@ -109,11 +111,11 @@ def _hypervisor(sandbox: Sandbox) -> Mapping[str, object]:
     return {**sandbox.hypervisor.saved(), "VirtiofsDaemonPid": sandbox.virtiofsd_pid}
 
 
-def _status(sandbox: Sandbox, containers: Collection[Container]) -> SandboxStatus:
-    if sandbox.failure or sandbox.is_stopped:
-        return SandboxStatus.STOPPED
-    if not sandbox.pid:
+def _status(life: SandboxLife, containers: Collection[Container]) -> SandboxStatus:
+    if life.phase in (Phase.NEW, Phase.OPENING):
         return SandboxStatus.CREATING
+    if life.phase is not Phase.RUNNING:
+        return SandboxStatus.STOPPED
     running = any(container.init.status not in (Status.CREATED, Status.STOPPED) for container in containers)
     return SandboxStatus.RUNNING if running else SandboxStatus.READY
 

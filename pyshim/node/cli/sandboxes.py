@@ -21,7 +21,7 @@ from pyshim.model.ledger import ResourceKind
 from pyshim.model.observation import spans_from_json
 from pyshim.model.oci import pod_of
 from pyshim.model.places import STATE_ROOT as STATE_DIR
-from pyshim.model.sandbox import SandboxSnapshot, SandboxStatus
+from pyshim.model.sandbox import Phase, SandboxSnapshot, SandboxStatus
 from pyshim.model.sizing import SizingRecord
 from pyshim.node.install.plan import release_of
 from pyshim.state.schema import NotOurState, SandboxState
@@ -133,6 +133,8 @@ def _health(snapshot: SandboxSnapshot | None, known: Mapping[str, ProcessRef], l
         return f"{', '.join(stopped)} is stopped (SIGSTOP or a debugger)"
     if snapshot is None or snapshot.status is SandboxStatus.CREATING:
         return "starting"
+    if snapshot.phase is Phase.ENDING:
+        return "ending"
     if snapshot.status is SandboxStatus.STOPPED:
         return STOPPED
     if gone := [name for name in known if name not in living]:

@@ -18,8 +18,7 @@ from pyshim.model.errors import (
 )
 from pyshim.model.ids import ContainerId, HostPath, SandboxId
 from pyshim.model.sandbox import CreateSandbox, PodConfig, PodDns, PodResourceSums
-from pyshim.model.task import Status
-from pyshim.pod.process import EXIT_KILLED, EXIT_SANDBOX_LOST
+from pyshim.model.task import EXIT_KILLED, EXIT_SANDBOX_LOST, Status
 from pyshim.pod.served import ServedSandbox
 from pyshim.resources.network.plan.relay import BUILT_PROGRAM
 from tests.fakes.hypervisor import FakeHypervisor

@@ -23,7 +23,7 @@ from pyshim.model.errors import ShimError
 from pyshim.model.ids import SandboxId
 from pyshim.model.ledger import LedgerEntry, ResourceKind
 from pyshim.model.observation import MONITOR_SOCKET
-from pyshim.model.sandbox import SandboxStatus
+from pyshim.model.sandbox import Phase, SandboxStatus
 from pyshim.model.sizing import SizingRecord, dimension
 from pyshim.node.cli import listing
 from pyshim.node.cli.command import run
@@ -179,6 +179,7 @@ def test_people_get_a_table(
         (False, True, {}, "its shim is gone (hint: pyshim cleanup)"),
         (True, True, {"failure": "qemu exited 1"}, "failed: qemu exited 1"),
         (True, True, {"status": SandboxStatus.STOPPED}, "stopped"),
+        (True, True, {"status": SandboxStatus.STOPPED, "phase": Phase.ENDING}, "ending"),
         (True, True, {"status": SandboxStatus.CREATING}, "starting"),
         (True, True, {"sizing": {"vcpus": 1}}, "state damaged: read sizing record of 'ab12'"),
     ],
