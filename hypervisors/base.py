@@ -17,10 +17,7 @@ class Hypervisor(Protocol):
     def capabilities(self) -> Capabilities: ...
 
     async def create(self, config: VmConfig) -> None:
-        """The VMM runs with the guest paused and answers its control channel. On an error nothing is left behind.
-
-        After `stop` of a VM that should have continued from a saved machine, `create` may be called once more.
-        """
+        """The VMM runs with the guest paused and answers its control channel. On an error nothing is left behind."""
 
     async def start(self) -> None:
         """The guest's CPUs run."""

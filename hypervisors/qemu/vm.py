@@ -89,12 +89,7 @@ class QemuVm:
     def __init__(self, *, ledger: Ledger, children: Children) -> None:
         self._ledger = ledger
         self._children = children
-        self._reset()
-
-    def _reset(self) -> None:
         self._phase = Phase.NEW
-        self._continues = False
-        """The VM was made from a saved machine. Once it is stopped, `create` may be called again."""
         self._vm: VmConfig | None = None
         self._vsock_program: Child | None = None
         self._console: Console | None = None
@@ -136,9 +131,6 @@ class QemuVm:
 
     @within_s(lambda self, config: config.start_timeout_s + MARGIN_S, "create vm '{config.sandbox_id}'")
     async def create(self, config: VmConfig) -> None:
-        if self._continues and self._stopping is not None and succeeded(self._stopping):
-            self._reset()
-        self._continues = bool(config.saved_machine)
         with ExitStack() as fds:
             if self._phase is not Phase.NEW or self._vm is not None:
                 raise FailedPrecondition(f"create vm {config.sandbox_id!r}: this driver object has made its vm already")
@@ -320,10 +312,10 @@ class QemuVm:
     @within_s(VM_S, "save machine in '{directory}'")
     async def save_machine(self, directory: str) -> None:
         """The running VM is paused and saved in `directory`. It cannot run again; new VMs continue from the files."""
-        monitor = self._require("save machine", Phase.RUNNING)
-        if self._memory is None or self._continues:
+        monitor, config = self._require("save machine", Phase.RUNNING), self._config("save machine")
+        if self._memory is None or config.saved_machine:
             raise FailedPrecondition(f"save machine of vm {self._sandbox_id!r}: it is not made to be copied")
-        if isinstance(self._config("save machine").agent_channel, VhostUserVsockChannel):
+        if isinstance(config.agent_channel, VhostUserVsockChannel):
             await monitor.device_remove(VSOCK_ID)
         await self.pause()
         await save_machine(monitor, self._memory, directory)

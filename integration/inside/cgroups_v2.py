@@ -78,6 +78,10 @@ class Vmm:
 
     helper_pids: tuple[int, ...] = ()
 
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
     async def vcpu_thread_ids(self) -> tuple[int, ...]:
         return tuple(self.vcpus)
 
@@ -110,7 +114,7 @@ def plan_of(path: str, *, systemd: bool = False, **runtime: Any) -> Any:
     )
 
 
-def sandbox(path: str, vmm: Any, **runtime: Any) -> Any:
+def sandbox(path: str, **runtime: Any) -> Any:
     from pyshim.model.host_facts import CgroupMode
     from pyshim.resources.cgroups.host.hierarchies import mounted
     from pyshim.resources.cgroups.host.sandbox_cgroups import LinuxCgroups
@@ -120,7 +124,6 @@ def sandbox(path: str, vmm: Any, **runtime: Any) -> Any:
         plan=plan_of(path, **runtime),
         host=LinuxCgroups(CgroupMode.V2, mounted()),
         records=Records(),  # type: ignore[arg-type]
-        hypervisor=vmm,
         on_change=lambda: None,
     )
 
@@ -148,14 +151,13 @@ def where(pid: int, tid: int | None = None) -> str:
 @contextlib.asynccontextmanager
 async def running(path: str, **runtime: Any) -> AsyncIterator[tuple[Any, Vmm]]:
     """A sandbox that has started, and its end."""
-    cgroups = sandbox(path, None, **runtime)
+    cgroups = sandbox(path, **runtime)
     await cgroups.enter()
     try:
         async with cgroups.starting_vmm():
             vmm = Vmm()
-        cgroups._hypervisor = vmm
         await cgroups.restrict_devices()
-        await cgroups.place(vmm.process.pid, vmm.virtiofsd.pid)
+        await cgroups.place(vmm, vmm.virtiofsd.pid)
         yield cgroups, vmm
         for process in (vmm.process, vmm.virtiofsd):
             process.kill()
@@ -267,7 +269,7 @@ async def held_to_quota() -> object:
 async def refused(prepare: Any, path: str, **runtime: Any) -> object:
     """The error of a start that must fail, and what is left of it."""
     undo = prepare()
-    cgroups = sandbox(path, None, **runtime)
+    cgroups = sandbox(path, **runtime)
     try:
         await cgroups.enter()
         error = "none"

@@ -72,7 +72,7 @@ async def scope() -> dict[str, object]:
         found["unit"] = shown(_UNIT)
         found |= places(vmm)
         found["cpu.max"] = read(f"{cgroups._plan.groups[0].path}/cpu.max")
-        second = sandbox(_PATH, None, systemd=True, sandbox_cgroup_only=True)
+        second = sandbox(_PATH, systemd=True, sandbox_cgroup_only=True)
         try:
             await second._host.start_scope(second._plan.scope)
         except Exception as exc:

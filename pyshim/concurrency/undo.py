@@ -49,16 +49,18 @@ class Undo:
         if together:
             self.push_for(CHANGE_S + MARGIN_S, _release_together, ledger, together)
 
-    async def run(self) -> Exception | None:
+    async def run(self, *, down_to: int = 0) -> Exception | None:
         """Every step was tried, last first, also when the caller is cancelled; what failed stays for the next run.
+
+        The first `down_to` steps are left alone.
 
         The first failure is returned, not raised: it must never hide the error that made the undo necessary.
         """
-        return await to_the_end(self._run())
+        return await to_the_end(self._run(down_to))
 
-    async def _run(self) -> Exception | None:
+    async def _run(self, down_to: int) -> Exception | None:
         failed: list[tuple[_Step, Exception]] = []
-        while self._steps:
+        while len(self._steps) > down_to:
             step = self._steps.pop()
             try:
                 async with within(step.limit_s, _described(step.take)):

@@ -139,18 +139,18 @@ class Container:
         self._tasks.supervise(f"wait/{self.id}", self._watch_init())
 
     async def _make(self, timeout_s: float) -> Process:
-        sandbox, attachments = self._sandbox, self._sandbox.attachments
+        sandbox, vm = self._sandbox, self._sandbox.vm
         await make_mounts(self.plan, host=self._env.host, ledger=sandbox.services.ledger, undo=self._undo)
         with span("open streams"):
             streams = await self._open_streams(self.request.stdio, self.id)
         self._undo.push(streams.close)
-        self._undo.push(sandbox.devices.detach, self.id)
-        guest = await sandbox.devices.attach(await attachments.attach_all(self.plan, self._undo), self._spec)
-        self._undo.push(sandbox.resizer.leave, self.id)
-        await sandbox.resizer.join(self.id, self._resources)
-        self._undo.push(sandbox.swap.leave, self.id)
-        await sandbox.swap.join(self.id, self._resources)
-        await attachments.copies.attach_all(self.plan, self._agent, self._undo)
+        self._undo.push(vm.container_devices.detach, self.id)
+        guest = await vm.container_devices.attach(await vm.attachments.attach_all(self.plan, self._undo), self._spec)
+        self._undo.push(vm.resizer.leave, self.id)
+        await vm.resizer.join(self.id, self._resources)
+        self._undo.push(vm.swap.leave, self.id)
+        await vm.swap.join(self.id, self._resources)
+        await vm.attachments.copies.attach_all(self.plan, self._agent, self._undo)
         # Pushed before the call, since the guest may carry out a call that was cancelled here.
         self._undo.push(remove_from_guest, self._agent, self.id)
         with span("create container in guest"):
@@ -190,7 +190,7 @@ class Container:
 
     async def _start_init(self, process: Process) -> None:
         try:
-            await self._sandbox.network.before_start()
+            await self._sandbox.vm.network.before_start()
             await self._agent.start_container(self.id)
         except ShimError as exc:
             await self._fail_start(process, exc)
@@ -314,7 +314,7 @@ class Container:
         async def apply(after: Mapping[str, Any]) -> None:
             await self._agent.update_container(self.id, guest_resources(after, self._sandbox.plan.vm.numa))
 
-        await self._sandbox.resizer.update(self.id, resources, apply)
+        await self._sandbox.vm.resizer.update(self.id, resources, apply)
         await resize_memory_volumes(self.plan.memory_volumes, host=self._env.host, agent=self._agent)
 
     async def stats(self) -> ContainerStats:
@@ -341,7 +341,7 @@ class Container:
         status = await process.watch_exit()
         async with process.lock:  # a start under way publishes its event first
             await self._wait_for_execs()
-            await self._sandbox.resizer.leave(self.id)
+            await self._sandbox.vm.resizer.leave(self.id)
             self._end(process, status)
         self._listener.init_exited(self.id, agent_gone=self.init.agent_gone)
 

@@ -7,7 +7,7 @@ from pyshim.model.oci import PodName
 from pyshim.model.seams import Agent, Records
 from pyshim.model.volumes import VolumeStats
 from pyshim.pod.container import Container
-from pyshim.pod.sandbox import BOOTED, Sandbox
+from pyshim.pod.sandbox import Sandbox
 
 
 class PodMonitor:
@@ -29,39 +29,39 @@ class PodMonitor:
         self._trace = trace
 
     def observe(self) -> Observation:
-        sandbox = self._sandbox
-        vm, record = sandbox.plan.vm, sandbox.resizer.record
+        vm, config = self._sandbox.vm, self._sandbox.plan.vm
+        record = vm.resizer.record
         streams: dict[tuple[str, str], int] = {}
         for container in self._containers:
             bytes_by_stream = container.bytes_by_stream
             for stream in ("stdin", "stdout", "stderr"):
                 streams[container.id, stream] = bytes_by_stream[stream]
         return Observation(
-            vmm_pid=sandbox.hypervisor.pid,
-            virtiofsd_pid=sandbox.virtiofsd_pid,
+            vmm_pid=vm.hypervisor.pid,
+            virtiofsd_pid=vm.virtiofsd_pid,
             vcpus=SizeFigures(
                 requested=float(record.vcpus.exact),
-                booted=vm.cpu.boot_vcpus,
-                current=sandbox.resizer.vcpus,
-                limit=vm.cpu.max_vcpus,
+                booted=config.cpu.boot_vcpus,
+                current=vm.resizer.vcpus,
+                limit=config.cpu.max_vcpus,
             ),
             memory_mib=SizeFigures(
                 requested=float(record.memory_mib.exact),
-                booted=vm.memory.boot_mib,
-                current=sandbox.resizer.memory_mib,
-                limit=vm.memory.max_mib or vm.memory.boot_mib,
+                booted=config.memory.boot_mib,
+                current=vm.resizer.memory_mib,
+                limit=config.memory.max_mib or config.memory.boot_mib,
             ),
             containers=len(self._containers),
             ledger=self._records.entry_counts,
             spans=tuple(self._trace.spans),
             streams=streams,
             oom_kills={container.id: container.oom_kills for container in self._containers},
-            is_cloned=sandbox.origin != BOOTED,
-            missed_checks=sandbox.health.failed_checks,
+            is_cloned=vm.is_clone,
+            missed_checks=vm.health.failed_checks,
         )
 
     def agent_url(self) -> str:
-        return str(self._sandbox.hypervisor.agent_address)
+        return str(self._sandbox.vm.hypervisor.agent_address)
 
     def name(self) -> PodName:
         return self._name
@@ -71,7 +71,7 @@ class PodMonitor:
         return self._sandbox.agent
 
     async def volume_stats(self, volume_path: str) -> VolumeStats:
-        return await self._sandbox.attachments.volume_stats(volume_path, self._sandbox.agent)
+        return await self._sandbox.vm.attachments.volume_stats(volume_path, self._sandbox.agent)
 
     async def resize_volume(self, volume_path: str, size_bytes: int) -> None:
-        await self._sandbox.attachments.resize_volume(volume_path, size_bytes, self._sandbox.agent)
+        await self._sandbox.vm.attachments.resize_volume(volume_path, size_bytes, self._sandbox.agent)

@@ -34,7 +34,7 @@ class PauseAgent:
         self._plan = plan
         self.container_id = plan.container_id
         self._agent = sandbox.agent
-        self._attachments = sandbox.attachments
+        self._attachments = sandbox.vm.attachments
         self._services = sandbox.services
         self._entering = asyncio.Lock()
         self._in_guest = False

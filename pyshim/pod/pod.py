@@ -233,7 +233,7 @@ class Pod:
             raise Unavailable(f"create container '{request.container_id}': {await life.loss_reason(str(exc))}") from exc
         if not is_pause:
             self._pid_namespace.has_container(request.container_id)
-        sandbox.network.has_container(request.container_id)
+        sandbox.vm.network.has_container(request.container_id)
         self._saved.save_soon()
         return container
 

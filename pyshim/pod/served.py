@@ -107,7 +107,7 @@ class ServedSandbox:
         return self.status(sandbox_id, verbose=False)
 
     async def update(self, sandbox_id: SandboxId, resources: Mapping[str, Any]) -> None:
-        await self._find(sandbox_id).life.running.resizer.update_pod(resources)
+        await self._find(sandbox_id).life.running.vm.resizer.update_pod(resources)
 
     def check(self, sandbox_id: SandboxId) -> None:
         self._find(sandbox_id)
@@ -154,16 +154,16 @@ class ServedSandbox:
 
 def _info(sandbox: Sandbox) -> Mapping[str, str]:
     """What `crictl inspectp` shows; each value is JSON."""
-    plan, resizer = sandbox.plan, sandbox.resizer
-    vm = {
-        "vmmPid": sandbox.hypervisor.pid,
-        "virtiofsdPid": sandbox.virtiofsd_pid,
+    plan, vm = sandbox.plan, sandbox.vm
+    shown = {
+        "vmmPid": vm.hypervisor.pid,
+        "virtiofsdPid": vm.virtiofsd_pid,
         "accelerator": plan.vm.cpu.accelerator,
         "hypervisor": plan.config.hypervisor_name,
-        "agent": str(sandbox.hypervisor.agent_address),
+        "agent": str(vm.hypervisor.agent_address),
         "configuration": plan.config.source,
-        "origin": sandbox.origin,
-        "vcpus": resizer.vcpus,
-        "memoryMiB": resizer.memory_mib,
+        "origin": vm.origin,
+        "vcpus": vm.resizer.vcpus,
+        "memoryMiB": vm.resizer.memory_mib,
     }
-    return {"vm": json.dumps(vm), "sizing": json.dumps(resizer.record.as_json())}
+    return {"vm": json.dumps(shown), "sizing": json.dumps(vm.resizer.record.as_json())}

@@ -69,7 +69,7 @@ class SavedState:
 def sandbox_snapshot(
     life: SandboxLife, sandbox: Sandbox, containers: Collection[Container], pod: PodName, trace: Trace
 ) -> SandboxSnapshot:
-    plan = sandbox.plan
+    plan, vm = sandbox.plan, sandbox.vm
     return SandboxSnapshot(
         sandbox_id=plan.sandbox_id,
         status=_status(life, containers),
@@ -80,18 +80,18 @@ def sandbox_snapshot(
         hypervisor=_hypervisor(sandbox),
         hypervisor_config=kata_hypervisor_config(plan),
         vmm_pid=sandbox.pid,
-        agent_address=str(sandbox.hypervisor.agent_address) if sandbox.pid else "",
+        agent_address=str(sandbox.vm.hypervisor.agent_address) if sandbox.pid else "",
         netns_path=plan.netns_path or "",
-        sizing=sandbox.resizer.record.as_json(),
+        sizing=sandbox.vm.resizer.record.as_json(),
         containers=tuple(_container(container, sandbox) for container in containers),
         failure=life.failure,
         cgroups=sandbox.cgroups.saved(),
         owner=life.owner,
         pod=f"{pod.namespace}/{pod.name}" if pod.name else "",
         endpoints=_endpoints(sandbox),
-        devices=(*(kata_device(*attached) for attached in sandbox.attachments.all()), *sandbox.devices.saved()),
+        devices=(*(kata_device(*attached) for attached in vm.attachments.all()), *vm.container_devices.saved()),
         sandbox_config=kata_sandbox_config(plan),
-        origin=sandbox.origin,
+        origin=sandbox.vm.origin,
         trace=trace.as_json(),
     )
 
@@ -108,7 +108,7 @@ def _hypervisor(sandbox: Sandbox) -> Mapping[str, object]:
     """Kata's HypervisorState, which includes virtiofsd."""
     if not sandbox.pid:
         return {}
-    return {**sandbox.hypervisor.saved(), "VirtiofsDaemonPid": sandbox.virtiofsd_pid}
+    return {**sandbox.vm.hypervisor.saved(), "VirtiofsDaemonPid": sandbox.vm.virtiofsd_pid}
 
 
 def _status(life: SandboxLife, containers: Collection[Container]) -> SandboxStatus:
@@ -130,7 +130,7 @@ def _container(container: Container, sandbox: Sandbox) -> ContainerSnapshot:
         exit=init.exit,
         rootfs=container.plan.rootfs,
         annotations=kata_annotations(container.plan, container.request.bundle),
-        resources=sandbox.resizer.asked(container.id),
+        resources=sandbox.vm.resizer.asked(container.id),
         device_maps=kata_device_maps(container.plan),
         mounts=kata_mounts(container.plan),
     )

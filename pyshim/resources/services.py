@@ -19,10 +19,19 @@ class SandboxServices(msgspec.Struct, frozen=True, kw_only=True):
     undo: Undo
     """Runs at the sandbox's end."""
     tasks: TaskOwner
-    vm_devices: VmDevices
     on_change: Callable[[], None]
     """Called after each change that the persisted state must show."""
 
     def hold(self, *entries: LedgerEntry) -> None:
         """The entries are in the ledger; their resources are released at the sandbox's end."""
         self.undo.acquire(self.ledger, *entries)
+
+
+class VmServices(SandboxServices, frozen=True, kw_only=True):
+    """Those that the resources of one VM share: a sandbox has another VM if it boots after a clone that failed."""
+
+    vm_devices: VmDevices
+
+    @classmethod
+    def of(cls, sandbox: SandboxServices, vm_devices: VmDevices) -> "VmServices":
+        return cls(**{name: getattr(sandbox, name) for name in sandbox.__struct_fields__}, vm_devices=vm_devices)

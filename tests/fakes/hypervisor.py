@@ -72,7 +72,6 @@ class FakeHypervisor:
         self._luns: dict[int, str] = {}
         self._vcpus = 0
         self._memory_mib = 0
-        self._continues = False
         self._console: list[str] = []
 
     # For tests
@@ -110,11 +109,6 @@ class FakeHypervisor:
         )
 
     async def create(self, config: VmConfig) -> None:
-        if self._continues and self.phase == "ended" and not self._entries:
-            self.phase, self.config = "new", None
-            self.plugged.clear()
-            self._slots.clear()
-        self._continues = bool(config.saved_machine)
         self._failpoint("create")
         if self.config is not None or self.phase != "new":
             raise FailedPrecondition(f"create vm {config.sandbox_id!r}: this driver object has made its vm already")

@@ -61,7 +61,6 @@ class SandboxCgroups:
         plan: SandboxPlan,
         host: Cgroups,
         records: Records,
-        hypervisor: Hypervisor,
         on_change: Callable[[], None],
     ) -> None:
         self._config = plan.config
@@ -71,7 +70,8 @@ class SandboxCgroups:
         self._numa_why = plan.numa_why
         self._host = host
         self._records = records
-        self._hypervisor = hypervisor
+        self._hypervisor: Hypervisor | None = None
+        """The VM's, from `place` on."""
         self._on_change = on_change
         self._record = plan.sizing
         self._entries: list[LedgerEntry] = []
@@ -178,16 +178,18 @@ class SandboxCgroups:
             rules = await self._host.device_rules(DEVICE_NODES)
             await self._settings.apply(setting for role in roles for setting in device_settings(role, rules))
 
-    async def place(self, vmm_pid: int, virtiofsd_pid: int) -> None:
+    async def place(self, hypervisor: Hypervisor, virtiofsd_pid: int) -> None:
         """All processes that serve the guest are bound by a device list, and the vCPU threads are in their cgroup.
 
         Called before the guest runs, so that all its requests are served under the list. A remote VM has no process on
         this host, and pid 0.
         """
+        vmm_pid = hypervisor.pid
+        self._hypervisor, self._threads = hypervisor, ()
         self._pids.update({Member.VMM: vmm_pid, Member.VIRTIOFSD: virtiofsd_pid})
         if not self._plan.groups or not vmm_pid:
             return
-        programs: tuple[int, ...] = (vmm_pid, virtiofsd_pid, *self._hypervisor.helper_pids)
+        programs: tuple[int, ...] = (vmm_pid, virtiofsd_pid, *hypervisor.helper_pids)
         if (vmm_role := self._plan.members[Member.VMM]) in self._plan.with_device_list:
             await self._write_device_list([vmm_role])
             programs = (virtiofsd_pid,)  # the others started in this cgroup
@@ -248,7 +250,8 @@ class SandboxCgroups:
         name, left_out = rdt_class(linux)
         for key in left_out:
             self._settings.note(f"container '{container_id}': linux.intelRdt.{key} is not done for a VM")
-        known = (self._pids.get(Member.VMM), self._pids.get(Member.VIRTIOFSD), *self._hypervisor.helper_pids)
+        helper_pids = self._hypervisor.helper_pids if self._hypervisor is not None else ()
+        known = (self._pids.get(Member.VMM), self._pids.get(Member.VIRTIOFSD), *helper_pids)
         programs = tuple(pid for pid in known if pid)
         if not name or not programs:
             return
@@ -272,6 +275,8 @@ class SandboxCgroups:
 
     async def _place_vcpus(self) -> None:
         former = self._threads
+        if self._hypervisor is None:
+            return
         try:
             self._threads = await self._hypervisor.vcpu_thread_ids()
         except ShimError as exc:

@@ -14,7 +14,7 @@ from pyshim.model.errors import FailedPrecondition, NotFound, ShimError
 from pyshim.model.guest import NetworkInterface, NetworkRoute
 from pyshim.model.seams import Agent, Network
 from pyshim.model.vm import NicDevice
-from pyshim.resources.services import SandboxServices
+from pyshim.resources.services import VmServices
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ RETRIES_S = (2.0, 10.0)
 class NetworkChanges:
     """Updates VM and guest from `start` to `close`."""
 
-    def __init__(self, services: SandboxServices, *, network: Network, agent: Agent) -> None:
+    def __init__(self, services: VmServices, *, network: Network, agent: Agent) -> None:
         """The guest has been configured with the present attributes of `network`."""
         self._services = services
         self._sandbox_id = services.plan.sandbox_id

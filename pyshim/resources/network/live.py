@@ -1,7 +1,7 @@
 """The pod's network in one sandbox: connected on the host, handed to the VM, configured in the guest.
 
-The order is the sandbox's: `connect` before the VM is made, `close_taps` once it has its own descriptors, `set_up`
-before anything runs in the guest, `serve` after.
+`SandboxNetwork` is the host's side, `GuestNetwork` that of one VM. The order is the sandbox's: `connect` before the VM
+is made, `close_taps` once it has its own descriptors, `set_up` before anything runs in the guest, `serve` after.
 """
 
 from msgspec.structs import replace
@@ -17,7 +17,7 @@ from pyshim.resources.network.changes import NetworkChanges
 from pyshim.resources.network.plan.direct import direct_network
 from pyshim.resources.network.plan.network import vm_with_network
 from pyshim.resources.network.port_forward import PortForward
-from pyshim.resources.services import SandboxServices
+from pyshim.resources.services import SandboxServices, VmServices
 
 MAX_DIRECT_FILE_BYTES = 1 << 20
 
@@ -31,12 +31,6 @@ class SandboxNetwork:
         self._plan = services.plan
         self._services = services
         self._connector = connector
-        self._forward: PortForward | None = None
-        self._changes: NetworkChanges | None = None
-        self._is_started = False
-        """A container has been started in the pod."""
-        self._plugged: dict[str, str] = {}
-        """The guest's PCI path, by MAC, of each interface that came into the running VM by `plug`."""
 
     @traced("connect network")
     async def connect(self) -> None:
@@ -91,18 +85,33 @@ class SandboxNetwork:
         if self.connected is not None:
             self.connected.close_taps()
 
+
+class GuestNetwork:
+    """The interfaces of one VM, and its guest's network."""
+
+    def __init__(self, services: VmServices, network: SandboxNetwork) -> None:
+        self._plan = services.plan
+        self._services = services
+        self._network = network
+        self._forward: PortForward | None = None
+        self._changes: NetworkChanges | None = None
+        self._is_started = False
+        """A container has been started in the pod."""
+        self._plugged: dict[str, str] = {}
+        """The guest's PCI path, by MAC, of each interface that came into the running VM by `plug`."""
+
     async def plug(self) -> None:
         """The interfaces are plugged into the running VM."""
-        for nic in self.vm.nics:
+        for nic in self._network.vm.nics:
             self._plugged[nic.mac] = (await self._services.vm_devices.plug(nic)).pci_path
 
-    def start_again(self) -> None:
-        """Another VM boots with the interfaces: what was plugged into the former one does not count."""
-        self._plugged.clear()
+    def close_taps(self) -> None:
+        """As `SandboxNetwork.close_taps`."""
+        self._network.close_taps()
 
     async def set_up(self, agent: Agent) -> None:
         """The guest has its interfaces, routes and neighbours."""
-        network = self.connected
+        network = self._network.connected
         if network is None:
             return
         paths = await self._paths(network)
@@ -117,7 +126,7 @@ class SandboxNetwork:
         """The guest's PCI path of each plugged interface and function, by MAC; functions that the VM did not boot with
         are plugged first.
         """
-        placed = {item.device.id: item.pci_path for item in self.vm.pci.placed}
+        placed = {item.device.id: item.pci_path for item in self._network.vm.pci.placed}
         paths = dict(self._plugged)
         for mac, function in network.functions.items():
             if function.id not in placed:
@@ -127,7 +136,7 @@ class SandboxNetwork:
 
     def serve(self, agent: Agent) -> None:
         """The guest answers connections to the loopback of the pod's namespace, and gets interfaces that come later."""
-        network = self.connected
+        network = self._network.connected
         if network is None:
             return
         if self._services.vm_devices.capabilities().network_hotplug:
@@ -147,12 +156,13 @@ class SandboxNetwork:
         That concerns a namespace of the shim's own: its caller adds interfaces between Create and Start. Raises
         ShimError for one that the guest cannot have.
         """
-        if self._is_started or self.connected is None or not self._plan.new_netns:
+        network = self._network.connected
+        if self._is_started or network is None or not self._plan.new_netns:
             return
         if self._changes is not None:
             await self._changes.catch_up()
-        elif self.connected.is_changed():
-            self.connected.unwatch()
+        elif network.is_changed():
+            network.unwatch()
             raise FailedPrecondition(
                 f"connect the links of '{self._plan.netns_path}': they came after Create, and this VM takes no devices"
                 ' while it runs (hint: machine_type "q35" with a default_bridges of 1)'

@@ -97,12 +97,6 @@ class Resizer:
             self._keep(self.record)
             await self._fit((), replace(self.record))  # a copy: `fit` places threads for a new record only
 
-    def start_again(self) -> None:
-        """Another VM boots, with the planned size: what was plugged into the former one does not count."""
-        self.vcpus, self.memory_mib = self._plan.vm.cpu.boot_vcpus, self._plan.vm.memory.boot_mib
-        self._block_mib = self._dimms = 0
-        self._keep(self._plan.sizing)
-
     async def _grow_to(self, vcpus: int, memory_mib: int, base: VmConfig, agent: Agent) -> None:
         if vcpus > self.vcpus:
             self.vcpus = await self._hypervisor.resize_vcpus(vcpus)

@@ -17,7 +17,7 @@ from pyshim.model.seams import Agent
 from pyshim.model.vm import BlockDevice, GuestLocation
 from pyshim.model.volumes import DirectVolume, VolumeStats
 from pyshim.resources.devices.plugged import PluggedDevices
-from pyshim.resources.services import SandboxServices
+from pyshim.resources.services import VmServices
 from pyshim.resources.volumes.copying import VolumeCopies
 from pyshim.resources.volumes.plan.disk_volumes import direct_volume_point
 from pyshim.resources.volumes.plan.disks import with_disks
@@ -35,7 +35,7 @@ class _Attached(NamedTuple):
 
 
 class Attachments:
-    def __init__(self, services: SandboxServices) -> None:
+    def __init__(self, services: VmServices) -> None:
         self._services = services
         self._vm_devices = services.vm_devices
         self.copies = VolumeCopies(host=services.host, tasks=services.tasks)

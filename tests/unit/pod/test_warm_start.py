@@ -3,6 +3,7 @@
 import pytest
 
 from pyshim.model.ids import ContainerId
+from pyshim.model.vm import VmConfig
 from tests.unit.pod.conftest import DOCUMENT, Stack
 
 WARM = {**DOCUMENT, "factory": {"enable_template": True}}
@@ -14,6 +15,16 @@ async def end(stack: Stack) -> None:
     await stack.pod.kill(container_id, None, 9, False)
     await stack.pod.wait(container_id, None)
     await stack.delete_last(container_id)
+
+
+def booted_after_a_clone(stack: Stack) -> VmConfig:
+    """The configuration of the VM that has booted after a clone failed, of which nothing is left."""
+    clone, vm = stack.hypervisors
+    assert not clone.is_running
+    assert clone.config is None or clone.config.saved_machine == TEMPLATE
+    assert vm.config is not None
+    assert (vm.config.saved_machine, vm.plugged) == ("", {})
+    return vm.config
 
 
 async def test_a_vm_continues_and_gets_the_pods_devices_before_the_sandbox_is_made(stack: Stack) -> None:
@@ -60,11 +71,10 @@ async def test_a_vm_that_does_not_grow_is_replaced_by_one_that_boots_with_its_si
 
     await stack.run("c1", ["sleep"], **LARGE)
 
-    (vm,) = stack.hypervisors
-    assert vm.config is not None
-    assert (vm.config.saved_machine, vm.config.cpu.boot_vcpus) == ("", 3)
+    config = booted_after_a_clone(stack)
+    assert config.cpu.boot_vcpus == 3
     observed = stack.host.monitors[0].pod.observe()
-    assert (observed.vcpus.current, observed.memory_mib.current) == (3, vm.config.memory.boot_mib)
+    assert (observed.vcpus.current, observed.memory_mib.current) == (3, config.memory.boot_mib)
     assert stack.host.template == TEMPLATE
     await end(stack)
 
@@ -110,9 +120,7 @@ async def test_a_failure_before_the_guest_answers_discards_the_template_and_boot
 
     await stack.run("c1", ["sleep"])
 
-    (vm,) = stack.hypervisors
-    assert vm.config is not None
-    assert (vm.config.saved_machine, vm.plugged) == ("", {})
+    booted_after_a_clone(stack)
     assert stack.host.template is None
     assert stack.agent.calls.count("CreateSandbox") == 1
     assert len(stack.host.daemons) == 1
@@ -125,9 +133,7 @@ async def test_a_failure_after_the_guest_has_answered_boots_and_keeps_the_templa
 
     await stack.run("c1", ["sleep"])
 
-    (vm,) = stack.hypervisors
-    assert vm.config is not None
-    assert (vm.config.saved_machine, vm.plugged) == ("", {})
+    booted_after_a_clone(stack)
     assert stack.host.template == TEMPLATE
     assert stack.agent.calls.count("CreateSandbox") == 1
     assert len(stack.host.daemons) == 1
@@ -142,11 +148,10 @@ async def test_a_vm_that_boots_after_a_failed_clone_has_its_own_size_and_places(
     namespaces = [{"type": "network", "path": "/run/netns/n1"}]
     await stack.run("c1", ["sleep"], linux={"namespaces": namespaces, **LARGE["linux"]})
 
-    (vm,) = stack.hypervisors
-    assert vm.config is not None
-    assert (vm.config.saved_machine, len(vm.config.nics)) == ("", 2)
+    config = booted_after_a_clone(stack)
+    assert len(config.nics) == 2
     observed = stack.host.monitors[0].pod.observe()
-    assert (observed.vcpus.current, observed.memory_mib.current) == (3, vm.config.memory.boot_mib)
+    assert (observed.vcpus.current, observed.memory_mib.current) == (3, config.memory.boot_mib)
     assert [each.devicePath for each in stack.agent.interfaces] == ["", ""]
     await end(stack)
 
@@ -161,3 +166,19 @@ async def test_a_guest_that_does_not_answer_is_replaced_by_one_that_boots(method
 
     assert stack.host.template is None
     await end(stack)
+
+
+@pytest.mark.parametrize("method", ["UpdateInterface", "CreateSandbox"])
+async def test_a_clone_whose_guest_finds_a_plugged_device_late_is_given_up(method: str, stack: Stack) -> None:
+    stack.document, stack.host.template = WARM, TEMPLATE
+    stack.networks.links = ("eth0",)
+    stack.agent.failures[method] = (13, "can't find device")
+    stack.on_connected = lambda: len(stack.hypervisors) > 1 and stack.agent.failures.clear()
+
+    await stack.run("c1", ["sleep"], linux={"namespaces": [{"type": "network", "path": "/run/netns/n1"}]})
+
+    booted_after_a_clone(stack)
+    assert stack.host.template == TEMPLATE
+    assert len(stack.host.monitors) == 1
+    await end(stack)
+    assert stack.left() == {}

@@ -59,6 +59,7 @@ class Rig:
         self.records = FakeRecords(FakeHost())
         self.records.ledger = self.ledger = FakeLedger(lambda entry: self.host.release(entry.key))  # type: ignore[assignment]
         self.threads: tuple[int, ...] = (71,)
+        self.pid = 50
         self.helper_pids: tuple[int, ...] = ()
         self.changes = 0
         self.record = sizing_record("1")
@@ -71,10 +72,7 @@ class Rig:
             vm=replace(vm_config(), numa=nodes),
             numa_why="as on the host" if nodes else "",
         )
-        hypervisor: Any = self
-        self.cgroups = SandboxCgroups(
-            plan=plan, host=self.host, records=self.records, hypervisor=hypervisor, on_change=self._changed
-        )
+        self.cgroups = SandboxCgroups(plan=plan, host=self.host, records=self.records, on_change=self._changed)
 
     async def vcpu_thread_ids(self) -> tuple[int, ...]:
         return self.threads
@@ -87,7 +85,11 @@ class Rig:
         async with self.cgroups.starting_vmm():
             self.host.history.append("vmm is made")
         await self.cgroups.restrict_devices()
-        await self.cgroups.place(50, 40)
+        await self.place()
+
+    async def place(self) -> None:
+        hypervisor: Any = self
+        await self.cgroups.place(hypervisor, 40)
 
     async def fit(self, *containers: Mapping[str, Any], record: SizingRecord | None = None) -> None:
         await self.cgroups.fit(containers, record or self.record)

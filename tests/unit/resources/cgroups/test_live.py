@@ -62,10 +62,7 @@ async def test_one_of_two_simultaneous_sandboxes_with_the_same_cgroups_path_is_r
             vm=vm_config(),
             numa_why="",
         )
-        hypervisor: Any = rig
-        cgroups = SandboxCgroups(
-            plan=plan, host=rig.host, records=records, hypervisor=hypervisor, on_change=lambda: None
-        )
+        cgroups = SandboxCgroups(plan=plan, host=rig.host, records=records, on_change=lambda: None)
         await cgroups.enter()
         return records
 
@@ -364,7 +361,7 @@ async def test_a_placed_vm_has_its_cpus_before_anything_of_it_runs_and_serves_it
     await rig.cgroups.enter()
     assert (rig.written("cpuset.cpus"), rig.written("cpuset.mems")) == (["0-3"], [""])
     assert rig.host.pins == {SHIM: (0, 1)}
-    await rig.cgroups.place(50, 40)
+    await rig.place()
 
     assert rig.host.pins == {SHIM: (0, 1), 71: (2,), 72: (3,)}
     saved = rig.cgroups.saved()

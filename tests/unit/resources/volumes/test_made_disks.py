@@ -11,7 +11,7 @@ from pyshim.model.errors import FailedPrecondition
 from pyshim.model.ledger import LedgerEntry, ResourceKind
 from pyshim.model.vm import BlockDevice, Device
 from pyshim.resources.devices.vm_devices import VmDevices
-from pyshim.resources.services import SandboxServices
+from pyshim.resources.services import VmServices
 from pyshim.resources.volumes.attachments import Attachments
 from tests.fakes.disks import disk as fake_disk
 from tests.fakes.host import FakeHost, Faults
@@ -40,7 +40,7 @@ class Rig:
         self.host.before_effect = lambda effect, _path: self.order.append(effect)
         self.ledger = _Ledger(self.order)
         plan: Any = SimpleNamespace(sandbox_id="pod1")
-        services = SandboxServices(
+        services = VmServices(
             plan=plan,
             host=self.host,
             ledger=self.ledger,
