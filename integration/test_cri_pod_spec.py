@@ -70,6 +70,20 @@ def test_a_privileged_pod_is_privileged_in_its_guest_only(cri: Cri) -> None:
         container.sh("mkdir /mnt && mount -t tmpfs none /mnt")
         host_disks = {path.name for path in Path("/sys/class/block").iterdir()}
         assert not host_disks & set(container.sh("ls /dev").split())
+        assert container.sh("mknod /fuse c 10 229; exec 5<>/fuse && echo opened") == "opened\n"
+
+
+@pytest.mark.parametrize("path", ["/dev/net/tun", "/dev/kmsg", "/dev/fuse"])
+def test_a_device_of_the_guest_that_a_pod_mounts_can_be_opened(pod: Pod, path: str) -> None:
+    container = pod.start(mounts=[pb.Mount(container_path=path, host_path=path)])
+
+    assert container.sh(f"exec 5<{path} && echo opened") == "opened\n"
+
+
+def test_another_device_of_the_guest_cannot_be_opened(pod: Pod) -> None:
+    made = pod.start().exec("sh", "-c", "mknod /fuse c 10 229 && exec 5</fuse && echo opened")
+
+    assert "not permitted" in made.err
 
 
 def test_cgroup_files_of_the_specification_hold_in_the_guest(pod: Pod) -> None:

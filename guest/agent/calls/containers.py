@@ -19,6 +19,7 @@ from guest.agent.container.named_devices import NamedDevices
 from guest.agent.container.sandbox import Sandbox, apply_sysctls
 from guest.agent.container.spec import (
     GuestFacts,
+    Node,
     apply_string_user,
     check_id,
     check_process,
@@ -30,7 +31,7 @@ from guest.agent.container.spec import (
 )
 from guest.agent.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument
 from guest.agent.files import read_text, remove_tree
-from guest.agent.storage.devices import add_devices, rewrite_env
+from guest.agent.storage.devices import add_devices, nodes_of, rewrite_env
 from guest.agent.storage.hotplug import Hotplug
 from guest.agent.storage.table import StorageTable, huge_page_sizes
 from guest.agent.streams import ReadEnd
@@ -99,6 +100,7 @@ class ContainerCalls:
             pid_namespace=self._pid_namespace(spec) if request.sandbox_pidns else "",
             hooks=self._sandbox.hooks,
             guest=_guest_facts(),
+            nodes=[Node(*numbers) for numbers in nodes_of(spec.Mounts)],
             limits_devices=self._crun.limits_devices,
         )
         if edits is not None:

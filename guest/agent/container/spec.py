@@ -82,6 +82,19 @@ def check_process(process: pb.Process, doing: str) -> None:
             raise InvalidArgument(f"{doing}: NUL byte in process {name}")
 
 
+class Node(NamedTuple):
+    """A device node's numbers: `kind` is `b` or `c`."""
+
+    kind: str
+    major: int
+    minor: int
+
+
+_TUN = Node("c", 10, 200)
+_OF_PRIVILEGED = frozenset({"CAP_SYS_ADMIN", "CAP_SYS_MODULE", "CAP_SYS_RAWIO", "CAP_MKNOD"})
+"""Of these capabilities a container has at most the last one, unless it is privileged."""
+
+
 class GuestFacts(NamedTuple):
     """The guest's CPUs and huge pages, to which a host's limits are reduced."""
 
@@ -98,18 +111,19 @@ def oci_config(
     pid_namespace: str,
     hooks: Mapping[str, Iterable[pb.Hook]],
     guest: GuestFacts,
+    nodes: Iterable[Node] = (),
     limits_devices: bool,
 ) -> Json:
     """config.json of a container.
 
     `rootfs` and `cgroup` replace the spec's paths. `pid_namespace` is the path of the one to join, "" for a new one;
-    network, UTS and IPC namespaces are crun's own. `hooks` are the guest's own, after the spec's. `limits_devices`:
-    device rules can be enforced.
+    network, UTS and IPC namespaces are crun's own. `hooks` are the guest's own, after the spec's. `nodes` are the
+    devices that its mounts show it. `limits_devices`: device rules can be enforced.
     """
     linux = _linux(spec.Linux, cgroup, pid_namespace)
     resources = linux["resources"] = oci_resources(spec.Linux.Resources, guest)
     if limits_devices:
-        resources["devices"] = _device_rules(spec.Linux)
+        resources["devices"] = _device_rules(spec, nodes)
     config: Json = {
         "ociVersion": OCI_VERSION,
         "process": oci_process(spec.Process),
@@ -214,16 +228,28 @@ def _namespaces(linux: pb.Linux, pid_namespace: str) -> list[Json]:
     return out + [{"type": kind} for kind in others if kind not in ("mount", "pid", "cgroup")]
 
 
-def _device_rules(linux: pb.Linux) -> list[Json]:
-    """The spec's rules. Without rules, only its devices are allowed (crun adds /dev/null and the like)."""
-    if linux.Resources.Devices:
-        return [_device_rule(rule) for rule in linux.Resources.Devices]
-    rules: list[Json] = [{"allow": False, "access": "rwm"}]
-    for device in linux.Devices:
-        if device.Type in ("c", "b", "u"):
-            kind = "b" if device.Type == "b" else "c"
-            rules.append({"allow": True, "type": kind, "major": device.Major, "minor": device.Minor, "access": "rwm"})
-    return rules
+def _device_rules(spec: pb.Spec, nodes: Iterable[Node]) -> list[Json]:
+    """Allowed are the devices that runc and kata-agent allow every container (crun adds /dev/null and the like), the
+    spec's devices, those that its mounts show, and what its rules say, of which the last one that fits holds.
+
+    A privileged container may open every device of the guest: it could leave its cgroup anyway.
+    """
+    if set(spec.Process.Capabilities.Bounding) >= _OF_PRIVILEGED:
+        return [{"allow": True, "access": "rwm"}]
+    given = [_device_rule(rule) for rule in spec.Linux.Resources.Devices]
+    ruled = {(rule["type"], rule.get("major"), rule.get("minor")) for rule in given}
+    devices = [
+        Node("b" if device.Type == "b" else "c", device.Major, device.Minor)
+        for device in spec.Linux.Devices
+        if device.Type in ("c", "b", "u")
+    ]
+    allowed = [Node(*node) for node in dict.fromkeys((_TUN, *devices, *nodes)) if node not in ruled]
+    return [
+        {"allow": False, "access": "rwm"},
+        *({"allow": True, "type": kind, "access": "m"} for kind in "cb"),
+        *({"allow": True, "type": kind, "major": a, "minor": b, "access": "rwm"} for kind, a, b in allowed),
+        *given,
+    ]
 
 
 def _device_rule(rule: pb.LinuxDeviceCgroup) -> Json:

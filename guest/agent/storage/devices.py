@@ -16,12 +16,12 @@ import logging
 import os
 import re
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 
 from protos.agent.agent_pb2 import Device
-from protos.agent.oci_pb2 import Spec
+from protos.agent.oci_pb2 import Mount, Spec
 
 from guest.agent.children import Children
 from guest.agent.errors import FailedPrecondition, Internal, InvalidArgument, NotFound, os_cause
@@ -217,6 +217,14 @@ def check_device(device: Device) -> None:
         )
     if not (device.id or device.vm_path or device.options):
         raise InvalidArgument(f"device {device.container_path!r}: neither id nor vm_path")
+
+
+def nodes_of(mounts: Iterable[Mount]) -> Iterator[tuple[str, int, int]]:
+    """The numbers of every device node that is bind mounted."""
+    for mount in mounts:
+        if mount.source.startswith("/"):
+            with suppress(InvalidArgument, NotFound):  # a file or a directory; crun names a missing one
+                yield numbers(mount.source)
 
 
 def numbers(node: str) -> tuple[str, int, int]:

@@ -26,6 +26,10 @@ Open files have the number of its releases before 2.0, because the guest's kerne
 process would inherit those of the guest's init."""
 _OF_HOST_DEVICES = ("io.", "rdma.", "misc.", "cpuset.")
 """Prefixes of cgroup files whose content names devices or CPUs of the host."""
+_ALIKE = (1, 5, 136)
+"""Majors of character devices: memory, terminals, pseudo-terminals. Source: the kernel's admin-guide/devices.txt."""
+_MISC, _MISC_ALIKE = 10, range(128, 255)
+"""Of misc devices these minors are assigned (/dev/net/tun, /dev/fuse, /dev/kvm); others are given as drivers come."""
 MAX_DEPTH = 100
 """Levels of nested objects and lists; the OCI runtime-spec needs about ten."""
 
@@ -44,9 +48,9 @@ def guest_spec(
 ) -> dict[str, Any]:
     """A new JSON object for the agent. `root_path` and `mounts` are guest paths, `sysctls` the pod's.
 
-    It keeps limits on CPU time, memory and processes, which hold inside the guest. Cpusets, block I/O, network and
-    device rules are left out, since they name host objects, and namespace paths as well. Memory nodes become those of
-    the guest's `nodes`, if it has several.
+    It keeps limits on CPU time, memory and processes, which hold inside the guest. Cpusets, block I/O and network are
+    left out, since they name host objects, as are rules for the host's devices and namespace paths. Memory nodes become
+    those of the guest's `nodes`, if it has several.
     """
     raw: dict[str, Any] = _copied(dict(spec.raw))
     raw["root"] = {**raw["root"], "path": root_path}
@@ -72,10 +76,34 @@ def guest_spec(
     ]
     if sysctls:
         linux["sysctl"] = {**sysctls, **(linux.get("sysctl") or {})}
-    linux["resources"] = guest_resources(with_swap(linux.get("resources") or {}, spec.annotations), nodes)
+    given = linux.get("resources") or {}
+    linux["resources"] = guest_resources(with_swap(given, spec.annotations), nodes)
     linux["devices"] = [dict(device) for device in devices]
+    rules = given.get("devices") or []
+    if isinstance(rules, list):  # the agent's client refuses anything else
+        rules = [rule for rule in rules if _is_of_the_guest(rule, linux["devices"])]
+    if rules:
+        linux["resources"]["devices"] = rules
     raw["linux"] = linux
     return raw
+
+
+def _is_of_the_guest(rule: Any, devices: Sequence[Mapping[str, Any]]) -> bool:
+    """True if a device rule means the same in the guest.
+
+    It is for all devices, for one that every kernel numbers alike, or for one of `devices`, whose rules the agent
+    renumbers with them. Denying all is left to the agent.
+    """
+    if not isinstance(rule, dict):
+        return True
+    kind, major, minor = rule.get("type") or "a", rule.get("major", -1), rule.get("minor", -1)
+    if kind == "a":
+        return rule.get("allow") is True
+    if major == -1 and minor == -1:
+        return True
+    if kind in ("c", "u") and (major in _ALIKE or (major == _MISC and minor in _MISC_ALIKE)):
+        return True
+    return any((each.get("type"), each.get("major"), each.get("minor")) == (kind, major, minor) for each in devices)
 
 
 def guest_process(process: Mapping[str, Any], *, terminal: bool) -> dict[str, Any]:

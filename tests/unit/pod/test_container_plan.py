@@ -170,6 +170,28 @@ def test_a_process_without_limits_has_those_of_containerds_unit(plan: Planner) -
     assert len(files) == 3
 
 
+def test_rules_for_devices_that_mean_the_same_in_the_guest_reach_it(plan: Planner) -> None:
+    fuse = {"path": "/dev/fuse", "type": "c", "major": 10, "minor": 229}
+    other = {"path": "/dev/other", "type": "c", "major": 240, "minor": 1}
+    same = [
+        {"allow": True, "access": "rwm"},
+        {"allow": True, "type": "c", "access": "m"},
+        {"allow": True, "type": "c", "major": 10, "minor": 229, "access": "r"},
+        {"allow": False, "type": "c", "major": 1, "minor": 8, "access": "rwm"},
+        {"allow": True, "type": "c", "major": 240, "minor": 1, "access": "rw"},
+    ]
+    of_the_host = [
+        {"allow": False, "access": "rwm"},
+        {"allow": True, "type": "b", "major": 8, "minor": 0, "access": "rwm"},
+        {"allow": True, "type": "c", "major": 10, "minor": 60, "access": "rwm"},
+        {"allow": True, "type": "c", "major": 240, "minor": 2, "access": "rwm"},
+    ]
+
+    resources = {"resources": {"devices": [*of_the_host, *same]}, "devices": [fuse, other]}
+
+    assert plan(spec(linux=resources)).guest.spec["linux"]["resources"] == {"devices": same}
+
+
 def test_cgroup_files_reach_the_guest_unless_they_are_about_the_hosts_devices(plan: Planner) -> None:
     unified = {"memory.high": "5", "pids.max": "50"}
 

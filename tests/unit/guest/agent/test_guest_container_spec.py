@@ -45,6 +45,17 @@ def test_a_specs_hostname_becomes_the_pods_unless_it_wishes_to_keep_the_guests(
         hostname_of("h" * 65, "mount", "uts")
 
 
+def test_a_device_that_the_specs_mounts_show_can_be_opened(
+    hosted_agent: HostedAgent, client: AgentClient, cid: str
+) -> None:
+    spec = hosted_agent.spec(["sh", "-c", "exec 5</dev/f && echo opened"])
+    spec.Mounts.append(oci_pb2.Mount(destination="/dev/f", type="bind", source="/dev/fuse", options=["bind"]))
+
+    client.run(spec, cid)
+
+    assert client.read_all(cid) == b"opened\n"
+
+
 def test_string_user_is_looked_up_in_the_containers_files(
     hosted_agent: HostedAgent, client: AgentClient, cid: str
 ) -> None:

@@ -171,15 +171,47 @@ def test_sizes_of_pages_are_named_as_the_files_of_cgroups(size: int, name: str) 
     assert spec.page_size_name(size) == name
 
 
-def test_without_device_rules_only_the_specs_devices_are_allowed() -> None:
-    device = oci_pb2.LinuxDevice(Path="/dev/x", Type="b", Major=254, Minor=16)
+BUILT_IN = [
+    {"allow": False, "access": "rwm"},
+    {"allow": True, "type": "c", "access": "m"},
+    {"allow": True, "type": "b", "access": "m"},
+    {"allow": True, "type": "c", "major": 10, "minor": 200, "access": "rwm"},
+]
 
-    rules = config_of(a_spec(Devices=[device]))["linux"]["resources"]["devices"]
+
+def test_without_device_rules_those_of_the_spec_and_of_its_mounts_are_allowed() -> None:
+    device = oci_pb2.LinuxDevice(Path="/dev/x", Type="b", Major=254, Minor=16)
+    nodes = [spec.Node("c", 1, 11), spec.Node("c", 10, 200)]
+
+    rules = config_of(a_spec(Devices=[device]), nodes=nodes)["linux"]["resources"]["devices"]
 
     assert rules == [
-        {"allow": False, "access": "rwm"},
+        *BUILT_IN,
         {"allow": True, "type": "b", "major": 254, "minor": 16, "access": "rwm"},
+        {"allow": True, "type": "c", "major": 1, "minor": 11, "access": "rwm"},
     ]
+
+
+def test_a_device_with_a_rule_of_its_own_is_allowed_no_more_than_that() -> None:
+    device = oci_pb2.LinuxDevice(Path="/dev/fuse", Type="c", Major=10, Minor=229)
+    rule = oci_pb2.LinuxDeviceCgroup(Allow=True, Type="c", Major=10, Minor=229, Access="r")
+
+    message = a_spec(Devices=[device], Resources=oci_pb2.LinuxResources(Devices=[rule]))
+
+    assert config_of(message)["linux"]["resources"]["devices"] == [
+        *BUILT_IN,
+        {"allow": True, "type": "c", "major": 10, "minor": 229, "access": "r"},
+    ]
+
+
+def test_a_privileged_container_may_open_every_device() -> None:
+    message = a_spec()
+    message.Process.Capabilities.Bounding.extend(f"CAP_SYS_{name}" for name in ("ADMIN", "MODULE", "RAWIO"))
+    assert {"allow": True, "access": "rwm"} not in config_of(message)["linux"]["resources"]["devices"]
+
+    message.Process.Capabilities.Bounding.append("CAP_MKNOD")
+
+    assert config_of(message)["linux"]["resources"]["devices"] == [{"allow": True, "access": "rwm"}]
 
 
 @pytest.mark.parametrize(
@@ -205,7 +237,7 @@ def test_without_device_rules_only_the_specs_devices_are_allowed() -> None:
 def test_a_device_rule_keeps_its_meaning(rule: dict[str, Any], expected: dict[str, Any]) -> None:
     message = a_spec(Resources=oci_pb2.LinuxResources(Devices=[oci_pb2.LinuxDeviceCgroup(**rule)]))
 
-    assert config_of(message)["linux"]["resources"]["devices"] == [expected]
+    assert config_of(message)["linux"]["resources"]["devices"] == [*BUILT_IN, expected]
 
 
 def test_seccomp_keeps_arguments_and_tells_errno_zero_from_none() -> None:
