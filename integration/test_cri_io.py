@@ -196,3 +196,11 @@ def test_a_container_without_a_terminal_has_no_input_to_wait_for(pod: Pod) -> No
     container = pod.start("sh", "-c", "cat; echo ended", security=Security())
 
     assert container.run_to_end() == "ended\n"
+
+
+def test_standard_input_without_a_client_is_dev_null(pod: Pod) -> None:
+    """As with runc: a pipe would be read by programs that look for one."""
+    container = pod.start("sh", "-c", "readlink /proc/self/fd/0; sleep 100000")
+
+    assert container.sh("readlink /proc/self/fd/0") == "/dev/null\n"
+    eventually(lambda: container.log() == "/dev/null\n", what="the container has told its input")

@@ -38,7 +38,7 @@ class Spec(_message.Message):
     def __init__(self, Version: _Optional[str] = ..., Process: _Optional[_Union[Process, _Mapping]] = ..., Root: _Optional[_Union[Root, _Mapping]] = ..., Hostname: _Optional[str] = ..., Mounts: _Optional[_Iterable[_Union[Mount, _Mapping]]] = ..., Hooks: _Optional[_Union[Hooks, _Mapping]] = ..., Annotations: _Optional[_Mapping[str, str]] = ..., Linux: _Optional[_Union[Linux, _Mapping]] = ..., Solaris: _Optional[_Union[Solaris, _Mapping]] = ..., Windows: _Optional[_Union[Windows, _Mapping]] = ...) -> None: ...
 
 class Process(_message.Message):
-    __slots__ = ("Terminal", "ConsoleSize", "User", "Args", "Env", "Cwd", "Capabilities", "Rlimits", "NoNewPrivileges", "ApparmorProfile", "OOMScoreAdj", "SelinuxLabel")
+    __slots__ = ("Terminal", "ConsoleSize", "User", "Args", "Env", "Cwd", "Capabilities", "Rlimits", "NoNewPrivileges", "ApparmorProfile", "OOMScoreAdj", "SelinuxLabel", "NoStdin")
     TERMINAL_FIELD_NUMBER: _ClassVar[int]
     CONSOLESIZE_FIELD_NUMBER: _ClassVar[int]
     USER_FIELD_NUMBER: _ClassVar[int]
@@ -51,6 +51,7 @@ class Process(_message.Message):
     APPARMORPROFILE_FIELD_NUMBER: _ClassVar[int]
     OOMSCOREADJ_FIELD_NUMBER: _ClassVar[int]
     SELINUXLABEL_FIELD_NUMBER: _ClassVar[int]
+    NOSTDIN_FIELD_NUMBER: _ClassVar[int]
     Terminal: bool
     ConsoleSize: Box
     User: User
@@ -63,7 +64,8 @@ class Process(_message.Message):
     ApparmorProfile: str
     OOMScoreAdj: int
     SelinuxLabel: str
-    def __init__(self, Terminal: _Optional[bool] = ..., ConsoleSize: _Optional[_Union[Box, _Mapping]] = ..., User: _Optional[_Union[User, _Mapping]] = ..., Args: _Optional[_Iterable[str]] = ..., Env: _Optional[_Iterable[str]] = ..., Cwd: _Optional[str] = ..., Capabilities: _Optional[_Union[LinuxCapabilities, _Mapping]] = ..., Rlimits: _Optional[_Iterable[_Union[POSIXRlimit, _Mapping]]] = ..., NoNewPrivileges: _Optional[bool] = ..., ApparmorProfile: _Optional[str] = ..., OOMScoreAdj: _Optional[int] = ..., SelinuxLabel: _Optional[str] = ...) -> None: ...
+    NoStdin: bool
+    def __init__(self, Terminal: _Optional[bool] = ..., ConsoleSize: _Optional[_Union[Box, _Mapping]] = ..., User: _Optional[_Union[User, _Mapping]] = ..., Args: _Optional[_Iterable[str]] = ..., Env: _Optional[_Iterable[str]] = ..., Cwd: _Optional[str] = ..., Capabilities: _Optional[_Union[LinuxCapabilities, _Mapping]] = ..., Rlimits: _Optional[_Iterable[_Union[POSIXRlimit, _Mapping]]] = ..., NoNewPrivileges: _Optional[bool] = ..., ApparmorProfile: _Optional[str] = ..., OOMScoreAdj: _Optional[int] = ..., SelinuxLabel: _Optional[str] = ..., NoStdin: _Optional[bool] = ...) -> None: ...
 
 class Box(_message.Message):
     __slots__ = ("Height", "Width")

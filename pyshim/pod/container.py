@@ -237,7 +237,9 @@ class Container:
         self._require_running(f"add exec '{exec_id}'")
         if exec_id in self._execs:
             raise AlreadyExists(f"add exec '{exec_id}': container '{self.id}' already has it")
-        self._exec_specs[exec_id] = guest_process(request.process, terminal=request.stdio.terminal)
+        self._exec_specs[exec_id] = guest_process(
+            request.process, terminal=request.stdio.terminal, stdin=bool(request.stdio.stdin)
+        )
         self._execs[exec_id] = self._new_process(exec_id, request.stdio, None)
         self._env.publisher.publish(ExecAdded(container_id=self.id, exec_id=exec_id))
 

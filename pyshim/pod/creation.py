@@ -119,5 +119,6 @@ async def plan_container(host: Host, request: CreateTask, spec: OciSpec, sandbox
         hostname=spec.hostname or sandbox.guest.hostname,
         sysctls=sandbox.sysctls,
         terminal=request.stdio.terminal,
+        stdin=bool(request.stdio.stdin),
         nodes=sandbox.vm.numa,
     )

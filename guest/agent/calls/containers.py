@@ -237,6 +237,8 @@ class ProcessCalls:
         """All bytes are in the pipe. Empty data closes it, as in kata-agent."""
         process = self._process(request.container_id, request.exec_id)
         if request.data:
+            if process.stdin is None:
+                raise FailedPrecondition(f"write stdin of {request.exec_id or 'init'!r}: it is /dev/null")
             await process.stdin.write(request.data)
         else:
             await _close_stdin(process)
@@ -263,7 +265,7 @@ class ProcessCalls:
 
 async def _close_stdin(process: Process) -> None:
     # A terminal has one file for both directions: closing it would hang up the session and lose output.
-    if not process.has_terminal:
+    if process.stdin is not None and not process.has_terminal:
         await process.stdin.finish()
 
 

@@ -91,7 +91,7 @@ class Container:
                 started = await _launch(
                     self._crun,
                     exec_id,
-                    terminal=process.Terminal,
+                    process,
                     pid_file=pid_file,
                     run=lambda stdio: self._crun.execute(self.cid, process_file, pid_file, stdio),
                 )
@@ -227,7 +227,7 @@ class Containers:
             init = await _launch(
                 self._crun,
                 "",
-                terminal=spec.Process.Terminal,
+                spec.Process,
                 pid_file=pid_file,
                 run=lambda stdio: self._crun.create(cid, bundle, pid_file, stdio),
             )
@@ -252,10 +252,20 @@ class Containers:
 
 
 async def _launch(
-    crun: Crun, exec_id: str, *, terminal: bool, pid_file: str, run: Callable[[CrunStdio], Awaitable[None]]
+    crun: Crun,
+    exec_id: str,
+    process: oci_pb2.Process,
+    *,
+    pid_file: str,
+    run: Callable[[CrunStdio], Awaitable[None]],
 ) -> Process:
     """The process that crun leaves behind in `run`, with its streams. Its pid is in `pid_file` then."""
-    stdio = Stdio(terminal=terminal, console_path=crun.scratch("tty"), pipe_size=crun.pipe_size)
+    stdio = Stdio(
+        terminal=process.Terminal,
+        has_stdin=not process.NoStdin,
+        console_path=crun.scratch("tty"),
+        pipe_size=crun.pipe_size,
+    )
     try:
         with crun.children.expecting() as adopt:
             await run(stdio.for_crun)

@@ -177,6 +177,8 @@ _RECEIVE_S = 5.0
 class Process:
     """A process that crun has left behind. `exec_id` is "" for init, `stderr` None with a terminal.
 
+    `stdin` is None when no client writes to it: then it is /dev/null.
+
     `terminal` is the master's fd, -1 without one.
     """
 
@@ -185,7 +187,7 @@ class Process:
         exec_id: str,
         child: Child,
         *,
-        stdin: WriteEnd,
+        stdin: WriteEnd | None,
         stdout: ReadEnd,
         stderr: ReadEnd | None,
         terminal: int = -1,
@@ -255,7 +257,7 @@ class Process:
 class Stdio:
     """Both ends of a process's streams while crun starts it: `for_crun`, and those that `attach` gives a `Process`."""
 
-    def __init__(self, *, terminal: bool, console_path: str, pipe_size: int) -> None:
+    def __init__(self, *, terminal: bool, has_stdin: bool, console_path: str, pipe_size: int) -> None:
         """`pipe_size` in bytes, 0 for the kernel's default."""
         self._listener: socket.socket | None = None
         self._ours: tuple[int, ...] = ()
@@ -266,12 +268,14 @@ class Stdio:
             self._listener.setblocking(False)
             self.for_crun = CrunStdio(console=console_path)
             return
-        in_read, in_write = os.pipe()
+        in_read, in_write = os.pipe() if has_stdin else (-1, -1)
         out_read, out_write = os.pipe()
         err_read, err_write = os.pipe()
         self._ours = (in_write, out_read, err_read)
         self.for_crun = CrunStdio(fds=(in_read, out_write, err_write))
-        for fd in self._ours if pipe_size else ():
+        for fd in self._ours:
+            if not pipe_size or fd < 0:
+                continue
             try:
                 fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, pipe_size)
             except OSError as error:
@@ -281,15 +285,17 @@ class Stdio:
         """The process that crun left behind, which now owns its streams."""
         if self._listener is not None:
             master = _receive_master(self._listener)
-            stdin, stdout = WriteEnd(os.dup(master)), ReadEnd(os.dup(master))
-            return Process(exec_id, child, stdin=stdin, stdout=stdout, stderr=None, terminal=master)
+            inward, outward = WriteEnd(os.dup(master)), ReadEnd(os.dup(master))
+            return Process(exec_id, child, stdin=inward, stdout=outward, stderr=None, terminal=master)
         (in_write, out_read, err_read), self._ours = self._ours, ()
-        return Process(exec_id, child, stdin=WriteEnd(in_write), stdout=ReadEnd(out_read), stderr=ReadEnd(err_read))
+        stdin = WriteEnd(in_write) if in_write >= 0 else None
+        return Process(exec_id, child, stdin=stdin, stdout=ReadEnd(out_read), stderr=ReadEnd(err_read))
 
     def close(self) -> None:
         """Every fd that is still owned here is closed, also crun's ends."""
-        for fd in (*self._ours, *(fd for fd in self.for_crun.fds if fd >= 0)):
-            os.close(fd)
+        for fd in (*self._ours, *self.for_crun.fds):
+            if fd >= 0:
+                os.close(fd)
         if self._listener is not None:
             self._listener.close()
             remove_file(self.for_crun.console or "")

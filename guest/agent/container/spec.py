@@ -28,7 +28,7 @@ Json: TypeAlias = dict[str, Any]
 OCI_VERSION = "1.0.2"
 _MAX_ID_BYTES = 1024
 _NAMESPACES_OF_THE_POD = ("network", "uts", "ipc")
-_LABELS = ("apparmorProfile", "selinuxLabel")
+_NOT_CRUNS = ("apparmorProfile", "selinuxLabel", "noStdin")
 _OF_LINUX = ("uidMappings", "gidMappings", "devices", "seccomp", "rootfsPropagation", "maskedPaths", "readonlyPaths")
 _LIMITS = {
     "memory": ("limit", "reservation", "swap"),
@@ -142,7 +142,7 @@ def oci_process(process: pb.Process) -> Json:
     """The process object, of config.json and of `crun exec --process`."""
     # AppArmor profiles and SELinux labels are the host's: the guest has no such policy loaded and crun would
     # refuse the process.
-    out = {name: value for name, value in _object(process).items() if name not in _LABELS}
+    out = {name: value for name, value in _object(process).items() if name not in _NOT_CRUNS}
     if len(out.get("consoleSize", {})) < 2:
         out.pop("consoleSize", None)
     user = {"uid": process.User.UID, "gid": process.User.GID, "additionalGids": list(process.User.AdditionalGids)}

@@ -155,6 +155,7 @@ def of_bundle(bundle: str, options: RuntimeOptions | None, devices: PodDevices) 
             hostname=spec.hostname,
             sysctls=sandbox.sysctls if sandbox else {},
             terminal=spec.terminal,
+            stdin=False,
         )
     return Plan(
         title=f"{member.kind.value} '{container_id}'",

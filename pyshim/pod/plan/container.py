@@ -39,6 +39,7 @@ def container_plan(
     hostname: str,
     sysctls: Mapping[str, str],
     terminal: bool,
+    stdin: bool,
     nodes: Sequence[GuestNode] = (),
 ) -> ContainerPlan:
     """The plan. `sources` has the facts of every path in `volume_sources(spec)`.
@@ -73,6 +74,7 @@ def container_plan(
                 hostname=hostname,
                 sysctls=sysctls,
                 terminal=terminal,
+                stdin=stdin,
                 devices=[_guest_device_node(device, spec) for device in spec.devices if device.type in ("c", "u", "b")],
                 nodes=nodes,
             ),

@@ -43,6 +43,7 @@ def guest_spec(
     hostname: str,
     sysctls: Mapping[str, str],
     terminal: bool,
+    stdin: bool,
     devices: Sequence[Mapping[str, Any]],
     nodes: Sequence[GuestNode] = (),
 ) -> dict[str, Any]:
@@ -63,7 +64,7 @@ def guest_spec(
     raw["annotations"] = {
         key: value for key, value in (raw.get("annotations") or {}).items() if not key.startswith(_CDI_PREFIX)
     }
-    raw["process"] = guest_process(raw["process"], terminal=terminal)
+    raw["process"] = guest_process(raw["process"], terminal=terminal, stdin=stdin)
     linux = dict(raw.get("linux") or {})
     if not seccomp:
         linux.pop("seccomp", None)
@@ -106,14 +107,18 @@ def _is_of_the_guest(rule: Any, devices: Sequence[Mapping[str, Any]]) -> bool:
     return any((each.get("type"), each.get("major"), each.get("minor")) == (kind, major, minor) for each in devices)
 
 
-def guest_process(process: Mapping[str, Any], *, terminal: bool) -> dict[str, Any]:
+def guest_process(process: Mapping[str, Any], *, terminal: bool, stdin: bool) -> dict[str, Any]:
     """The `process` of an init or exec for the agent. The client's `terminal` replaces that of the spec.
+
+    Without a client for its `stdin`, our own agent gives it /dev/null, as runc's shim does.
 
     Labels and profiles of the host's security modules are left out: kata-agent refuses a label that its kernel cannot
     use. Resource limits that the spec does not name are those that runc's containers have.
     """
     kept = {key: value for key, value in process.items() if key not in ("apparmorProfile", "selinuxLabel")}
     process = {**_copied(kept), "terminal": terminal}
+    if not (stdin or terminal):
+        process["noStdin"] = True
     named = process.get("rlimits") or []
     if isinstance(named, list):  # the agent's client refuses anything else
         kinds = [limit.get("type") for limit in named if isinstance(limit, dict)]

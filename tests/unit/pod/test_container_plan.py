@@ -11,6 +11,7 @@ from pyshim.model.plans import ContainerPlan
 from pyshim.model.task import RootfsMount
 from pyshim.model.volumes import SourceFacts, SourceKind
 from pyshim.pod.plan.container import container_plan, rootfs_mount, without_image
+from pyshim.pod.plan.guest_spec import guest_process
 from pyshim.resources.volumes.plan.share import share_plan
 from pyshim.resources.volumes.plan.volumes import volume_sources
 from tests.fakes.inputs import config, spec
@@ -40,6 +41,7 @@ def plan() -> Planner:
             hostname=spec.hostname,
             sysctls=sysctls or {},
             terminal=False,
+            stdin=True,
         )
 
     return make
@@ -168,6 +170,13 @@ def test_a_process_without_limits_has_those_of_containerds_unit(plan: Planner) -
     }
     assert [limit for limit in files if limit["type"] == "RLIMIT_NOFILE"] == [named]
     assert len(files) == 3
+
+
+@pytest.mark.parametrize(
+    ("terminal", "stdin", "is_null"), [(False, False, True), (False, True, False), (True, False, False)]
+)
+def test_a_process_without_client_or_terminal_has_no_standard_input(terminal: bool, stdin: bool, is_null: bool) -> None:
+    assert guest_process({"args": ["sh"]}, terminal=terminal, stdin=stdin).get("noStdin", False) is is_null
 
 
 def test_rules_for_devices_that_mean_the_same_in_the_guest_reach_it(plan: Planner) -> None:

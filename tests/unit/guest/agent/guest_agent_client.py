@@ -25,7 +25,7 @@ from pyshim.ttrpc.connection import ClientConnection, ResponseReceived
 REPOSITORY = Path(__file__).resolve().parents[4]
 PATIENCE_S = 100.0
 """For whatever is expected to happen, on a machine however busy; less than pytest gives a test."""
-APPLETS = "sh cat echo sleep id hostname ps tty stty env kill head wc true mkdir".split()
+APPLETS = "sh cat echo sleep id hostname ps tty stty env kill head wc true mkdir ls".split()
 
 _names = (f"c{number}" for number in itertools.count())
 

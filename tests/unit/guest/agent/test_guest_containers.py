@@ -135,6 +135,21 @@ def test_stats_of_a_running_container_are_answered(client: AgentClient, sleeper:
     assert reply.cgroup_stats.cpu_stats.cpu_usage.total_usage > 0
 
 
+def test_without_a_client_standard_input_is_dev_null(hosted_agent: HostedAgent, client: AgentClient, cid: str) -> None:
+    """Not a pipe at its end: programs that look for one would read it in place of their files."""
+    look = ["sh", "-c", "ls -l /proc/self/fd/0; sleep 1000"]
+    client.run(hosted_agent.spec(look, NoStdin=True), cid)
+    client.execute(cid, "null", look, NoStdin=True)
+    client.execute(cid, "pipe", look)
+
+    assert client.read(cid).endswith(b"-> /dev/null\n")
+    assert client.read(cid, "null").endswith(b"-> /dev/null\n")
+    assert b"-> pipe:" in client.read(cid, "pipe")
+    client.close_stdin(cid)
+    with refused(Code.FAILED_PRECONDITION, "it is /dev/null"):
+        client.write(cid, b"x", "null")
+
+
 def test_exec_has_its_own_streams_and_exit_code(client: AgentClient, sleeper: str) -> None:
     client.execute(sleeper, "e1", ["sh", "-c", "cat; echo err >&2; exit 5"])
     client.write(sleeper, b"to exec", "e1")

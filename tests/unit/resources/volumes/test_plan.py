@@ -334,6 +334,7 @@ def root_plan(
         hostname="h",
         sysctls={},
         terminal=False,
+        stdin=True,
     )
 
 
@@ -536,6 +537,7 @@ def container_of(config: Config, spec: OciSpec, kinds: dict[str, SourceKind]) ->
         hostname="h",
         sysctls={},
         terminal=False,
+        stdin=True,
     )
 
 
