@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 
 from protos.cri import v1_pb2 as pb
 
@@ -64,10 +65,10 @@ print("ready", flush=True)
 """Echoes on each place given: `ADDRESS:PORT` for TCP, `:PORT` for UDP. A TCP answer ends with `<end>`."""
 
 
-def start_python(pod: Pod, script: str, *arguments: str) -> Container:
+def start_python(pod: Pod, script: str, *arguments: str, mounts: Sequence[pb.Mount] = ()) -> Container:
     """A container of `pod` that runs `script`."""
-    mounts = [pb.Mount(container_path=tree, host_path=tree, readonly=True) for tree in _TREES]
-    return pod.start("sh", "-c", _LINKS + 'exec "$@"', "sh", *_argv(script, *arguments), mounts=mounts)
+    trees = [pb.Mount(container_path=tree, host_path=tree, readonly=True) for tree in _TREES]
+    return pod.start("sh", "-c", _LINKS + 'exec "$@"', "sh", *_argv(script, *arguments), mounts=[*trees, *mounts])
 
 
 def run_python(container: Container, script: str, *arguments: str) -> str:

@@ -1,12 +1,11 @@
 """Undo of a failed creation or of an object that has ended: its steps, last first."""
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import Any, NamedTuple
 
-from pyshim.concurrency.deadlines import CHANGE_S, MARGIN_S, UNDO_S, within
+from pyshim.concurrency.deadlines import UNDO_S, within
 from pyshim.concurrency.tasks import to_the_end
 from pyshim.model.errors import ShimError
 from pyshim.model.ledger import Ledger, LedgerEntry
@@ -37,17 +36,12 @@ class Undo:
         """As `push`, for a step that may take `limit_s`."""
         self._steps.append(_Step(partial(step, *args), limit_s))
 
-    def acquire(self, ledger: Ledger, *entries: LedgerEntry, together: tuple[LedgerEntry, ...] = ()) -> None:
-        """The intents are in the ledger, and their releases among the steps.
-
-        Those of `together`, of which none depends on another, are released first, all at the same time.
-        """
-        if entries or together:
-            ledger.acquire(*entries, *together)
+    def acquire(self, ledger: Ledger, *entries: LedgerEntry) -> None:
+        """The intents are in the ledger, and their releases among the steps."""
+        if entries:
+            ledger.acquire(*entries)
         for entry in entries:
             self.push(ledger.release, entry)
-        if together:
-            self.push_for(CHANGE_S + MARGIN_S, _release_together, ledger, together)
 
     async def run(self, *, down_to: int = 0) -> Exception | None:
         """Every step was tried, last first, also when the caller is cancelled; what failed stays for the next run.
@@ -71,24 +65,6 @@ class Undo:
                 failed.append((step, exc))
         self._steps.extend(step for step, _ in reversed(failed))
         return failed[0][1] if failed else None
-
-
-async def _release_together(ledger: Ledger, entries: tuple[LedgerEntry, ...]) -> None:
-    """Each was tried, each within CHANGE_S: a busy server takes seconds for an unmount.
-
-    Raises the first failure; the others are logged.
-    """
-
-    async def release(entry: LedgerEntry) -> None:
-        async with within(CHANGE_S, f"release {entry.kind.value} '{entry.key}'"):
-            await ledger.release(entry)
-
-    results = await asyncio.gather(*map(release, entries), return_exceptions=True)
-    failures = [result for result in results if isinstance(result, BaseException)]
-    for failure in failures[1:]:
-        log.warning("undo failed", extra={"of": "entries released together", "error": str(failure)})
-    if failures:
-        raise failures[0]
 
 
 def _described(step: Callable[[], Awaitable[None]]) -> str:

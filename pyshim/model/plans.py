@@ -14,7 +14,7 @@ from pyshim.model.oci import ContainerKind
 from pyshim.model.placement import Placed
 from pyshim.model.sizing import SizingRecord
 from pyshim.model.vm import BlockDevice, VmConfig
-from pyshim.model.volumes import DirectVolume, HostMount, VirtiofsdPlan, VolumeCopy
+from pyshim.model.volumes import Bind, DirectVolume, HostMount, VirtiofsdPlan, VolumeCopy
 
 
 class SharePlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,9 +90,11 @@ class ContainerPlan(msgspec.Struct, frozen=True, kw_only=True):
     rootfs_mounts: tuple[HostMount, ...]
     """The mounts of Create.rootfs on `<bundle>/rootfs`, in order."""
     share_mounts: tuple[HostMount, ...]
-    """The root file system and the volumes, bound into the share."""
+    """The root file system, bound into the share."""
     share_points: tuple[HostPath, ...]
-    """Files and directories that stay in the share after `share_mounts` are unmounted."""
+    """Directories that stay in the share after `share_mounts` are unmounted."""
+    binds: tuple[Bind, ...]
+    """The volumes in the share, each made for the first container that has it."""
     disks: tuple[DiskUse, ...]
     copies: tuple[VolumeCopy, ...]
     """Host files to copy into a guest that shares no files with the host."""

@@ -27,7 +27,7 @@ from pyshim.model.oci import OciHook, PodName
 from pyshim.model.sandbox import SandboxSnapshot
 from pyshim.model.task import Stdio, TaskEvent
 from pyshim.model.vm import NicDevice, VfioDevice, VhostUserNic, VmConfig
-from pyshim.model.volumes import CopiedPiece, HostMount, SourceFacts, TreeEntry, VirtiofsdPlan, VolumeStats
+from pyshim.model.volumes import CopiedPiece, HostMount, Place, SourceFacts, TreeEntry, VirtiofsdPlan, VolumeStats
 
 
 class ContainerAgent(Protocol):
@@ -207,8 +207,8 @@ class Host(Protocol):
         If `vhost_user_store` is not empty, a block device with a number of that store is one of its disks.
         """
 
-    async def with_mounts_below(self, paths: Collection[str]) -> frozenset[str]:
-        """Those of `paths` that have a mount below them."""
+    async def places(self, paths: Collection[str]) -> Mapping[str, Place]:
+        """Where each of `paths` leads, links followed."""
 
     def cgroups(self, mode: CgroupMode) -> Cgroups: ...
     async def make_directory(self, path: str, mode: int) -> None: ...

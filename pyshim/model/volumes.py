@@ -3,6 +3,7 @@
 import stat
 from collections.abc import Mapping
 from enum import StrEnum
+from typing import NamedTuple
 
 import msgspec
 
@@ -34,6 +35,16 @@ class SourceKind(StrEnum):
     BLOCK = "block"
     OTHER = "other"
     MISSING = "missing"
+
+
+class Place(NamedTuple):
+    """Where a path leads, as the table of mounts has it."""
+
+    file: str
+    """The directory or file by its file system, `MAJOR:MINOR/PATH` without a slash at the end."""
+    mount_id: int
+    mounts_below: tuple[int, ...]
+    """The ids of the mounts below it."""
 
 
 class HostMount(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,9 +134,32 @@ class SourceFacts(msgspec.Struct, frozen=True, kw_only=True):
     vhost_user_socket: str = ""
     """The socket of the program that serves this block device, which has no node in /dev."""
     is_read_only_device: bool = False
-    has_mounts_below: bool = False
-    """A mount is below it; only looked for if the directory is shared read-only."""
+    identity: str = ""
+    """Equal for two looks at one directory or file by mounts with the same flags, whatever happened in between."""
+    mount_flags: int = 0
+    """statvfs(3)'s f_flag: read-only, noexec and their like."""
+    place: str = ""
+    """`Place.file`; empty if nothing is there."""
+    mount_id: int = 0
+    mounts_below: tuple[int, ...] = ()
     direct: DirectVolume | None = None
+
+
+class Bind(msgspec.Struct, frozen=True, kw_only=True):
+    """A volume in the share: the source is bound once for all containers of the sandbox that have it."""
+
+    mount: HostMount
+    place: str
+    """`SourceFacts.place` of the source."""
+    mount_flags: int
+    is_directory: bool
+    is_one_mount: bool
+    """The source has no mounts below it, and gets none."""
+
+    @property
+    def reaches_below(self) -> bool:
+        """What lies in the source may be reached by a path below the bind."""
+        return self.is_one_mount and "ro" not in self.mount.options
 
 
 class VirtiofsdPlan(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,6 +1,7 @@
 """The planning half of a Create: read what the host has, then plan the sandbox or the container. Changes nothing."""
 
 import logging
+from collections.abc import Sequence
 
 from pyshim.model.config import Config
 from pyshim.model.errors import NotFound, ShimError
@@ -12,6 +13,7 @@ from pyshim.model.plans import ContainerPlan, SandboxPlan
 from pyshim.model.sandbox import SandboxRequest
 from pyshim.model.seams import Host
 from pyshim.model.task import CreateTask
+from pyshim.model.volumes import Bind
 from pyshim.pod.environment import Environment
 from pyshim.pod.plan.container import container_plan
 from pyshim.pod.plan.guest_sandbox import dns_lines, resolv_conf
@@ -21,7 +23,7 @@ from pyshim.resources.devices.live import log_found
 from pyshim.resources.devices.plan.devices import sandbox_question
 from pyshim.resources.devices.plan.instances import MAX_BYTES, InstanceTable, read_instances
 from pyshim.resources.sizing.plan.capacity import capacity_question
-from pyshim.resources.volumes.live import look_at_layers, volume_facts
+from pyshim.resources.volumes.live import look_at_layers, places_now, volume_facts
 
 log = logging.getLogger(__name__)
 
@@ -106,8 +108,13 @@ async def _dns(host: Host, spec: OciSpec) -> tuple[str, ...]:
         return ()
 
 
-async def plan_container(host: Host, request: CreateTask, spec: OciSpec, sandbox: SandboxPlan) -> ContainerPlan:
-    """The plan of a container of `sandbox`. Raises what `look_at_layers` and `container_plan` raise."""
+async def plan_container(
+    host: Host, request: CreateTask, spec: OciSpec, sandbox: SandboxPlan, binds: Sequence[Bind]
+) -> ContainerPlan:
+    """The plan of a container of `sandbox`, whose containers have `binds`.
+
+    Raises what `look_at_layers` and `container_plan` raise.
+    """
     return container_plan(
         container_id=request.container_id,
         bundle=request.bundle,
@@ -121,4 +128,5 @@ async def plan_container(host: Host, request: CreateTask, spec: OciSpec, sandbox
         terminal=request.stdio.terminal,
         stdin=bool(request.stdio.stdin),
         nodes=sandbox.vm.numa,
+        bound=await places_now(host, binds),
     )

@@ -205,7 +205,8 @@ class Pod:
         assert self._saved is not None, "open_sandbox has made it"
         assert self._pid_namespace is not None, "open_sandbox has made it"
         is_pause = request.container_id == life.owner and sandbox.plan.kind is ContainerKind.POD_SANDBOX
-        plan = await plan_container(self._env.host, request, spec, sandbox.plan)
+        binds = sandbox.vm.attachments.binds.all()
+        plan = await plan_container(self._env.host, request, spec, sandbox.plan, binds)
         agent: ContainerAgent = sandbox.agent
         resources = with_swap((spec.raw.get("linux") or {}).get("resources") or {}, spec.annotations)
         if is_pause:

@@ -5,7 +5,7 @@ import contextlib
 import logging
 import os
 import stat
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import BinaryIO, ParamSpec, TypeVar
 
 from pyshim.concurrency.deadlines import CHANGE_S, MARGIN_S, READ_S, within_s
@@ -13,7 +13,7 @@ from pyshim.concurrency.tasks import ended, thread_to_the_end
 from pyshim.host.fds import OwnedFd
 from pyshim.host.files import list_tree, read_piece
 from pyshim.host.mounts.mounting import perform_mount
-from pyshim.host.mounts.table import with_mounts_below
+from pyshim.host.mounts.table import places
 from pyshim.host.os_errors import os_errors
 from pyshim.host.processes.children import Children
 from pyshim.host.processes.hooks import hook_timeout_s, netns_member, run_hook
@@ -28,7 +28,7 @@ from pyshim.model.places import METRICS_DIRECTORY
 from pyshim.model.remote_vms import RemoteVmState
 from pyshim.model.task import Stdio
 from pyshim.model.vm import VmConfig
-from pyshim.model.volumes import HostMount, SourceFacts, TreeEntry, VirtiofsdPlan
+from pyshim.model.volumes import HostMount, Place, SourceFacts, TreeEntry, VirtiofsdPlan
 from pyshim.resources.cgroups.host.hierarchies import Hierarchy, mounted
 from pyshim.resources.cgroups.host.sandbox_cgroups import LinuxCgroups
 from pyshim.resources.network.host.namespace import make_netns
@@ -75,9 +75,9 @@ class LinuxHost:
         return await asyncio.to_thread(source_facts, path, vhost_user_store)
 
     @within_s(READ_S, "look at mounts")
-    async def with_mounts_below(self, paths: Collection[str]) -> frozenset[str]:
-        """Those of the paths below which something is mounted; see `table.with_mounts_below`."""
-        return await _reading("/proc/self/mountinfo", with_mounts_below, paths)
+    async def places(self, paths: Collection[str]) -> Mapping[str, Place]:
+        """Where each path is; see `table.places`."""
+        return await _reading("/proc/self/mountinfo", places, paths)
 
     def cgroups(self, mode: CgroupMode) -> LinuxCgroups:
         """One sandbox's host cgroups; see `cgroups.LinuxCgroups`."""

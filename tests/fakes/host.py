@@ -15,7 +15,7 @@ from pyshim.model.sandbox import SandboxSnapshot
 from pyshim.model.seams import MonitorRpc
 from pyshim.model.task import Stdio, TaskEvent
 from pyshim.model.vm import VmConfig
-from pyshim.model.volumes import HostMount, SourceFacts, SourceKind, TreeEntry, VirtiofsdPlan
+from pyshim.model.volumes import HostMount, Place, SourceFacts, SourceKind, TreeEntry, VirtiofsdPlan
 from pyshim.resources.linux import LinuxHost
 from tests.fakes.cgroups import FakeCgroups
 from tests.fakes.deadlines import deadlines_of
@@ -129,8 +129,8 @@ class FakeHost:
         self.directories: set[str] = set()
         self.trees: dict[str, list[TreeEntry]] = {}
         self.mounts: list[str] = []
-        self.mounted_below: set[str] = set()
-        """Sources below which something is mounted."""
+        self.placed: dict[str, Place] = {}
+        """The places of sources; of the others nothing is known."""
         self.daemons: set[FakeVirtiofsd] = set()
         self.streams: dict[str, FakeStreams] = {}
         self.sources: dict[str, SourceFacts] = {}
@@ -179,8 +179,8 @@ class FakeHost:
         self.template = None
         self.on_discard()
 
-    async def with_mounts_below(self, paths: Collection[str]) -> frozenset[str]:
-        return frozenset(path for path in paths if path in self.mounted_below)
+    async def places(self, paths: Collection[str]) -> Mapping[str, Place]:
+        return {path: self.placed[path] for path in paths if path in self.placed}
 
     def cgroups(self, mode: CgroupMode) -> FakeCgroups:
         return self.cgroup_tree

@@ -3,9 +3,11 @@
 import errno
 import os
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from typing import NamedTuple
 
 from pyshim.host import syscalls
+from pyshim.model.volumes import Place
 
 _TABLE = "/proc/thread-self/mountinfo"
 """A thread may be in a mount namespace of its own."""
@@ -14,6 +16,9 @@ _TABLE = "/proc/thread-self/mountinfo"
 class MountRow(NamedTuple):
     """A row of the table."""
 
+    id: int
+    device: str
+    """The file system's device number, `MAJOR:MINOR`."""
     root: str
     """The directory of the file system that is mounted; `/` for all of it."""
     point: str
@@ -27,10 +32,15 @@ def mounts(table: str = _TABLE) -> Iterator[MountRow]:
     with open(table, "rb") as lines:
         for line in lines:
             ours, _, theirs = line.partition(b" - ")
-            _, _, _, root, point, *_ = ours.split(b" ")
+            number, _, device, root, point, *_ = ours.split(b" ")
             kind, *_, options = theirs.split()
             yield MountRow(
-                _unescaped(root), _unescaped(point), os.fsdecode(kind), tuple(os.fsdecode(options).split(","))
+                int(number),
+                device.decode(),
+                _unescaped(root),
+                _unescaped(point),
+                os.fsdecode(kind),
+                tuple(os.fsdecode(options).split(",")),
             )
 
 
@@ -47,18 +57,33 @@ def mounted_below(path: str) -> tuple[str, ...]:
     return tuple(points)
 
 
-def with_mounts_below(paths: Collection[str]) -> frozenset[str]:
-    """Those of the paths below which something is mounted, by one look at the table. Raises OSError."""
-    wanted: dict[str, list[str]] = {}
+def places(paths: Collection[str]) -> dict[str, Place]:
+    """Where each path that exists leads, links followed, by one look at the table. Raises OSError."""
+    wanted: dict[str, tuple[str, int]] = {}
     for path in paths:
-        wanted.setdefault(os.path.realpath(path), []).append(path)
-    found: set[str] = set()
-    for each in mounts():
-        above = os.path.dirname(each.point)
+        with suppress(FileNotFoundError, NotADirectoryError):
+            wanted[path] = os.path.realpath(path), syscalls.statx(path).mount_id
+    ids = {mount_id for _, mount_id in wanted.values()}
+    covering: dict[int, MountRow] = {}
+    below: dict[str, list[int]] = {path: [] for path, _ in wanted.values()}
+    for row in mounts():
+        if row.id in ids:
+            covering[row.id] = row
+        above = os.path.dirname(row.point)
         while above != "/":
-            found.update(wanted.get(above, ()))
+            if above in below:
+                below[above].append(row.id)
             above = os.path.dirname(above)
-    return frozenset(found)
+    return {
+        asked: Place(_file(covering[mount_id], path), mount_id, tuple(below[path]))
+        for asked, (path, mount_id) in wanted.items()
+        if mount_id in covering
+    }
+
+
+def _file(row: MountRow, path: str) -> str:
+    inside = os.path.normpath(f"{row.root}/{path.removeprefix(row.point)}").lstrip("/")
+    return f"{row.device}/{inside}" if inside else row.device
 
 
 def mount_root(path: str) -> str | None:

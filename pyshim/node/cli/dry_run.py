@@ -324,7 +324,7 @@ def _sandbox_lines(plan: SandboxPlan) -> Iterator[str]:
 def _container_lines(plan: ContainerPlan) -> Iterator[str]:
     yield ""
     yield "mounts of the container"
-    yield from _mount_lines((*plan.rootfs_mounts, *plan.share_mounts))
+    yield from _mount_lines((*plan.rootfs_mounts, *plan.share_mounts, *(bind.mount for bind in plan.binds)))
     if plan.guest.storages:
         yield ""
         yield "mounted in the guest"

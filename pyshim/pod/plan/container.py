@@ -14,7 +14,7 @@ from pyshim.model.oci import ContainerKind, OciDevice, OciSpec, membership
 from pyshim.model.plans import ContainerPlan, DiskUse, SharePlan
 from pyshim.model.task import RootfsMount
 from pyshim.model.vm import GuestNode
-from pyshim.model.volumes import HostMount, SourceFacts, SourceKind, TargetKind
+from pyshim.model.volumes import Bind, HostMount, SourceFacts, SourceKind, TargetKind
 from pyshim.pod.plan.guest_spec import guest_spec
 from pyshim.resources.volumes.plan.disk_volumes import block_volume
 from pyshim.resources.volumes.plan.guest_pull import root_pulled_in_guest
@@ -41,14 +41,17 @@ def container_plan(
     terminal: bool,
     stdin: bool,
     nodes: Sequence[GuestNode] = (),
+    bound: Sequence[Bind] = (),
 ) -> ContainerPlan:
-    """The plan. `sources` has the facts of every path in `volume_sources(spec)`.
+    """The plan. `sources` has the facts that `volumes_plan` asks for; `bound` are the binds of other containers.
 
     Raises InvalidArgument, FailedPrecondition or Unimplemented naming the mount.
     """
     _check_layers(rootfs)
     host_rootfs = rootfs_path(bundle, spec, has_mounts=bool(rootfs))
-    volumes = volumes_plan(container_id=container_id, spec=spec, config=config, share=share, sources=sources)
+    volumes = volumes_plan(
+        container_id=container_id, spec=spec, config=config, share=share, sources=sources, bound=bound
+    )
     disks = (*volumes.disks, *_device_disks(spec, config, sources))
     root = _guest_root(rootfs, spec, config, container_id)
     root_mounts = () if root else (_root_share(host_rootfs, container_id, share),)
@@ -56,11 +59,9 @@ def container_plan(
         container_id=container_id,
         rootfs=host_rootfs,
         rootfs_mounts=() if root else tuple(rootfs_mount(mount, host_rootfs) for mount in rootfs),
-        share_mounts=(*root_mounts, *volumes.host_mounts),
-        share_points=(
-            *((HostPath(f"{share.mounts_dir}/{container_id}"),) if root_mounts else ()),
-            *(mount.target for mount in volumes.host_mounts),
-        ),
+        share_mounts=root_mounts,
+        share_points=(HostPath(f"{share.mounts_dir}/{container_id}"),) if root_mounts else (),
+        binds=volumes.binds,
         disks=(*root.disks, *disks) if root else disks,
         copies=volumes.copies,
         memory_volumes=volumes.memory_volumes,
@@ -127,7 +128,7 @@ def _root_share(host_rootfs: HostPath, container_id: ContainerId, share: SharePl
 
 def without_image(plan: ContainerPlan) -> ContainerPlan:
     """`plan` without anything to mount, share or plug, for a container that the shim answers for."""
-    return replace(plan, rootfs_mounts=(), share_mounts=(), share_points=(), disks=(), copies=())
+    return replace(plan, rootfs_mounts=(), share_mounts=(), share_points=(), binds=(), disks=(), copies=())
 
 
 def rootfs_path(bundle: HostPath, spec: OciSpec, *, has_mounts: bool) -> HostPath:

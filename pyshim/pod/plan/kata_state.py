@@ -33,12 +33,12 @@ def kata_annotations(plan: ContainerPlan, bundle: HostPath) -> Mapping[str, str]
 
 def kata_mounts(plan: ContainerPlan) -> tuple[Mapping[str, object], ...]:
     """The container's volumes as Kata's Mount objects."""
-    shared = {posixpath.basename(mount.target): mount for mount in plan.share_mounts}
+    shared = {posixpath.basename(bind.mount.target): bind.mount for bind in plan.binds}
     disks = {use.storage.mount_point: use.disk.id for use in plan.disks if use.storage is not None}
     found = []
     for mount in plan.guest.spec.get("mounts") or ():
         source, options = mount.get("source") or "", list(mount.get("options") or ())
-        host = shared.get(posixpath.basename(source))
+        host = next((shared[name] for name in source.split("/") if name in shared), None)
         found.append(
             {
                 "Source": host.source if host is not None else source,

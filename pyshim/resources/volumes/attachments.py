@@ -1,5 +1,5 @@
-"""The disks and copied volumes of a sandbox. Each disk is plugged once for all containers that use it, and unplugged
-with the last of them.
+"""The binds, disks and copied volumes of a sandbox. Each disk is plugged once for all containers that use it, and
+unplugged with the last of them.
 
 If a host device were plugged twice, the guest would see two disks and mount one file system twice, independently.
 """
@@ -18,6 +18,7 @@ from pyshim.model.vm import BlockDevice, GuestLocation
 from pyshim.model.volumes import DirectVolume, VolumeStats
 from pyshim.resources.devices.plugged import PluggedDevices
 from pyshim.resources.services import VmServices
+from pyshim.resources.volumes.binds import Binds
 from pyshim.resources.volumes.copying import VolumeCopies
 from pyshim.resources.volumes.plan.disk_volumes import direct_volume_point
 from pyshim.resources.volumes.plan.disks import with_disks
@@ -38,15 +39,18 @@ class Attachments:
     def __init__(self, services: VmServices) -> None:
         self._services = services
         self._vm_devices = services.vm_devices
+        self.binds = Binds(host=services.host, ledger=services.ledger)
         self.copies = VolumeCopies(host=services.host, tasks=services.tasks)
         self._attached: dict[str, _Attached] = {}
         self._plugged = PluggedDevices(self._vm_devices, services.tasks, forget=self._attached.__delitem__)
 
     async def attach_all(self, plan: ContainerPlan, undo: Undo) -> GuestContainer:
-        """The container's disks are in the VM; the guest's part of the plan, with their places in it.
+        """The container's volumes are in the share and its disks in the VM; the guest's part of the plan, with their
+        places in it.
 
-        `undo` detaches what was attached or begun. Raises what `attach` and `attach_made` raise.
+        `undo` detaches what was attached or begun. Raises ShimError naming the volume.
         """
+        await self.binds.attach_all(plan.binds, plan.container_id, undo)
         undo.push(self.detach, plan.container_id)
         plugged = []
         for use in plan.disks:

@@ -4,7 +4,7 @@ The share is made before the VM starts. A container's volumes are looked at befo
 guest is asked to create it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -16,7 +16,7 @@ from pyshim.model.oci import OciSpec
 from pyshim.model.plans import ContainerPlan
 from pyshim.model.seams import Host
 from pyshim.model.task import RootfsMount
-from pyshim.model.volumes import SourceFacts, SourceKind
+from pyshim.model.volumes import Bind, SourceFacts
 from pyshim.resources.services import SandboxServices
 from pyshim.resources.volumes.plan.layers import (
     MAX_VERITY_BYTES,
@@ -34,17 +34,29 @@ from pyshim.resources.volumes.plan.volumes import vhost_user_store, volume_sourc
 
 
 async def volume_facts(host: Host, spec: OciSpec, config: Config) -> Mapping[str, SourceFacts]:
-    """The facts of every path in `volume_sources(spec)`.
+    """The facts of every path in `volume_sources(spec)`, and of every emptyDir of which one is a subPath.
 
     Raises ShimError for a direct volume with a broken record and a vhost-user disk that no program serves.
     """
     store = vhost_user_store(config.hypervisor)
     facts = {source: await host.source_facts(source, store) for source in volume_sources(spec)}
-    directories = {source for source, found in facts.items() if found.kind is SourceKind.DIRECTORY}
-    if directories:
-        below = await host.with_mounts_below(directories)
-        facts.update({source: replace(facts[source], has_mounts_below=True) for source in below})
-    return facts
+    wholes = {each.empty_dir.path for each in facts.values() if each.empty_dir is not None and each.empty_dir.sub_path}
+    facts.update({path: await host.source_facts(path, store) for path in wholes - facts.keys()})
+    places = await host.places(facts) if facts else {}
+    return {
+        path: replace(found, place=place.file, mount_id=place.mount_id, mounts_below=place.mounts_below)
+        if (place := places.get(path))
+        else found
+        for path, found in facts.items()
+    }
+
+
+async def places_now(host: Host, binds: Sequence[Bind]) -> tuple[Bind, ...]:
+    """`binds` with their present places: since they were made, their directories may have been moved or removed."""
+    if not binds:
+        return ()
+    places = await host.places([bind.mount.target for bind in binds])
+    return tuple(replace(bind, place=place.file) for bind in binds if (place := places.get(bind.mount.target)))
 
 
 @traced("make share")
@@ -73,13 +85,12 @@ async def make_share(services: SandboxServices) -> None:
 
 
 async def make_mounts(plan: ContainerPlan, *, host: Host, ledger: Ledger, undo: Undo) -> None:
-    """The root file system and what the container shares are mounted; `undo` reverts every step that was begun."""
+    """The root file system is mounted and shared; `undo` reverts every step that was begun."""
     undo.acquire(
         ledger,
         *(mount.intent() for mount in plan.rootfs_mounts),
         *(LedgerEntry(kind=ResourceKind.DIRECTORY, key=point) for point in plan.share_points),
-        # The unmount of a dead server's file system takes seconds, and a pod may have many of them.
-        together=tuple(LedgerEntry(kind=ResourceKind.MOUNT, key=mount.target) for mount in plan.share_mounts),
+        *(LedgerEntry(kind=ResourceKind.MOUNT, key=mount.target) for mount in plan.share_mounts),
     )
     for mount in (*plan.rootfs_mounts, *plan.share_mounts):
         await host.mount(mount)

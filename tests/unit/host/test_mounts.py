@@ -11,7 +11,7 @@ import pytest
 
 from pyshim.host import syscalls
 from pyshim.host.mounts.mounting import make_target, open_target, perform_mount
-from pyshim.host.mounts.table import mounted_below, unmount_all, unmount_beneath, with_mounts_below
+from pyshim.host.mounts.table import mounted_below, places, unmount_all, unmount_beneath
 from pyshim.model.errors import FailedPrecondition, InvalidArgument, ShimError, Unimplemented
 from pyshim.model.ids import HostPath
 from pyshim.model.volumes import HostMount, Propagation, TargetKind
@@ -118,19 +118,24 @@ def test_read_only_recursive_bind_changes_the_top_mount_as_mount_does_and_rro_al
     assert not is_writable(tmp_path / "rro/inner")
 
 
-def test_directories_with_mounts_below_are_found_by_one_look(tmp_path: Path) -> None:
-    (tmp_path / "plain").mkdir()
-    (tmp_path / "above/a b/c").mkdir(parents=True)
-    (tmp_path / "top").mkdir()
+def test_one_look_tells_where_paths_lead_and_what_is_mounted_below(tmp_path: Path) -> None:
+    for name in ("plain", "above/a b/c", "top"):
+        (tmp_path / name).mkdir(parents=True)
     (tmp_path / "link").symlink_to("above")
-
     perform_mount(host_mount("tmpfs", tmp_path / "above/a b/c", fs_type="tmpfs"))
     perform_mount(host_mount("tmpfs", tmp_path / "top", fs_type="tmpfs"))
-    asked = [str(tmp_path / name) for name in ("plain", "above", "above/a b", "above/a b/c", "top", "link", "gone")]
+    (tmp_path / "top/x/y").mkdir(parents=True)
+    perform_mount(host_mount(tmp_path / "top/x", tmp_path / "plain", "bind"))
+    perform_mount(host_mount("tmpfs", tmp_path / "top", fs_type="tmpfs"))
 
-    found = with_mounts_below(asked)
+    found = places([str(tmp_path / name) for name in ("plain/y", "above", "above/a b", "link", "top", "gone")])
+    by_name = {path.removeprefix(f"{tmp_path}/"): place for path, place in found.items()}
 
-    assert sorted(path.removeprefix(f"{tmp_path}/") for path in found) == ["above", "above/a b", "link"]
+    assert [name for name, place in by_name.items() if place.mounts_below] == ["above", "above/a b", "link"]
+    assert by_name["link"] == by_name["above"]
+    assert by_name["plain/y"].file.endswith("/x/y"), "by the bind's own directory of the tmpfs"
+    assert by_name["top"].file != by_name["plain/y"].file.removesuffix("/x/y"), "the upper of two mounts"
+    assert "gone" not in by_name
 
 
 def test_a_bind_keeps_the_restrictions_of_its_source(tmp_path: Path) -> None:

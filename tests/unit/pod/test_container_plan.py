@@ -50,21 +50,22 @@ def plan() -> Planner:
 def test_a_bind_mount_is_shared_under_a_name_of_its_own(plan: Planner) -> None:
     planned = plan(spec(mounts=[bind("/data", "/srv/a", "ro"), bind("/data2", "/srv/a")]))
 
-    read_only, writable = planned.share_mounts[1:]
+    read_only, writable = (each.mount for each in planned.binds)
     assert read_only.source == writable.source == "/srv/a"
     assert read_only.target != writable.target
     assert "ro" in read_only.options
     assert "ro" not in writable.options
-    in_guest = [mount["source"] for mount in planned.guest.spec["mounts"]]
-    assert in_guest == [m.target.replace(MOUNTS, SHARED) for m in (read_only, writable)]
+    storages = planned.guest.storages
+    assert [each.source for each in storages] == [m.target.replace(MOUNTS, SHARED) for m in (read_only, writable)]
+    assert [mount["source"] for mount in planned.guest.spec["mounts"]] == [each.mount_point for each in storages]
 
 
 def test_every_share_mount_stays_beneath_the_share(plan: Planner) -> None:
     hostile = plan(spec(mounts=[bind("/x", "/srv/../.."), bind("/y", "/a\nb"), bind("/z", "/" + "\u00fc" * 250)]))
 
-    assert len(hostile.share_mounts) == 1 + 3, "the root and each volume"
-    for mount in hostile.share_mounts:
-        assert mount.target.startswith(f"{MOUNTS}/c1")
+    assert len(hostile.binds) == 3
+    for mount in (each.mount for each in hostile.binds):
+        assert mount.target.startswith(f"{MOUNTS}/volume-")
         assert "/.." not in mount.target
         assert mount.beneath == MOUNTS
         assert len(mount.target.rpartition("/")[2].encode()) <= 255
@@ -73,7 +74,7 @@ def test_every_share_mount_stays_beneath_the_share(plan: Planner) -> None:
 def test_the_guests_own_trees_are_not_shared(plan: Planner) -> None:
     planned = plan(spec(mounts=[bind("/host-sys", "/sys/kernel"), bind("/dev/shm", "/run/shm")]))
 
-    assert len(planned.share_mounts) == 1
+    assert planned.binds == ()
     assert [mount["source"] for mount in planned.guest.spec["mounts"]] == [
         "/sys/kernel",
         "/run/kata-containers/sandbox/shm",
@@ -251,7 +252,7 @@ def test_the_pods_sysctls_are_added_and_the_containers_own_win(plan: Planner) ->
 def test_a_container_without_its_image_needs_nothing_of_the_host(plan: Planner) -> None:
     bare = without_image(plan(spec(mounts=[bind("/data", "/srv")])))
 
-    assert (bare.rootfs_mounts, bare.share_mounts, bare.share_points, bare.disks) == ((), (), (), ())
+    assert (bare.rootfs_mounts, bare.share_mounts, bare.share_points, bare.binds, bare.disks) == ((), (), (), (), ())
 
 
 def test_planning_does_not_change_the_spec(plan: Planner) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 import msgspec
+from msgspec.structs import replace
 
 from pyshim.host import syscalls
 from pyshim.host.fds import OwnedFd
@@ -50,7 +51,7 @@ def source_facts(path: str, vhost_user_store: str = "", *, direct_volumes: str =
     except OSError:
         return SourceFacts(kind=SourceKind.MISSING, direct=direct)
     if stat.S_ISDIR(found.st_mode):
-        return _directory_facts(path, found, direct)
+        return _with_identity(_directory_facts(path, found, direct), path, found)
     if stat.S_ISBLK(found.st_mode):
         if vhost_user_store and is_vhost_user(os.major(found.st_rdev)):
             return _served(vhost_user_store, os.major(found.st_rdev), os.minor(found.st_rdev))
@@ -61,7 +62,16 @@ def source_facts(path: str, vhost_user_store: str = "", *, direct_volumes: str =
             direct=direct,
         )
     kind = SourceKind.FILE if stat.S_ISREG(found.st_mode) else SourceKind.OTHER
-    return SourceFacts(kind=kind, direct=direct)
+    return _with_identity(SourceFacts(kind=kind, direct=direct), path, found)
+
+
+def _with_identity(facts: SourceFacts, path: str, found: os.stat_result) -> SourceFacts:
+    """The time of birth differs when a file system gives the inode number of a removed file to a new one."""
+    try:
+        birth_ns, flags = syscalls.statx(path).birth_ns, os.statvfs(path).f_flag
+    except OSError:  # it went away between two looks
+        return SourceFacts(kind=SourceKind.MISSING, direct=facts.direct)
+    return replace(facts, identity=f"{found.st_dev}:{found.st_ino}:{birth_ns}:{flags}", mount_flags=flags)
 
 
 def _served(store: str, major: int, minor: int) -> SourceFacts:

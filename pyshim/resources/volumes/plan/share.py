@@ -25,6 +25,7 @@ WATCHABLE_DIR = "watchable"
 make it, since it has the share read-only.
 """
 GUEST_SANDBOX_DIR = GuestPath("/run/kata-containers/sandbox")
+GUEST_VOLUMES_DIR = GuestPath(f"{GUEST_SANDBOX_DIR}/volumes")
 
 
 def guest_container_dir(container_id: ContainerId) -> str:

@@ -8,7 +8,7 @@ from pyshim.model.guest import Storage
 from pyshim.model.ids import GuestPath
 from pyshim.model.oci import OciMount
 from pyshim.model.plans import DiskUse, MemoryVolume
-from pyshim.model.volumes import HostMount, SourceFacts, VolumeCopy
+from pyshim.model.volumes import Bind, SourceFacts, VolumeCopy
 from pyshim.resources.volumes.plan.disks import digest
 from pyshim.resources.volumes.plan.share import GUEST_SANDBOX_DIR
 
@@ -17,7 +17,7 @@ class Volume(msgspec.Struct, frozen=True, kw_only=True):
     """A mount as the guest makes it, and what must exist before: on the host, in the VM, in the guest."""
 
     mount: OciMount
-    host_mounts: tuple[HostMount, ...] = ()
+    binds: tuple[Bind, ...] = ()
     storages: tuple[Storage, ...] = ()
     memory_volumes: tuple[MemoryVolume, ...] = ()
     disks: tuple[DiskUse, ...] = ()

@@ -5,7 +5,7 @@ device, the guest's own trees; any other mount is a host directory or file and i
 `guest_volumes.py`, `disk_volumes.py`, `shared_volumes.py`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -15,10 +15,10 @@ from pyshim.model.guest import Storage
 from pyshim.model.ids import ContainerId
 from pyshim.model.oci import OciMount, OciSpec
 from pyshim.model.plans import DiskUse, MemoryVolume, SharePlan
-from pyshim.model.volumes import EmptyDir, HostMount, SourceFacts, SourceKind, VolumeCopy
+from pyshim.model.volumes import Bind, EmptyDir, SourceFacts, SourceKind, VolumeCopy
 from pyshim.resources.volumes.plan.disk_volumes import DISK_TYPES, direct_volume, disk_empty_dir, file_system, raw_block
 from pyshim.resources.volumes.plan.guest_volumes import guest_empty_dir, huge_pages, memory_empty_dir, shared_memory
-from pyshim.resources.volumes.plan.shared_volumes import shared
+from pyshim.resources.volumes.plan.shared_volumes import by_one_bind, shared
 from pyshim.resources.volumes.plan.volume import Volume
 
 _GUEST_OWN_TREES = ("/proc", "/sys", "/dev")
@@ -27,7 +27,8 @@ _GUEST_OWN_TREES = ("/proc", "/sys", "/dev")
 class VolumesPlan(msgspec.Struct, frozen=True, kw_only=True):
     mounts: tuple[OciMount, ...]
     """As the guest makes them."""
-    host_mounts: tuple[HostMount, ...]
+    binds: tuple[Bind, ...]
+    """Each once."""
     storages: tuple[Storage, ...]
     memory_volumes: tuple[MemoryVolume, ...]
     disks: tuple[DiskUse, ...]
@@ -35,18 +36,27 @@ class VolumesPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def volumes_plan(
-    *, container_id: ContainerId, spec: OciSpec, config: Config, share: SharePlan, sources: Mapping[str, SourceFacts]
+    *,
+    container_id: ContainerId,
+    spec: OciSpec,
+    config: Config,
+    share: SharePlan,
+    sources: Mapping[str, SourceFacts],
+    bound: Sequence[Bind] = (),
 ) -> VolumesPlan:
-    """The plan for every mount of `spec`; `sources` has the facts of every path in `volume_sources(spec)`.
+    """The plan for every mount of `spec`.
+
+    `sources` has the facts of every path in `volume_sources(spec)`, and of every emptyDir of which one is a subPath;
+    `bound` are the binds that other containers of the sandbox have now.
 
     Raises InvalidArgument, FailedPrecondition or Unimplemented naming the mount.
     """
-    chooser = _Chooser(container_id, spec, config, share)
-    volumes = [chooser.volume(mount, sources) for mount in spec.mounts if not _is_cgroup(mount)]
+    chooser = _Chooser(container_id, spec, config, share, sources)
+    volumes = by_one_bind([chooser.volume(mount) for mount in spec.mounts if not _is_cgroup(mount)], bound)
     return VolumesPlan(
         mounts=tuple(each.mount for each in volumes),
-        host_mounts=tuple(item for each in volumes for item in each.host_mounts),
-        storages=tuple(item for each in volumes for item in each.storages),
+        binds=tuple(dict.fromkeys(item for each in volumes for item in each.binds)),
+        storages=tuple(dict.fromkeys(item for each in volumes for item in each.storages)),
         memory_volumes=tuple(item for each in volumes for item in each.memory_volumes),
         disks=tuple(item for each in volumes for item in each.disks),
         copies=tuple(dict.fromkeys(item for each in volumes for item in each.copies)),
@@ -74,15 +84,16 @@ class _Chooser(msgspec.Struct, frozen=True):
     spec: OciSpec
     config: Config
     share: SharePlan
+    sources: Mapping[str, SourceFacts]
 
-    def volume(self, mount: OciMount, sources: Mapping[str, SourceFacts]) -> Volume:
+    def volume(self, mount: OciMount) -> Volume:
         if not mount.is_bind and mount.destination == "/dev/shm":
             return shared_memory(mount)
         if not mount.is_bind and not _has_host_source(mount):
             return Volume(mount=mount)
         if not mount.source.startswith("/"):
             raise InvalidArgument(f"mount volume on '{mount.destination}': source {mount.source!r} is not absolute")
-        facts = sources[mount.source]
+        facts = self.sources[mount.source]
         if mount.is_bind and facts.direct is not None:
             # The peer pod's service finds its own cloud volume by the kubelet's path, and attaches it to its VM.
             return Volume(mount=mount) if self.config.is_remote else direct_volume(mount, facts.direct, self.config)
@@ -120,7 +131,7 @@ class _Chooser(msgspec.Struct, frozen=True):
         if mode != "shared-fs":
             return disk_empty_dir(mount, facts, empty_dir.path, self.config)
         if empty_dir.sub_path or self.config.runtime.disable_guest_empty_dir:
-            return shared(mount, facts, self.container_id, self.share)
+            return shared(mount, facts, self.container_id, self.share, self.sources.get(empty_dir.path))
         return guest_empty_dir(mount, facts, empty_dir)
 
 

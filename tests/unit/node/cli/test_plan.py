@@ -106,7 +106,7 @@ def test_a_container_of_its_own_has_sandbox_and_mounts(
     (found,) = planned([bundle(tmp_path), *config], capsys)
 
     assert found["title"] == "single_container 'c1'"
-    assert str(tmp_path) in [mount["source"] for mount in found["container"]["share_mounts"]]
+    assert str(tmp_path) in [bind["mount"]["source"] for bind in found["container"]["binds"]]
     assert found["argv"]
 
 

@@ -16,7 +16,7 @@ from pyshim.model.oci import OciSpec
 from pyshim.model.plans import ContainerPlan, SharePlan
 from pyshim.model.task import RootfsMount
 from pyshim.model.vm import GuestLocation
-from pyshim.model.volumes import DirectVolume, EmptyDir, FsGroup, SourceFacts, SourceKind
+from pyshim.model.volumes import Bind, DirectVolume, EmptyDir, FsGroup, SourceFacts, SourceKind
 from pyshim.pod.plan.container import container_plan, without_image
 from pyshim.resources.volumes.plan.disk_volumes import disk_id
 from pyshim.resources.volumes.plan.disks import with_disks
@@ -42,9 +42,13 @@ def bind(destination: str, source: str, *options: str) -> dict[str, Any]:
     return {"destination": destination, "type": "bind", "source": source, "options": ["rbind", *options]}
 
 
-def planned(config: Config, spec: OciSpec, sources: Mapping[str, SourceFacts]) -> VolumesPlan:
-    facts = {source: sources.get(source, DIRECTORY) for source in volume_sources(spec)}
-    return volumes_plan(container_id=ContainerId("c1"), spec=spec, config=config, share=SHARE, sources=facts)
+def planned(
+    config: Config, spec: OciSpec, sources: Mapping[str, SourceFacts], bound: tuple[Bind, ...] = ()
+) -> VolumesPlan:
+    facts = {**dict.fromkeys(volume_sources(spec), DIRECTORY), **sources}
+    return volumes_plan(
+        container_id=ContainerId("c1"), spec=spec, config=config, share=SHARE, sources=facts, bound=bound
+    )
 
 
 def memory_dir(path: str, sub_path: str = "", **more: Any) -> SourceFacts:
@@ -69,7 +73,7 @@ def test_an_empty_dir_in_memory_is_a_tmpfs_of_the_sandbox() -> None:
     assert storage.shared
     assert plan.mounts[0].source == storage.mount_point
     assert plan.mounts[0].options == ("rbind", "ro")
-    assert plan.host_mounts == ()
+    assert plan.binds == ()
 
 
 def test_two_volumes_of_one_name_are_two() -> None:
@@ -97,8 +101,8 @@ def test_an_ordinary_tmpfs_of_the_host_is_shared() -> None:
 
     plan = planned(config(), spec(mounts=[bind("/run/x", "/run/x")]), {"/run/x": facts})
 
-    assert plan.storages == ()
-    assert [mount.source for mount in plan.host_mounts] == ["/run/x"]
+    assert [storage.fs_type for storage in plan.storages] == ["bind"]
+    assert [bind.mount.source for bind in plan.binds] == ["/run/x"]
 
 
 @pytest.mark.parametrize("stays", [True, False])
@@ -112,8 +116,8 @@ def test_an_empty_dir_on_disk_is_where_the_configuration_says(stays: bool) -> No
         configured(runtime={"disable_guest_empty_dir": stays}), spec(mounts=[bind("/data", source)]), {source: facts}
     )
 
-    assert [mount.source for mount in plan.host_mounts] == ([source] if stays else [])
-    assert [storage.driver for storage in plan.storages] == ([] if stays else ["local"])
+    assert [bind.mount.source for bind in plan.binds] == ([source] if stays else [])
+    assert [storage.driver for storage in plan.storages] == (["virtio-fs"] if stays else ["local"])
 
 
 @pytest.mark.parametrize(
@@ -152,7 +156,7 @@ def test_what_the_kubelet_rewrites_is_followed(plugin: str) -> None:
 
     (storage,) = plan.storages
     assert storage.driver == "watchable-bind"
-    assert storage.source.endswith(plan.host_mounts[0].target.rpartition("/")[2])
+    assert storage.source.endswith(plan.binds[0].mount.target.rpartition("/")[2])
     assert plan.mounts[0].source == storage.mount_point
     # kata-agent refuses another place: `invalid watchable tmpfs root`.
     assert storage.mount_point.rpartition("/")[0] == "/run/kata-containers/shared/containers/watchable"
@@ -163,7 +167,8 @@ def test_a_single_file_or_a_writable_payload_is_not_followed() -> None:
     file = SourceFacts(kind=SourceKind.FILE)
 
     assert planned(config(), spec(mounts=[bind("/etc/x", source, "ro")]), {source: file}).storages == ()
-    assert planned(config(), spec(mounts=[bind("/etc/x", source)]), {}).storages == ()
+    (storage,) = planned(config(), spec(mounts=[bind("/etc/x", source)]), {}).storages
+    assert storage.driver == "virtio-fs"
 
 
 @pytest.mark.parametrize(
@@ -179,7 +184,7 @@ def test_a_single_file_or_a_writable_payload_is_not_followed() -> None:
 def test_a_share_is_never_in_its_sources_peer_group(words: tuple[str, ...], expected: str) -> None:
     plan = planned(config(), spec(mounts=[bind("/data", "/srv", *words)]), {})
 
-    assert plan.host_mounts[0].options == ("rbind", expected)
+    assert plan.binds[0].mount.options == ("rbind", expected)
 
 
 @pytest.mark.parametrize(
@@ -195,12 +200,97 @@ def test_read_only_is_of_the_topmost_mount_unless_asked_for_all(
     words: tuple[str, ...], mounts_below: bool, on_host: tuple[str, ...], in_guest: tuple[str, ...]
 ) -> None:
     """The guest sees the share as one mount, and its `ro` would be of everything below."""
-    facts = SourceFacts(kind=SourceKind.DIRECTORY, has_mounts_below=mounts_below)
+    facts = SourceFacts(kind=SourceKind.DIRECTORY, mounts_below=(7,) if mounts_below else ())
 
     plan = planned(config(), spec(mounts=[bind("/data", "/srv", *words)]), {"/srv": facts})
 
-    assert plan.host_mounts[0].options == on_host
+    assert plan.binds[0].mount.options == on_host
     assert plan.mounts[0].options == in_guest
+
+
+def at(place: str, identity: str = "", **more: Any) -> SourceFacts:
+    return SourceFacts(kind=SourceKind.DIRECTORY, place=place, identity=identity or place, **more)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "below"),
+    [
+        pytest.param(("/srv", at("8:1/srv")), ("/srv", at("8:1/srv")), "", id="the same"),
+        pytest.param(("/srv", at("8:1/srv")), ("/srv/a", at("8:1/srv/a/b")), "/a/b", id="below it"),
+        pytest.param(("/sub/0", at("8:1/srv")), ("/sub/1", at("8:1/srv")), "", id="by another path"),
+        pytest.param(("/srv", at("8:1/srv")), ("/srv", at("8:1/srv", "new")), "", id="under its old name"),
+        pytest.param(("/srv", at("8:1/srv")), ("/srv-2", at("8:1/srv-2")), None, id="beside it"),
+        pytest.param(("/srv", at("8:1/srv")), ("/srv/a", at("8:2")), None, id="another file system"),
+        pytest.param(("/srv/a", at("8:1/srv/a")), ("/srv", at("8:1/srv")), None, id="above it"),
+        pytest.param(("/srv", at("8:1/srv")), ("/x", at("8:1/srv/a", mount_flags=1)), None, id="read-only on the host"),
+        pytest.param(("/srv", at("8:1/srv", mounts_below=(9,))), ("/srv/a", at("8:1/srv/a")), None, id="of several"),
+        pytest.param(("/srv", at("8:1/srv//deleted")), ("/srv", at("8:1/srv", "new")), None, id="removed meanwhile"),
+    ],
+)
+@pytest.mark.parametrize("in_one", [False, True], ids=["two containers", "one container"])
+def test_what_lies_in_a_volume_is_reached_by_its_bind(
+    first: tuple[str, SourceFacts], second: tuple[str, SourceFacts], below: str | None, in_one: bool
+) -> None:
+    sources = dict([first, second])
+    one, two = bind("/one", first[0]), bind("/two", second[0])
+    if in_one:
+        plan = bound = planned(config(), spec(mounts=[two, one]), sources)
+    else:
+        bound = planned(config(), spec(mounts=[one]), dict([first]))
+        plan = planned(config(), spec(mounts=[two]), dict([second]), bound.binds)
+    in_guest = {mount.destination: mount.source for mount in (*bound.mounts, *plan.mounts)}
+
+    if below is not None and (not in_one or len(sources) == 2):
+        assert in_guest["/two"] == in_guest["/one"] + below
+        assert (plan.binds, plan.storages) == (bound.binds, bound.storages)
+    elif below is None and not in_one:
+        assert not set(plan.binds) & set(bound.binds)
+        assert in_guest["/two"].rpartition("-")[2] == second[0].rpartition("/")[2] or "-2" in second[0]
+
+
+@pytest.mark.parametrize("words", [("rslave",), ("rro",)])
+def test_a_volume_with_mounts_of_its_own_is_not_reached_by_anothers_bind(words: tuple[str, ...]) -> None:
+    sources = {"/srv": at("8:1/srv"), "/srv/a": at("8:1/srv/a")}
+
+    plan = planned(config(), spec(mounts=[bind("/one", "/srv"), bind("/two", "/srv/a", *words)]), sources)
+
+    assert len(plan.binds) == 2
+
+
+@pytest.mark.parametrize("writer_first", [True, False])
+def test_a_reader_and_a_writer_have_one_bind_unless_the_vm_gets_more_rights_by_it(writer_first: bool) -> None:
+    """Of an emptyDir always; of other volumes if the VM may write to it already."""
+    empty = at("8:1/empty", empty_dir=EmptyDir(path=f"{EMPTY_DIRS}/d", sub_path="", in_memory=False))
+    sources = {f"{EMPTY_DIRS}/d": empty, "/srv": at("8:1/srv")}
+
+    bound: tuple[Bind, ...] = ()
+    plans = []
+    for options in ((), ("ro",)) if writer_first else (("ro",), ()):
+        mounts = [bind(source, source, *options) for source in sources]
+        plans.append(planned(config(), spec(mounts=mounts), sources, bound))
+        bound = plans[-1].binds
+    (own_1, other_1), (own_2, other_2) = (tuple(mount.source for mount in plan.mounts) for plan in plans)
+
+    assert own_1 == own_2
+    assert (other_1 == other_2) is writer_first
+    reader = plans[1 if writer_first else 0]
+    assert all("ro" in mount.options for mount in reader.mounts), "the guest refuses it writes"
+    assert "ro" not in reader.binds[0].mount.options
+
+
+def test_a_sub_path_of_an_empty_dir_is_a_path_below_the_volume() -> None:
+    part = "/var/lib/kubelet/pods/u1/volume-subpaths/d/app/0"
+    volume = f"{EMPTY_DIRS}/d"
+    sources = {
+        part: at("8:1/pods/d/a/b", empty_dir=EmptyDir(path=volume, sub_path="pods/d/a/b", in_memory=False)),
+        volume: at("8:1/pods/d", empty_dir=EmptyDir(path=volume, sub_path="", in_memory=False)),
+    }
+
+    inner = planned(config(), spec(mounts=[bind("/part", part)]), sources)
+    whole = planned(config(), spec(mounts=[bind("/whole", volume)]), sources)
+
+    assert inner.mounts[0].source == f"{whole.mounts[0].source}/a/b"
+    assert inner.binds == whole.binds
 
 
 BLOCK = SourceFacts(kind=SourceKind.BLOCK, device_path="/dev/vg/lv")
@@ -282,7 +372,7 @@ def test_a_direct_volume_is_a_disk_with_its_file_system() -> None:
     assert use.storage.driver_options == ("create_filesystem",)
     assert use.direct.record_dir == "/records/L3Y="
     assert plan.mounts[0].options == ("rbind", "ro")
-    assert plan.host_mounts == ()
+    assert plan.binds == ()
 
 
 def test_the_service_of_a_remote_vm_gets_the_mount_of_a_direct_volume_as_it_is() -> None:
@@ -290,7 +380,7 @@ def test_the_service_of_a_remote_vm_gets_the_mount_of_a_direct_volume_as_it_is()
 
     plan = planned(remote, spec(mounts=[bind("/data", "/v", "ro")]), {"/v": direct(metadata={"fsGroup": "1"})})
 
-    assert (plan.disks, plan.host_mounts, plan.copies, plan.storages) == ((), (), (), ())
+    assert (plan.disks, plan.binds, plan.copies, plan.storages) == ((), (), (), ())
     (mount,) = [mount for mount in plan.mounts if mount.destination == "/data"]
     assert (mount.source, mount.type) == ("/v", "bind")
 
@@ -550,7 +640,7 @@ def test_without_a_share_volumes_are_copied_and_the_host_mounts_nothing() -> Non
 
     plan = container_of(configured({"shared_fs": "none"}, FORCED), spec(annotations=NAMED, mounts=mounts), kinds)
 
-    assert (plan.rootfs_mounts, plan.share_mounts, plan.share_points) == ((), (), ())
+    assert (plan.rootfs_mounts, plan.share_mounts, plan.share_points, plan.binds) == ((), (), (), ())
     assert [(copy.source, copy.follows) for copy in plan.copies] == [(CONFIGMAP, True), ("/etc/file", False)]
     sources = [mount["source"] for mount in plan.guest.spec["mounts"]]
     assert sources == [plan.copies[0].guest_path, plan.copies[1].guest_path, plan.copies[1].guest_path]
@@ -607,7 +697,7 @@ def test_the_volume_is_a_directory_on_a_disk_that_outlives_containers(
     assert directory.mount_point == f"{use.storage.mount_point}/volume"
     assert (directory.driver, directory.options) == ("local", ("mode=777", "fsgid=7"))
     assert plan.mounts[0].source == directory.mount_point
-    assert plan.host_mounts == ()
+    assert plan.binds == ()
 
 
 def test_all_containers_of_the_pod_have_the_same_disk() -> None:
@@ -653,4 +743,4 @@ def test_the_directory_of_the_disks_file_is_not_shared_as_a_sub_path(mode: str) 
         planned(config, spec(mounts=[bind("/part", part)]), {part: facts})
 
     plan = planned(configured(), spec(mounts=[bind("/part", part)]), {part: facts})
-    assert [mount.source for mount in plan.host_mounts] == [part]
+    assert [bind.mount.source for bind in plan.binds] == [part]
