@@ -64,7 +64,9 @@ def test_with_an_overhead_cgroup_only_vcpu_threads_are_in_the_pods_before_and_af
 
 
 def _assert_shown(name: str, sandbox: SandboxCgroups) -> None:
-    shown = subprocess.run([str(_PYSHIM), "cgroups", name], capture_output=True, check=True, timeout=30).stdout.decode()
+    shown = subprocess.run(
+        [str(_PYSHIM), "status", "--cgroups", name], capture_output=True, check=True, timeout=30
+    ).stdout.decode()
     assert f"sandbox   /default/{name}" in shown
     assert all(f"{tid} vCPU {number}" in shown for number, tid in enumerate(sandbox.record["VcpuThreads"]))
     assert f"process   {sandbox.shim} shim" in shown

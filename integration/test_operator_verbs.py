@@ -79,7 +79,7 @@ def test_the_plan_of_the_running_bundle_is_its_command_line(pod: Pod) -> None:
     (plan,) = printed("plan", str(bundle))
 
     (found,) = [each for each in printed("list") if each["id"] == pod.id]
-    vmm = printed("state", pod.id)["HypervisorState"]["Pid"]
+    vmm = printed("status", pod.id)["HypervisorState"]["Pid"]
     running = Path(f"/proc/{vmm}/cmdline").read_bytes().decode().split("\0")
     assert plan["title"] == f"pod_sandbox '{pod.id}'"
     assert plan["sandbox"]["vm"]["cpu"]["boot_vcpus"] <= found["vm"]["vcpus"]
@@ -88,7 +88,7 @@ def test_the_plan_of_the_running_bundle_is_its_command_line(pod: Pod) -> None:
 
 
 def test_env_and_check_judge_the_node_that_runs_the_pod(pod: Pod) -> None:
-    state = printed("state", pod.id)
+    state = printed("status", pod.id)
     env = printed("env")
     verdicts = {each["subject"]: each for each in json.loads(ask("check", "--json").stdout)["verdicts"]}
 

@@ -79,7 +79,7 @@ def test_the_guest_has_the_numa_nodes_of_the_mapping(ctr: Ctr, name: str, plain_
     ctr(*words, name)
 
     cpus_0, cpus_1, distances, *memory, own = ctr.inside(name, "sh", "-c", script).lines
-    shown = subprocess.run([_PYSHIM, "cgroups", name], capture_output=True, text=True, timeout=60).stdout
+    shown = subprocess.run([_PYSHIM, "status", "--cgroups", name], capture_output=True, text=True, timeout=60).stdout
 
     assert (cpus_0, cpus_1, distances.split()) == ("0", "1", ["11", "10"])
     assert [150 < int(line.split()[3]) / 1024 <= 256 for line in memory] == [True, True]

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from pyshim.config.catalogue import FIXED_VALUES, keys_for, nearest, spellings
 from pyshim.config.catalogue import NAME as REMOTE
 from pyshim.config.keys import Alias, Key, Table, Verdict, document_table
-from pyshim.config.keys_runtime import OTHER_VMMS, REMOVED, REMOVED_TABLES
+from pyshim.config.keys_runtime import EXPECTED, OTHER_VMMS, REMOVED, REMOVED_TABLES
 from pyshim.config.sources import Place, Source
 from pyshim.config.values import PATH, toml_value
 from pyshim.model.units import HUGEPAGE_MIB
@@ -247,7 +247,7 @@ class _Reader:
         removed = REMOVED.get((table, path[-1]))
         if removed:
             return self._finding(Level.WARNING, path, f"was removed from Kata: {removed}", Verdict.REMOVED)
-        near = nearest(table, path[-1])
+        near = EXPECTED.get(path[-1]) or nearest(table, path[-1])
         hint = f" (did you mean {near}?)" if near else ""
         what = "table" if isinstance(value, dict) else "key"
         return self._finding(Level.WARNING, path, f"is not a known {what}{hint}", Verdict.UNKNOWN)

@@ -366,6 +366,8 @@ REMOVED: Mapping[tuple[Table, str], str] = {
     (Table.HYPERVISOR, "enable_swap"): "guest memory follows the host's swap settings",
 }
 """Keys that Kata has removed, and what replaces them."""
+EXPECTED: Mapping[str, str] = {"enable_kvm": "accelerator"}
+"""Names that operators try and no runtime has, and the key that decides this."""
 
 REMOVED_TABLES: Mapping[str, str] = {
     "proxy": "the shim speaks to the agent itself",

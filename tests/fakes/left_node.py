@@ -10,7 +10,7 @@ from pyshim.host.processes import identity as processes
 from pyshim.model.ids import SandboxId
 from pyshim.model.ledger import LedgerEntry, ResourceKind
 from pyshim.model.sandbox import SandboxSnapshot
-from pyshim.node.cli.launcher import import_paths
+from pyshim.node.install.launcher import import_paths
 from pyshim.state.schema import SandboxState, ShimRecord
 from pyshim.state.store import StateStore
 

@@ -1,6 +1,6 @@
 """`pyshim check`: can this host run pods in virtual machines, and what is to be done about it.
 
-`pyshim env`: the same host in the shape of `kata-runtime env`. Names and their meaning are those of Kata's format
+`--env` prints the same host in the shape of `kata-runtime env`. Names and their meaning are those of Kata's format
 1.0.27, so that programs that read it read this.
 """
 
@@ -47,15 +47,17 @@ Document = dict[str, Any]
         "pyshim check --handler pykata-tdx",
         "pyshim check --runtimeclass runtimeclass.yaml --strict",
         "pyshim check --json | jq '.verdicts[] | select(.level != \"ok\")'",
+        "pyshim check --env --json | jq -r .Hypervisor.Version",
     )
 )
 @config_option
 @click.option("--handler", metavar="NAME", help="In place of --config: what 'pyshim install' gave this handler.")
 @click.option("--runtimeclass", "class_path", metavar="FILE", help="Compare the overhead of this RuntimeClass.")
 @click.option("--strict", is_flag=True, help="Exit 1 for warnings, too.")
+@click.option("--env", is_flag=True, help="Print host and configuration in the shape of 'kata-runtime env' instead.")
 @json_option
-def check_command(
-    config_path: str | None, handler: str | None, class_path: str | None, strict: bool, as_json: bool
+def command(
+    config_path: str | None, handler: str | None, class_path: str | None, strict: bool, env: bool, as_json: bool
 ) -> int:
     """Say whether this host can run pods in virtual machines.
 
@@ -68,6 +70,8 @@ def check_command(
         config_path = config_path_of(handler)
         if not os.path.exists(config_path):
             raise NotFound(f"check handler '{handler}': no '{config_path}' (hint: 'pyshim status' lists handlers)")
+    if env:
+        return _print_env(config_path, as_json=as_json)
     pod_fixed = _pod_fixed(class_path) if class_path else None
     config, problem = _config(config_path)
     found = verdicts(host_report(config, problem), pod_fixed)
@@ -100,11 +104,8 @@ def _pod_fixed(path: str) -> Mapping[str, Fraction]:
     return found
 
 
-@click.command(epilog=examples("pyshim env", "pyshim env --json | jq -r .Hypervisor.Version"))
-@config_option
-@json_option
-def env_command(config_path: str | None, as_json: bool) -> int:
-    """Print this host and the configuration in the shape of 'kata-runtime env', as TOML or JSON."""
+def _print_env(config_path: str | None, *, as_json: bool) -> int:
+    """Prints TOML, or JSON."""
     effective = examine(read_source(named_file(config_path), dict(os.environ)))
     found = document(effective, probe_host(), run=run_program)
     if as_json:

@@ -20,15 +20,18 @@ from pyshim.model.errors import ShimError
 SUBCOMMANDS = {
     "install": ("pyshim.node.cli.install:command", "install pyshim on this node, or bring it up to date"),
     "uninstall": ("pyshim.node.cli.installation:uninstall", "remove what 'pyshim install' wrote"),
-    "status": ("pyshim.node.cli.installation:status", "show what is installed on this node"),
+    "status": (
+        "pyshim.node.cli.installation:status",
+        "show what is installed here, or what is recorded of a sandbox",
+    ),
     "verify": ("pyshim.node.cli.installation:verify", "run a test pod through the container runtime"),
-    "check": ("pyshim.node.cli.check:check_command", "say whether this host can run pods in virtual machines"),
-    "list": ("pyshim.node.cli.listing:list_command", "list the sandboxes of this node: size, use, health"),
-    "top": ("pyshim.node.cli.listing:top_command", "show the sandboxes of this node and what they use, live"),
-    "env": ("pyshim.node.cli.check:env_command", "print this host and the configuration as kata-runtime env does"),
-    "state": ("pyshim.node.cli.state:state_command", "show what is recorded about a sandbox on this node"),
+    "check": ("pyshim.node.cli.check:command", "say whether this host can run pods in virtual machines"),
+    "list": (
+        "pyshim.node.cli.listing:list_command",
+        "list the sandboxes of this node: size, use, health, also live",
+    ),
     "cleanup": ("pyshim.node.cli.cleanup:command", "undo what dead shims left on this node"),
-    "config": ("pyshim.node.cli.config:command", "check, show and explain the configuration"),
+    "config": ("pyshim.node.cli.config:command", "check, show and explain the configuration, CDI specs, initdata"),
     "plan": ("pyshim.node.cli.dry_run:command", "show what would be done for a pod, without touching anything"),
     "node-agent": ("pyshim.node.cli.node_agent:command", "install pyshim on the node of this pod (Helm chart)"),
     "monitor": ("pyshim.node.cli.monitor:monitor_command", "serve the metrics of all sandboxes for Prometheus"),
@@ -43,13 +46,9 @@ SUBCOMMANDS = {
         "pyshim.node.cli.direct_volume:command",
         "record, measure and resize volumes handed over as disks",
     ),
-    "cdi": ("pyshim.node.cli.cdi:command", "list and resolve the devices of this node's CDI specs"),
     "dra": ("pyshim.node.cli.dra:command", "offer the devices of remote VMs to the scheduler (DRA driver)"),
     "factory": ("pyshim.node.cli.factory:command", "make and remove the templates that VMs continue from"),
-    "initdata": ("pyshim.node.cli.initdata:command", "encode and digest the initdata document of a confidential guest"),
-    "cgroups": ("pyshim.node.cli.state:cgroups_command", "show a sandbox's host cgroups: processes, limits, usage"),
     "nri": ("pyshim.node.cli.nri:command", "place VMs on the CPUs and NUMA nodes of this node (NRI plugin)"),
-    "launcher": ("pyshim.node.cli.launcher:command", "write the shim binary that containerd calls"),
     "trace": ("pyshim.node.cli.trace:command", "show where the time went until the first output"),
     "webhook": (
         "pyshim.node.cli.webhook:command",
@@ -59,6 +58,34 @@ SUBCOMMANDS = {
 }
 """Place and summary of each subcommand. The callback of the command at that place returns the exit code; a ShimError or
 OSError is shown as one line."""
+
+_REPLACED = {
+    "top": "list --watch",
+    "env": "check --env",
+    "kata-env": "check --env",
+    "kata-check": "check",
+    "state": "status SANDBOX",
+    "cgroups": "status SANDBOX --cgroups",
+    "cdi": "config cdi [DEVICE]",
+    "initdata": "config initdata [FILE]",
+    "launcher": "install --launcher DIR",
+    "events": "logs SANDBOX --level info",
+    "ps": "list",
+    "version": "--version",
+}
+"""Verbs of former releases and of kata-runtime, and what replaces them."""
+_REPLACED_OPTIONS = {
+    ("list", "--format"): "--json",
+    ("list", "-f"): "--json",
+    ("list", "--kata-all"): "list shows all sandboxes",
+    ("list", "-q"): "list --json | jq -r '.[].id'",
+    ("list", "--quiet"): "list --json | jq -r '.[].id'",
+    ("check", "--verbose"): "check prints every line; --json has them as data",
+    ("check", "-v"): "check prints every line; --json has them as data",
+    ("check", "--no-network-checks"): "check asks no network",
+    ("check", "-n"): "check asks no network",
+}
+"""By verb and option of kata-runtime, what replaces it."""
 
 COMPLETION_VARIABLE = "_PYSHIM_COMPLETE"
 """The variable of a shell's completion, as click names it for a program named pyshim."""
@@ -86,6 +113,8 @@ class Subcommands(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
+            if instead := _REPLACED.get(args[0]):
+                raise click.UsageError(f"'{args[0]}' is 'pyshim {instead}'", ctx) from error
             near = difflib.get_close_matches(args[0], SUBCOMMANDS, n=1)
             if not near:
                 raise
@@ -145,6 +174,10 @@ def _usage(error: click.UsageError) -> str:
         return error.format_message()
     usage = f"{error.ctx.get_usage()}\n" if error.ctx is not None else ""
     path = error.ctx.command_path if error.ctx is not None else "pyshim"
+    if isinstance(error, click.NoSuchOption):
+        instead = _REPLACED_OPTIONS.get((path.removeprefix("pyshim "), error.option_name))
+        if instead is not None:
+            return f"{usage}{path}: {_one_line(error.format_message())} (hint: {instead})"
     return f"{usage}{path}: {_one_line(error.format_message())} (hint: '{path} --help')"
 
 

@@ -1,23 +1,29 @@
-"""`pyshim config check|show|reference`: checks, shows and explains a configuration."""
+"""`pyshim config check|show|cdi|initdata`: checks, shows and explains a configuration, and the documents beside it."""
 
+import base64
+import json
 import os
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import click
 
+from pyshim.cdi import DEFAULT_DIRECTORIES, Cache, CdiError, as_json, is_qualified_name
 from pyshim.config.annotations import HYPERVISOR_NAME, with_annotations
 from pyshim.config.effective import Effective, Finding, Level, Setting, examine
 from pyshim.config.keys import Table, Verdict, document_table
 from pyshim.config.load import SUPPORTED_HYPERVISORS, raise_first_error, refused
 from pyshim.config.sources import Source, named_file, read_source
 from pyshim.config.values import PATH, toml_value
-from pyshim.model.errors import InvalidArgument, ShimError
-from pyshim.node.cli.config_reference import commented_toml, markdown
+from pyshim.model.confidential import SNP_HOST_DATA_BYTES, TDX_CONFIG_ID_BYTES
+from pyshim.model.errors import InvalidArgument, NotFound, ShimError
 from pyshim.node.cli.dry_run import plan_empty_pod
+from pyshim.node.cli.options import read_limited
 from pyshim.node.cli.output import examples, json_option, print_json
 from pyshim.node.kubernetes.pod_vm import pod_config
+from pyshim.resources.confidential.plan.initdata import MAX_TEXT_BYTES, decode, disk_image, encode, parse
 
 _FILES = ("path", "kernel", "image", "initrd", "firmware", "virtio_fs_daemon")
 
@@ -85,11 +91,68 @@ def _show(file: str | None, everything: bool, annotations: tuple[str, ...], as_j
     return 0
 
 
-@command.command("reference")
-@click.option("--toml", is_flag=True, help="As a configuration file with comments.")
-def _reference(toml: bool) -> int:
-    """Print the description of every key and annotation."""
-    print(commented_toml() if toml else markdown(), end="")
+@command.command("cdi", epilog=examples("pyshim config cdi", "pyshim config cdi vendor.com/gpu=0 --oci config.json"))
+@click.argument("devices", metavar="[VENDOR/CLASS=NAME]...", nargs=-1)
+@click.option("--oci", metavar="CONFIG.json", help="Print this OCI spec with the devices injected instead.")
+@click.option(
+    "--directory",
+    "directories",
+    multiple=True,
+    metavar="DIR",
+    help=f"Repeatable, a later one wins; default: {' '.join(DEFAULT_DIRECTORIES)}.",
+)
+@json_option
+def _cdi(devices: tuple[str, ...], oci: str | None, directories: tuple[str, ...], as_json: bool) -> int:
+    """List every device of this node's CDI specs, and the errors in them; exit 1 when there are errors.
+
+    With devices, print their edits of a container, as containerEdits.
+    """
+    cache = Cache(directories or DEFAULT_DIRECTORIES)
+    if devices:
+        print_json(_edited(cache, devices, oci))
+        return 0
+    if oci is not None:
+        raise click.UsageError("--oci needs the devices that are injected")
+    found = cache.devices()
+    if as_json:
+        print_json([{"name": each.name, "file": each.path} for each in found])
+    elif found:
+        width = max(len(each.name) for each in found)
+        print("\n".join(f"{each.name:<{width}}  {each.path}" for each in found))
+    errors = list(dict.fromkeys(str(error) for each in cache.errors().values() for error in each))
+    for error in errors:
+        print(f"pyshim: {error}", file=sys.stderr)
+    return 1 if errors else 0
+
+
+@command.command(
+    "initdata",
+    epilog=examples(
+        "pyshim config initdata initdata.toml", "pyshim config initdata initdata.toml | pyshim config initdata --digest"
+    ),
+)
+@click.argument("file", metavar="[FILE]", default="-")
+@click.option("--disk", metavar="FILE", help="Write the disk the guest sees instead.")
+@click.option("--digest", is_flag=True, help="FILE is an annotation's text: print its digest and the fields with it.")
+@json_option
+def _initdata(file: str, disk: str | None, digest: bool, as_json: bool) -> int:
+    """Print the text of annotation cc_init_data for a TOML document, which the owner of a confidential guest has
+    measured.
+
+    FILE is by default stdin. --digest prints also the fields of TDX and SNP that will hold the digest.
+    """
+    origin = "stdin" if file == "-" else f"'{file}'"
+    content = read_limited(file, MAX_TEXT_BYTES)
+    if digest:
+        rows = _digest_rows(content, origin)
+        print_json(rows) if as_json else print("\n".join(f"{name}: {value}" for name, value in rows.items()))
+        return 0
+    initdata = parse(content, origin)
+    if disk:
+        with open(disk, "wb") as image:
+            image.write(disk_image(initdata))
+    else:
+        print_json({"annotation": encode(initdata)}) if as_json else print(encode(initdata))
     return 0
 
 
@@ -216,3 +279,41 @@ def _counts(setting: Setting) -> bool:
 def _one_line(text: str) -> str:
     """Replaces the characters of a file name that a TOML comment cannot have."""
     return "".join(char if char.isprintable() else "?" for char in text)
+
+
+def _edited(cache: Cache, devices: tuple[str, ...], oci: str | None) -> dict[str, Any]:
+    """The edits of the devices, or the OCI spec in the file `oci` with them. Raises InvalidArgument, NotFound."""
+    try:
+        if oci is None:
+            edits: dict[str, Any] = as_json(cache.edits(devices))
+            return edits
+        document = _oci_spec(oci)
+        cache.inject(document, devices)
+    except CdiError as error:
+        wrong = [name for name in devices if not is_qualified_name(name)]
+        raise (InvalidArgument if wrong else NotFound)(str(error)) from error
+    return document
+
+
+def _oci_spec(path: str) -> dict[str, Any]:
+    with open(path, encoding="utf-8") as file:
+        try:
+            document = json.load(file)
+        except (ValueError, RecursionError) as error:
+            raise InvalidArgument(f"read spec '{path}': not JSON: {error}") from error
+    if not isinstance(document, dict):
+        raise InvalidArgument(f"read spec '{path}': the document is not an object")
+    return document
+
+
+def _digest_rows(content: bytes, origin: str) -> dict[str, str]:
+    """The digest of an annotation's text, and the fields of TDX and SNP. Raises InvalidArgument."""
+    try:
+        initdata = decode(content.decode(), origin)
+    except UnicodeDecodeError as error:
+        raise InvalidArgument(f"read initdata of {origin}: not UTF-8") from error
+    fields = {
+        name: base64.b64encode(initdata.digest_of(length)).decode()
+        for name, length in (("tdx mrconfigid", TDX_CONFIG_ID_BYTES), ("snp host-data", SNP_HOST_DATA_BYTES))
+    }
+    return {str(initdata.algorithm): initdata.digest.hex(), **fields}

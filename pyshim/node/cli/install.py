@@ -30,7 +30,7 @@ from pyshim.node.cli.installation import (
 )
 from pyshim.node.cli.options import FORM, handlers_of
 from pyshim.node.cli.output import examples, steps
-from pyshim.node.install import running, runtime
+from pyshim.node.install import launcher, running, runtime
 from pyshim.node.install.apply import Change, apply, changes, edits
 from pyshim.node.install.disk import Disk
 from pyshim.node.install.handlers import SANDBOXERS, SETTINGS, Handler
@@ -42,6 +42,8 @@ from pyshim.node.install.release import Sources
 _CHECKOUT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 _PROGRAMS = ("cpu", "tun", "qemu", "virtiofsd")
 """Subjects of `pyshim check` without which no pod runs, whatever is configured later."""
+_MAX_SHOWN = 10
+"""Places in one message: a checkout of another user has thousands of files."""
 
 
 _config = click.option(
@@ -105,6 +107,7 @@ def _handlers_options(command: _Command) -> _Command:
         "pyshim install --restart",
         "pyshim install --handler pykata --handler pykata-debug",
         "pyshim install --handler pykata --handler gpu:pykata=gpu.toml",
+        "pyshim install --launcher /usr/local/bin",
     ),
 )
 @prefix_option
@@ -123,6 +126,13 @@ def _handlers_options(command: _Command) -> _Command:
 @click.option("--no-pod", is_flag=True, help="With --restart: run no test pod. It needs CNI and the pause image.")
 @keep_edited_option
 @click.option("--dry-run", is_flag=True, help="Only say what would be written.")
+@click.option(
+    "--launcher",
+    "launcher_directory",
+    metavar="DIR",
+    help="Only write the shim's binary into DIR of containerd's PATH, for this interpreter and checkout.",
+)
+@click.option("--force", is_flag=True, help="Only warn of what is refused otherwise: code that others can write.")
 def command(
     prefix: str,
     root: str,
@@ -135,6 +145,8 @@ def command(
     no_pod: bool,
     keep_edited: bool,
     dry_run: bool,
+    launcher_directory: str | None,
+    force: bool,
 ) -> int:
     """Install pyshim on this node, or bring its installation up to date.
 
@@ -142,6 +154,8 @@ def command(
     and CRI-O. Either all of it is written or nothing. A file that was edited, or that another program wrote, is shown,
     and the installation is refused. Pods that run keep the code they were started with.
     """
+    if launcher_directory is not None:
+        return _write_launcher(launcher_directory, force=force)
     if not dry_run:
         require_root(root)
     disk = Disk(root)
@@ -186,6 +200,24 @@ def command(
         _prune(disk, plan)
     if is_this_node and not restart:
         print(f"next: systemctl restart {caller.unit} && pyshim verify")
+    return 0
+
+
+def _write_launcher(directory: str, *, force: bool) -> int:
+    """Writes the shim's binary, whose interpreter and import path are this program's. Prints its path."""
+    os.makedirs(directory, exist_ok=True)
+    found = launcher.exposed(directory)
+    if found:
+        more = f" and {len(found) - _MAX_SHOWN} more places" if len(found) > _MAX_SHOWN else ""
+        places = ", ".join(found[:_MAX_SHOWN])
+        print(
+            f"pyshim: install launcher in '{directory}': root would execute or boot what others can write:"
+            f" {places}{more} (hint: 'chown -R root:root' and 'chmod -R go-w', or an installation in another place)",
+            file=sys.stderr,
+        )
+        if not force:
+            return 1
+    print(launcher.install(directory))
     return 0
 
 

@@ -10,7 +10,8 @@ import click
 from pyshim.host.os_errors import describe_os_error
 from pyshim.model.errors import FailedPrecondition, NotFound, ShimError
 from pyshim.node.cli.output import examples, json_option, print_json, print_table
-from pyshim.node.cli.sandboxes import sandboxes, state_dir_option
+from pyshim.node.cli.sandboxes import optional_sandbox_argument, sandboxes, state_dir_option
+from pyshim.node.cli.state import print_cgroups, print_record
 from pyshim.node.install import running, runtime
 from pyshim.node.install.apply import Change, remove
 from pyshim.node.install.disk import Disk
@@ -179,16 +180,33 @@ def verify(prefix: str, kind: str | None, socket: str, name: str | None) -> int:
     return 0
 
 
-@click.command(epilog=examples("pyshim status"))
+@click.command(
+    epilog=examples(
+        "pyshim status",
+        "pyshim status 1a2b --json | jq .Pyshim.Snapshot.Sizing",
+        "pyshim status 1a2b --cgroups",
+    )
+)
+@optional_sandbox_argument
+@click.option("--cgroups", is_flag=True, help="Of SANDBOX: its host cgroups, their processes, limits and usage.")
 @prefix_option
 @root_option
 @state_dir_option
 @json_option
-def status(prefix: str, root: str, state_dir: str, as_json: bool) -> int:
-    """Show what is installed on this node, and which pods run with which release.
+def status(sandbox: str, cgroups: bool, prefix: str, root: str, state_dir: str, as_json: bool) -> int:
+    """Show what is installed on this node, and which pods run with which release; or what is recorded about SANDBOX.
 
-    Exit code 1 when nothing is, or something is not as `pyshim install` wrote it.
+    Without SANDBOX, the exit code is 1 when nothing is installed, or something is not as `pyshim install` wrote it.
     """
+    if sandbox:
+        (print_cgroups if cgroups else print_record)(sandbox, state_dir, as_json=as_json)
+        return 0
+    if cgroups:
+        raise click.UsageError("--cgroups needs SANDBOX")
+    return _print_installation(prefix, root, state_dir, as_json=as_json)
+
+
+def _print_installation(prefix: str, root: str, state_dir: str, *, as_json: bool) -> int:
     disk = Disk(root)
     manifest = read_manifest(disk, prefix)
     if manifest is None:

@@ -1,4 +1,4 @@
-"""`pyshim list` and `top`: the sandboxes of this node, the sizes of their VMs, what they use, and their health.
+"""`pyshim list`: the sandboxes of this node, the sizes of their VMs, what they use, and their health.
 
 A shim asks its guest's agent for its health before it answers.
 """
@@ -31,11 +31,21 @@ SAMPLE_S = 0.3
 """Seconds over which the use of CPUs is measured."""
 
 
-@click.command(epilog=examples("pyshim list", "pyshim list --json | jq -r '.[] | select(.health != \"ok\").id'"))
+@click.command(
+    epilog=examples(
+        "pyshim list",
+        "pyshim list --json | jq -r '.[] | select(.health != \"ok\").id'",
+        "pyshim list --watch",
+        "pyshim list --watch --interval 10 --count 6 --json >> usage.jsonl",
+    )
+)
 @click.argument("prefix", metavar="[SANDBOX]", default="")
+@click.option("--watch", is_flag=True, help="Again and again, most CPU first, until Ctrl-C; with --json a line a look.")
+@click.option("--interval", type=click.FloatRange(min=0.1, max=3600), default=2.0, show_default=True, metavar="SECONDS")
+@click.option("--count", type=click.IntRange(min=1), metavar="N", help="With --watch: end after so many looks.")
 @state_dir_option
 @json_option
-def list_command(prefix: str, state_dir: str, as_json: bool) -> int:
+def list_command(prefix: str, watch: bool, interval: float, count: int | None, state_dir: str, as_json: bool) -> int:
     """List the sandboxes of this node, or those whose ids begin with SANDBOX, or those of the pod SANDBOX.
 
     ASKED is what their containers ask for, VM what the virtual machine has, both CPUs and memory. CPU, in percent of
@@ -43,6 +53,8 @@ def list_command(prefix: str, state_dir: str, as_json: bool) -> int:
     the guest's agent, which its shim asks; AGENT is the age of its last answer. --json also names the installed release
     that each shim runs.
     """
+    if watch:
+        return _watch(prefix, interval, count, state_dir, as_json=as_json)
     found = _named(prefix, state_dir)
     meter = UsageMeter()
     if found:
@@ -68,18 +80,12 @@ def _named(text: str, state_dir: str) -> list[SandboxRow]:
     return found
 
 
-@click.command(epilog=examples("pyshim top", "pyshim top --interval 10 --count 6 --json >> usage.jsonl"))
-@click.option("--interval", type=click.FloatRange(min=0.1, max=3600), default=2.0, show_default=True, metavar="SECONDS")
-@click.option("--count", type=click.IntRange(min=1), metavar="N", help="End after so many looks; default: Ctrl-C.")
-@state_dir_option
-@click.option("--json", "as_json", is_flag=True, help="For programs: a line for each look.")
-def top_command(interval: float, count: int | None, state_dir: str, as_json: bool) -> int:
-    """Show the sandboxes of this node and what they use, most CPU first, again and again.
-
-    The columns are those of 'pyshim list'.
-    """
+def _watch(prefix: str, interval: float, count: int | None, state_dir: str, *, as_json: bool) -> int:
     meter = UsageMeter()
-    meter.measure(sandboxes(state_dir))
+    found = _named(prefix, state_dir)
+    meter.measure(found)
+    if prefix and not any(each.id.startswith(prefix) for each in found):
+        prefix = found[0].id  # it names a pod
     live = None
     if sys.stdout.isatty() and not as_json:
         from rich.live import Live
@@ -91,7 +97,7 @@ def top_command(interval: float, count: int | None, state_dir: str, as_json: boo
         while count is None or looks < count:
             time.sleep(interval)
             looks += 1
-            found = with_health(sandboxes(state_dir), state_dir)
+            found = with_health(sandboxes(state_dir, prefix=prefix), state_dir)
             usage = meter.measure(found)
             now_ns = time.time_ns()
             if as_json:

@@ -224,6 +224,7 @@ class _SandboxParameter(click.ParamType[str]):
 
 
 sandbox_argument = click.argument("sandbox", metavar="SANDBOX", type=_SandboxParameter())
+optional_sandbox_argument = click.argument("sandbox", metavar="[SANDBOX]", default="", type=_SandboxParameter())
 state_dir_option = click.option(
     "--state-dir", default=STATE_DIR, show_default=True, metavar="DIR", help="Where sandboxes are recorded."
 )

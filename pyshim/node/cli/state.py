@@ -1,35 +1,52 @@
-"""`pyshim state` and `cgroups`: what is recorded about a sandbox, and its host cgroups, without asking its shim."""
+"""`pyshim status SANDBOX`: what is recorded about a sandbox, and its host cgroups, without asking its shim."""
 
 import json
 import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import click
 import msgspec
 
 from pyshim.model.errors import FailedPrecondition, Internal, NotFound
 from pyshim.model.units import MIB
 from pyshim.model.vm import GuestNode
-from pyshim.node.cli.output import examples, json_option, print_json
-from pyshim.node.cli.sandboxes import sandbox_argument, sandbox_id, snapshot_of, state_dir_option
+from pyshim.node.cli.output import print_json
+from pyshim.node.cli.sandboxes import sandbox_id, snapshot_of
 from pyshim.resources.cgroups.host import usage as cgroup_usage
 from pyshim.resources.sizing.plan.numa import node_text
 from pyshim.state.store import FILE_NAME
 
+_MEANING = {
+    "sandbox": "counts as the pod's",
+    "overhead": "outside the pod's cgroup",
+    "vcpus": "threads of the VMM",
+    "devices": "device rules of the VMM",
+}
 
-@click.command(epilog=examples("pyshim state 1a2b", "pyshim state 1a2b --json | jq .Pyshim.Snapshot.Sizing"))
-@sandbox_argument
-@state_dir_option
-@click.option("--json", "as_json", is_flag=True, help="The whole record as it is on disk.")
-def state_command(sandbox: str, state_dir: str, as_json: bool) -> int:
-    """Show what is recorded about a sandbox on this node."""
+
+def print_record(sandbox: str, state_dir: str, *, as_json: bool) -> None:
+    """`pyshim status SANDBOX`: what is recorded of the sandbox, as JSON as it is on disk."""
     record = _record(state_dir, sandbox_id(sandbox, state_dir))
     if as_json:
         print_json(record)
     else:
         print("\n".join(summary(record)))
-    return 0
+
+
+def print_cgroups(sandbox: str, state_dir: str, *, as_json: bool) -> None:
+    """`pyshim status --cgroups SANDBOX`: its host cgroups, with their processes, limits and usage.
+
+    Raises FailedPrecondition before they are recorded.
+    """
+    found = sandbox_id(sandbox, state_dir)
+    record: Mapping[str, Any] = snapshot_of(found, state_dir).cgroups
+    if not record:
+        raise FailedPrecondition(f"show cgroups of sandbox '{found}': none are recorded yet")
+    live = {**record, "Groups": [_live(group, record) for group in record.get("Groups", [])]}
+    if as_json:
+        print_json(live)
+    else:
+        print("\n".join(_lines(found, live)))
 
 
 def _record(state_dir: str, found: str) -> dict[str, Any]:
@@ -66,32 +83,6 @@ def summary(record: dict[str, Any], indent: str = "") -> list[str]:
         else:
             lines.append(f"{indent}{key}: {value}")
     return lines
-
-
-_MEANING = {
-    "sandbox": "counts as the pod's",
-    "overhead": "outside the pod's cgroup",
-    "vcpus": "threads of the VMM",
-    "devices": "device rules of the VMM",
-}
-
-
-@click.command()
-@sandbox_argument
-@state_dir_option
-@json_option
-def cgroups_command(sandbox: str, state_dir: str, as_json: bool) -> int:
-    """Show a sandbox's host cgroups: their processes, limits and usage."""
-    found = sandbox_id(sandbox, state_dir)
-    record: Mapping[str, Any] = snapshot_of(found, state_dir).cgroups
-    if not record:
-        raise FailedPrecondition(f"show cgroups of sandbox '{found}': none are recorded yet")
-    live = {**record, "Groups": [_live(group, record) for group in record.get("Groups", [])]}
-    if as_json:
-        print_json(live)
-    else:
-        print("\n".join(_lines(found, live)))
-    return 0
 
 
 def _live(group: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ import importlib
 import pytest
 
 from pyshim.config.catalogue import KEYS
-from pyshim.config.deadlines import DEADLINES, WaitLimit
+from scripts.config_reference import DEADLINES, WaitLimit
 
 
 @pytest.mark.parametrize("row", [row for row in DEADLINES if not row.key], ids=lambda row: row.constant)

@@ -14,7 +14,7 @@ from pyshim.config.keys import Table, Verdict
 from pyshim.config.load import build_config, load_config, warnings
 from pyshim.config.sources import Source, read_source
 from pyshim.config.values import toml_value
-from pyshim.node.cli.config_reference import commented_toml, markdown
+from scripts.config_reference import commented_toml, markdown
 
 from .documents import examined, options
 
@@ -82,7 +82,7 @@ def test_the_reference_file_sets_every_key_to_its_default_but_the_guests_files()
     ids=["docs/CONFIGURATION.md", "configs/configuration-reference.toml"],
 )
 def test_what_is_generated_is_current(path: str, text: str) -> None:
-    verb = "pyshim config reference" + (" --toml" if path.endswith("toml") else "")
+    verb = "python -m scripts.config_reference" + (" --toml" if path.endswith("toml") else "")
 
     assert (ROOT / path).read_text() == text, f"write it anew: {verb} > {path}"
 

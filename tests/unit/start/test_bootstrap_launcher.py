@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from pyshim import __version__
-from pyshim.node.cli.launcher import import_paths, install
-from pyshim.node.install.launcher import launcher_text
+from pyshim.node.install.launcher import import_paths, install, launcher_text
 
 VERSION = f"containerd-shim-pykata-v2:\n  Version:  {__version__}\n".encode()
 

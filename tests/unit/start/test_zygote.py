@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from start_bench import REPOSITORY, StartBench, children_of, is_alive, is_forked, report
 
-from pyshim.node.cli.launcher import import_paths
+from pyshim.node.install.launcher import import_paths
 from pyshim.start import zygote as link
 from pyshim.start.zygote import address
 

@@ -1,4 +1,4 @@
-"""`pyshim cgroups`: what is recorded, and what the kernel says of it now."""
+"""`pyshim status --cgroups`: what is recorded, and what the kernel says of it now."""
 
 import json
 from pathlib import Path
@@ -33,7 +33,7 @@ RECORD: dict[str, Any] = {
 
 def _keep(root: Path, cgroups: dict[str, Any]) -> list[str]:
     states.save(root, "c1", cgroups=cgroups)
-    return ["cgroups", "c1", "--state-dir", str(root)]
+    return ["status", "--cgroups", "c1", "--state-dir", str(root)]
 
 
 def test_everything_recorded_is_shown_and_what_is_gone_is_said_to_be(

@@ -1,4 +1,4 @@
-"""`pyshim env`: the shape of `kata-runtime env`, whose readers are programs."""
+"""`pyshim check --env`: the shape of `kata-runtime env`, whose readers are programs."""
 
 import json
 import tomllib
@@ -52,9 +52,9 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_toml_and_json_have_katas_members_and_say_the_same(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["env", "--config", str(file)]) == 0
+    assert run(["check", "--env", "--config", str(file)]) == 0
     toml = tomllib.loads(capsys.readouterr().out)
-    assert run(["env", "--config", str(file), "--json"]) == 0
+    assert run(["check", "--env", "--config", str(file), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
 
     for path, members in MEMBERS.items():
@@ -68,7 +68,7 @@ def test_toml_and_json_have_katas_members_and_say_the_same(file: Path, capsys: p
 
 
 def test_values_are_those_of_the_configuration(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["env", "--config", str(file), "--json"]) == 0
+    assert run(["check", "--env", "--config", str(file), "--json"]) == 0
 
     found = json.loads(capsys.readouterr().out)
     assert found["Kernel"]["Path"] == "/boot/vmlinuz"
@@ -82,6 +82,6 @@ def test_values_are_those_of_the_configuration(file: Path, capsys: pytest.Captur
 def test_a_hypervisor_that_says_nothing_is_unknown(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file.write_text(CONFIGURATION.replace("/bin/true", "/bin/false"))
 
-    assert run(["env", "--config", str(file), "--json"]) == 0
+    assert run(["check", "--env", "--config", str(file), "--json"]) == 0
 
     assert json.loads(capsys.readouterr().out)["Hypervisor"]["Version"] == "unknown"

@@ -1,4 +1,4 @@
-"""`pyshim list` and `pyshim top`: from states and processes, and from the shims that answer."""
+"""`pyshim list`: from states and processes, and from the shims that answer."""
 
 import contextlib
 import json
@@ -366,7 +366,7 @@ def test_top_looks_again_and_gives_programs_a_line_for_each_look(
     tmp_path: Path, sleeper: "subprocess.Popen[bytes]", capsys: pytest.CaptureFixture[str]
 ) -> None:
     save(tmp_path, "ab12", ref(sleeper), ref(sleeper))
-    words = ["top", "--state-dir", str(tmp_path), "--interval", "0.1", "--count", "2"]
+    words = ["list", "--watch", "--state-dir", str(tmp_path), "--interval", "0.1", "--count", "2"]
 
     assert run([*words, "--json"]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
@@ -379,7 +379,7 @@ def test_top_looks_again_and_gives_programs_a_line_for_each_look(
 
 def test_top_on_a_terminal_draws_the_table(tmp_path: Path, sleeper: "subprocess.Popen[bytes]") -> None:
     save(tmp_path, "ab12", ref(sleeper), ref(sleeper))
-    words = f"-m pyshim top --interval 0.1 --count 1 --state-dir {tmp_path}"
+    words = f"-m pyshim list --watch --interval 0.1 --count 1 --state-dir {tmp_path}"
 
     done = subprocess.run(
         ["script", "-qec", f"{sys.executable} {words}", "/dev/null"],

@@ -1,11 +1,19 @@
-"""Generates the configuration's reference from the tables of keys."""
+"""Writes the configuration's reference from the tables of keys, and the table of deadlines.
 
+    python -m scripts.config_reference > docs/CONFIGURATION.md
+    python -m scripts.config_reference --toml > configs/configuration-reference.toml
+
+A deadline ends a wait for a hung program. Each is several times the longest wait seen on a busy host. A test compares
+the table with the constants in the code.
+"""
+
+import sys
 import textwrap
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from pyshim.config.annotations import HASHED_ASSETS, PATH_LISTS
 from pyshim.config.catalogue import GROUPS, KEYS
-from pyshim.config.deadlines import DEADLINES, WaitLimit
 from pyshim.config.keys import Alias, Dialect, Key, Table, Verdict, document_table
 from pyshim.config.keys_devices import REMOTE
 from pyshim.config.keys_runtime import REMOVED, REMOVED_TABLES
@@ -15,7 +23,7 @@ from pyshim.config.values import toml_value
 _INTRODUCTION = """\
 # Configuration
 
-<!-- Written by `pyshim config reference`; change the key table in pyshim/config/, not this file. -->
+<!-- Written by `python -m scripts.config_reference`; change the key table in pyshim/config/, not this file. -->
 
 pyshim reads Kata Containers' configuration files, those of the Go runtime and those of the Rust runtime, unchanged.
 Keys that only differ in name or table between the two are accepted in both places. Two commands explain a file:
@@ -99,6 +107,64 @@ _NEEDED = {"kernel": "../.build/guest/vmlinux", "image": "../.build/guest/rootfs
 """Values of configuration-qemu.toml for the keys without which no sandbox starts."""
 
 
+class WaitLimit(NamedTuple):
+    """One deadline. Either `key` of `table` sets it, or the code's `constant` has the value `seconds`."""
+
+    waits_for: str
+    then: str
+    """What happens at the deadline."""
+    constant: str = ""
+    """Dotted, with its module."""
+    seconds: float = 0.0
+    table: Table = Table.HYPERVISOR
+    key: str = ""
+
+
+_START, _CALL = "the sandbox does not start", "the call fails"
+
+DEADLINES: tuple[WaitLimit, ...] = (
+    WaitLimit("reading files, cgroups, device nodes", _CALL, "pyshim.concurrency.deadlines.READ_S", 30),
+    WaitLimit("one change on the host: mount, cgroup, directory", _CALL, "pyshim.concurrency.deadlines.CHANGE_S", 30),
+    WaitLimit(
+        "virtiofsd to report which of the two programs it is",
+        _START,
+        "pyshim.resources.volumes.host.virtiofsd_flavours._PROBE_TIMEOUT_S",
+        25,
+    ),
+    WaitLimit("an OCI hook without a timeout", "it is killed", "pyshim.host.processes.hooks.DEFAULT_TIMEOUT_S", 120),
+    WaitLimit("the pod's network namespace", _START, "pyshim.resources.network.host.pod_network.TIMEOUT_S", 30),
+    WaitLimit("the search for the pod's devices", _START, "pyshim.resources.devices.host.finder.TIMEOUT_S", 25),
+    WaitLimit("QEMU's greeting, or vhost-device-vsock's connection", _START, key="start_timeout"),
+    WaitLimit(
+        "QEMU's greeting with passed-through devices, at least",
+        _START,
+        "pyshim.resources.devices.plan.devices.PASSING_TIMEOUT_S",
+        120,
+    ),
+    WaitLimit("QEMU's answer to a command", _CALL, "hypervisors.qemu.qmp.COMMAND_TIMEOUT_S", 25),
+    WaitLimit("the program that serves a disk, during plugging", _CALL, "hypervisors.qemu.disks.ANSWER_TIMEOUT_S", 10),
+    WaitLimit("QEMU to plug a passed-through device", _CALL, "hypervisors.qemu.pci.VFIO_TIMEOUT_S", 120),
+    WaitLimit("the guest to release a device", _CALL, "hypervisors.qemu.qmp.UNPLUG_TIMEOUT_S", 15),
+    WaitLimit("virtio-mem to grow", _CALL, "hypervisors.qemu.memory.TOTAL_TIMEOUT_S", 120),
+    WaitLimit("one CONNECT of a hybrid vsock", "it is repeated", "pyshim.agent.connect.HANDSHAKE_S", 10),
+    WaitLimit("the first answer of the guest's agent", _START, table=Table.AGENT, key="dial_timeout"),
+    WaitLimit(
+        "the same under emulation, if the key is below 10 s",
+        _START,
+        "pyshim.pod.plan.sandbox.EMULATED_BOOT_S",
+        60,
+    ),
+    WaitLimit("a device to appear in the guest", _CALL, table=Table.AGENT, key="hotplug_timeout"),
+    WaitLimit("the guest to put vCPUs online", _CALL, "guest.agent.calls.sandbox._ONLINE_TIMEOUT_S", 30),
+    WaitLimit("a file system's driver in the guest", _CALL, "guest.agent.mounts._DRIVER_WAIT_S", 30),
+    WaitLimit("the agent's answer to CreateContainer", _CALL, table=Table.RUNTIME, key="create_container_timeout"),
+    WaitLimit("the agent's answer to another request", _CALL, table=Table.AGENT, key="request_timeout"),
+    WaitLimit("the guest to end its sandbox", "the VM is ended", "pyshim.pod.sandbox.DESTROY_TIMEOUT_S", 3),
+    WaitLimit("QEMU to end after `quit`", "it is killed", "hypervisors.qemu.process.QUIT_GRACE_S", 2),
+    WaitLimit("one step of an undo", "it stays in the ledger", "pyshim.concurrency.deadlines.UNDO_S", 10),
+)
+
+
 def markdown() -> str:
     """The text of docs/CONFIGURATION.md."""
     paths = "\n".join(f"   - `{path}`" for path in DEFAULT_PATHS)
@@ -125,7 +191,7 @@ def markdown() -> str:
 def commented_toml() -> str:
     """The text of configs/configuration-reference.toml: every key with its default and its meaning."""
     lines = [
-        "# Every key with its default and its meaning. Written by `pyshim config reference --toml`.",
+        "# Every key with its default and its meaning. Written by scripts/config_reference.py.",
         "# Kernel and image have no default: the values are the files that `make guest` builds. For a configuration of",
         "# your own, copy configuration-qemu.toml instead.",
     ]
@@ -190,3 +256,7 @@ def _removed() -> Iterator[str]:
         yield f"- `{document_table(table)}.{name}`: {instead}\n"
     for name, instead in REMOVED_TABLES.items():
         yield f"- `[{name}]`: {instead}\n"
+
+
+if __name__ == "__main__":
+    print(commented_toml() if sys.argv[1:] == ["--toml"] else markdown(), end="")
