@@ -10,8 +10,10 @@ import pytest
 
 from .conftest import RunTask
 from .framework.ctr import Ctr
+from .framework.events import task_events, until_watching
 from .framework.images import IMAGE
 from .framework.runtime import Runtime
+from .framework.waiting import eventually
 
 
 @pytest.mark.vm
@@ -61,6 +63,17 @@ def test_output_of_a_process_that_ends_at_once_is_complete(run: RunTask) -> None
 
 
 @pytest.mark.vm
+def test_a_lone_container_that_fills_its_memory_is_reported(ctr: Ctr, run: RunTask, name: str, scratch: Path) -> None:
+    """It is its own sandbox. Docker's OOMKilled comes of the event."""
+    with ctr.background(scratch, "events") as watching:
+        until_watching(ctr, watching.out)
+        fill = "x=x; while :; do x=$x$x; done"
+        ran = run("sh", "-c", fill, options=["--memory-limit", str(32 << 20)], code=None)
+        eventually(lambda: "/tasks/oom" in [topic for topic, _ in task_events(watching.out(), name)], what="an event")
+
+    assert ran.code == 137
+
+
 def test_persisted_state_names_the_vmm_and_the_size_of_the_vm(ctr: Ctr, runtime: Runtime, shared: str) -> None:
     state = json.loads(runtime.persisted(shared).read_text())
 

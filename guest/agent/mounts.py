@@ -175,6 +175,11 @@ def mounted() -> dict[str, Mounted]:
     return found
 
 
+def mounted_below(folder: str) -> list[str]:
+    """The mount points below `folder`, the deepest first."""
+    return sorted((point for point in mounted() if point.startswith(f"{folder}/")), reverse=True)
+
+
 def mounted_type(point: str) -> str:
     """The type of the topmost file system at a mount point; empty if nothing is mounted there."""
     found = mounted().get(point)

@@ -60,6 +60,7 @@ def services(
         "ReadStderr": processes.read_stderr,
         "ReadStdout": processes.read_stdout,
         "RemoveContainer": containers.remove,
+        "RemoveStaleVirtiofsShareMounts": volumes.remove_stale_shares,
         "ReseedRandomDev": guest.reseed_random,
         "ResizeVolume": volumes.resize,
         "ResumeContainer": containers.resume,

@@ -31,6 +31,7 @@ from guest.agent.container.spec import (
 )
 from guest.agent.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument
 from guest.agent.files import read_text, remove_tree
+from guest.agent.storage.copies import SHARED
 from guest.agent.storage.devices import add_devices, nodes_of, rewrite_env
 from guest.agent.storage.hotplug import Hotplug
 from guest.agent.storage.table import StorageTable, huge_page_sizes
@@ -141,7 +142,7 @@ class ContainerCalls:
     async def start(self, request: pb.StartContainerRequest) -> None:
         container = self._containers.find(request.container_id)
         await container.start()
-        if container.cid != self._sandbox.id and container.cgroup:
+        if container.cgroup:
             self._oom_events.watch(container)
         log.info("container started", extra={"container": container.cid})
 
@@ -162,6 +163,9 @@ class ContainerCalls:
         bundle = f"{CONTAINERS}/{cid}"
         mounts.unmount(f"{bundle}/rootfs")
         await self._storages.release(cid)
+        # The kernel mounts each file system of the share at its first use, and then the host keeps its files open.
+        for point in mounts.mounted_below(f"{SHARED}/{cid}"):
+            mounts.unmount(point)
         remove_tree(bundle)
 
     async def pause(self, request: pb.PauseContainerRequest) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 
 from protos.agent import agent_pb2 as pb
@@ -9,9 +10,12 @@ from protos.agent import agent_pb2 as pb
 from guest.agent import mounts
 from guest.agent.children import Children
 from guest.agent.errors import InvalidArgument, NotFound, os_cause
-from guest.agent.storage.copies import copy_file
+from guest.agent.files import names_in
+from guest.agent.storage.copies import SHARED, copy_file
 from guest.agent.storage.devices import disk_bytes, disk_of, rescan
 from guest.agent.storage.hotplug import Hotplug
+
+log = logging.getLogger(__name__)
 
 _RESIZE_TIMEOUT_S = 60.0
 
@@ -37,6 +41,13 @@ class VolumeCalls:
 
     async def copy_file(self, request: pb.CopyFileRequest) -> None:
         copy_file(request)
+
+    async def remove_stale_shares(self, request: pb.RemoveStaleVirtiofsShareMountsRequest) -> None:
+        """Of the share's file systems, those are unmounted whose mount points the host has removed."""
+        for point, found in sorted(mounts.mounted().items(), reverse=True):
+            if found.fstype == "virtiofs" and point.startswith(f"{SHARED}/") and _is_gone(point):
+                mounts.unmount(point)
+                log.info("share unmounted", extra={"path": point})
 
     async def stats(self, request: pb.VolumeStatsRequest) -> pb.VolumeStatsResponse:
         """Bytes and inodes of the file system at the path."""
@@ -79,3 +90,9 @@ class VolumeCalls:
             return device if disk_bytes(folder) >= size else None
 
         await self._hotplug.wait_for(f"disk {device!r} of {size} bytes", look)
+
+
+def _is_gone(point: str) -> bool:
+    """True if its directory lists it no more. A look at the point itself might be answered by the kernel's cache."""
+    folder, name = os.path.split(point)
+    return name not in names_in(folder)

@@ -129,6 +129,23 @@ def test_a_removed_container_leaves_no_mount_and_no_bundle(
         assert sleeper not in mounts.read()
 
 
+def test_what_the_share_shows_of_a_container_is_unmounted_with_it(
+    hosted_agent: HostedAgent, client: AgentClient, sleeper: str
+) -> None:
+    """The kernel mounts such file systems by itself; here they are made by hand, as is that of a namesake."""
+    shared = "/run/kata-containers/shared/containers"
+    folders = [f"{shared}/{sleeper}/rootfs", f"{shared}/{sleeper}x/rootfs"]
+    enter = ["nsenter", f"--target={hosted_agent.pid()}", "--mount", "sh", "-ec"]
+    for folder in folders:
+        subprocess.run([*enter, f"mkdir -p {folder}; mount -t tmpfs tmpfs {folder}"], check=True)
+
+    client.remove(sleeper)
+
+    with open(f"/proc/{hosted_agent.pid()}/mounts") as mounts:
+        found = mounts.read()
+    assert [folder in found for folder in folders] == [False, True]
+
+
 def test_stats_of_a_running_container_are_answered(client: AgentClient, sleeper: str) -> None:
     reply = client.call("StatsContainer", agent_pb2.StatsContainerRequest(container_id=sleeper))
 
