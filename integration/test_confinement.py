@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 from pyshim.host.processes.confinement import KEPT_CAPABILITIES
+from pyshim.host.processes.rights import CAPABILITIES, NAMES, ThreadRights, rights_of_threads
 
 from .framework import oci, processes, shim_config
 from .framework.cgroups import SandboxCgroups, hierarchy, members
@@ -22,14 +27,12 @@ from .framework.runtime import Runtime
 
 pytestmark = pytest.mark.vm
 
-CHOWN, DAC_OVERRIDE, DAC_READ_SEARCH, FOWNER, FSETID, SETGID, SETUID, IPC_LOCK, SETFCAP = 0, 1, 2, 3, 4, 6, 7, 14, 31
-"""Source: linux/capability.h."""
-FILE_SERVER = {CHOWN, DAC_OVERRIDE, FOWNER, FSETID, SETGID, SETUID, SETFCAP}
+FILE_SERVER = {"chown", "dac_override", "fowner", "fsetid", "setgid", "setuid", "setfcap"}
+BEGINS_WITH = {"setpcap", "sys_chroot"}
+"""What QEMU's virtiofsd needs until it serves, and what the thread of its libraries keeps."""
 CODE = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc/alternatives")
 NODES = {"/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"}
 HIDDEN = ("/root", "/home", "/boot", "/srv", "/mnt", "/tmp", "/var/lib", "/run/containerd", "/dev/shm")
-FILTERED = "2"
-"""Field `Seccomp` of proc(5)."""
 VMM_USERS = range(1879048192, 1879048192 + 65536)
 KNOWN_FILES = re.compile(
     r"(socket|pipe|anon_inode|/memfd):|/dev/(null|kvm|urandom|net/tun|vhost-net|vhost-vsock)$|.*/\.build/guest[^/]*/[^/]+$"
@@ -74,11 +77,16 @@ def walk(process: Process) -> Walk:
     return Walk(directories=directories, files=files)
 
 
-def capabilities(process: Process) -> set[int]:
-    """All it has or could ever get."""
-    found = status(process)
-    bits = int(found["CapEff"], 16) | int(found["CapPrm"], 16) | int(found["CapInh"], 16)
-    return {number for number in range(64) if bits >> number & 1}
+def capabilities(*processes: Process) -> set[str]:
+    """All that any thread of theirs has or could ever get."""
+    threads = [thread for process in processes for thread in rights_of_threads(process.pid)]
+    return {NAMES[number] for thread in threads for number in thread.capabilities}
+
+
+def are_filtered(*processes: Process) -> bool:
+    """No thread of theirs gains a right by an exec, and each has the shim's filter of system calls at least."""
+    threads = [thread for process in processes for thread in rights_of_threads(process.pid)]
+    return {(thread.no_new_privs, thread.filters > 0) for thread in threads} == {(True, True)}
 
 
 def is_apart(process: Process, namespace: str) -> bool:
@@ -95,10 +103,11 @@ def is_read_only(process: Process, point: str) -> bool:
     return bool(os.statvfs(f"/proc/{process.pid}/root{point}").f_flag & os.ST_RDONLY)
 
 
-def serving(found: list[Process]) -> Process:
-    """Of virtiofsd's two processes the one that answers the guest, which is the other's child."""
+def file_servers() -> list[Process]:
+    """The processes of virtiofsd: one of QEMU's program, two of the Rust one, the serving one last."""
+    found = [p for p in processes.running() if p.command[:1] and "virtiofsd" in p.command[0]]
     pids = {process.pid for process in found}
-    return next((process for process in found if process.parent in pids), found[0])
+    return sorted(found, key=lambda process: process.parent in pids)
 
 
 def test_the_programs_of_a_pod_have_the_rights_that_the_documentation_says(
@@ -106,13 +115,11 @@ def test_the_programs_of_a_pod_have_the_rights_that_the_documentation_says(
 ) -> None:
     ctr.start(name)
     (vmm,) = runtime.vmms(name)
-    virtiofsd = serving([p for p in processes.running() if p.command[:1] and "virtiofsd" in p.command[0]])
+    *_, virtiofsd = file_servers()
     vsock_programs = runtime.vsock_programs(name)
 
-    assert (status(vmm)["NoNewPrivs"], status(vmm)["Seccomp"]) == ("1", FILTERED)
-    kept = set() if reaches_its_files(vmm) else {DAC_OVERRIDE, IPC_LOCK}
-    assert capabilities(vmm) == kept
-    assert int(status(vmm)["CapBnd"], 16) == sum(1 << number for number in kept)
+    assert are_filtered(vmm)
+    assert capabilities(vmm) == (set() if reaches_its_files(vmm) else {"dac_override", "ipc_lock"})
     (user,) = {int(word) for ids in ("Uid", "Gid") for word in status(vmm)[ids].split()}
     assert user in (VMM_USERS if reaches_its_files(vmm) else {0})
     directory = os.stat(f"/run/vc/vm/{name}")
@@ -132,52 +139,138 @@ def test_the_programs_of_a_pod_have_the_rights_that_the_documentation_says(
     assert os.listdir(f"/proc/{vmm.pid}/root/sys/fs/cgroup") == []
     assert f"/run/vc/vm/{name}/qmp.sock" not in found.files
     mounted = [line.split()[4] for line in Path(f"/proc/{vmm.pid}/mountinfo").read_text().splitlines()]
-    assert [point for point in mounted if not is_read_only(vmm, point)] == ["/proc"]
+    assert [point for point in mounted if not is_read_only(vmm, point)] == []
 
-    assert (status(virtiofsd)["NoNewPrivs"], status(virtiofsd)["Seccomp"]) == ("1", FILTERED)
-    assert capabilities(virtiofsd) <= FILE_SERVER
+    assert are_filtered(*file_servers())
+    assert capabilities(*file_servers()) <= FILE_SERVER | BEGINS_WITH
+    assert {NAMES[number] for number in rights_of_threads(virtiofsd.pid)[0].capabilities} == FILE_SERVER
     assert [kind for kind in ("mnt", "net", "pid") if not is_apart(virtiofsd, kind)] == []
     seen = os.listdir(f"/proc/{virtiofsd.pid}/root")
     assert name in seen
     assert [entry for entry in seen if not entry.startswith((name, "watchable"))] == [], "it sees what is shared only"
 
     assert len(vsock_programs) == runtime.has_vsock_program
+    assert not vsock_programs or are_filtered(*vsock_programs)
     for program in vsock_programs:
-        assert status(program)["NoNewPrivs"] == "1"
         assert capabilities(program) == set()
-        assert int(status(program)["CapBnd"], 16) == 0
         (their_user,) = {int(word) for ids in ("Uid", "Gid") for word in status(program)[ids].split()}
         assert their_user == directory.st_gid + 1
         sockets = {f"/run/vc/vm/{name}/vsock/{socket}" for socket in ("device.sock", "vsock.sock")}
         assert walk(program).files <= sockets | {program.command[0]} | linked | loader | NODES
 
 
-_ATTEMPT = """
-import os, stat, sys
+_ATTACKS = r"""
+import errno, json, os, signal, socket, stat, sys
 from pyshim.host import syscalls
-cgroup, kept, node, disk = sys.argv[1:]
-if cgroup:
-    with open(cgroup + "/cgroup.procs", "w") as file:
-        file.write(str(os.getpid()))
-if kept != "all":
-    syscalls.limit_capabilities_of_programs({int(each) for each in kept.split(",")})
-    os.execv(sys.executable, [*sys.orig_argv[:3], "", "all", node, disk])
-for attempt in (
-    lambda: os.mknod(node, stat.S_IFBLK | 0o600, os.stat(disk).st_rdev),
-    lambda: os.close(os.open(disk, os.O_RDONLY)),
-):
-    try:
-        attempt()
-        print("done")
-    except PermissionError:
-        print("refused")
+from pyshim.host.processes.rights import NAMES
+
+wanted = json.loads(sys.argv[1])
+devices = os.open("/dev", os.O_PATH)
+loopback, name = ("127.0.0.1", wanted["port"]), os.uname().nodename
+sleeper, disk, host_file = wanted["stranger"], wanted["disk"], wanted["file"]
+number = os.stat(f"/dev/{disk}").st_rdev
+user, groups = wanted["user"], wanted["groups"]
+if wanted["pid"]:
+    if wanted["cgroup"]:
+        with open(wanted["cgroup"] + "/cgroup.procs", "w") as file:
+            file.write(str(os.getpid()))
+    spaces = [(os.open(f"/proc/{wanted['pid']}/ns/{kind}", os.O_RDONLY), flag) for kind, flag in (
+        ("pid", 0x20000000), ("net", 0x40000000), ("uts", 0x04000000), ("ipc", 0x08000000), ("mnt", 0x00020000))]
+    for fd, flag in spaces:
+        syscalls.setns(fd, flag)
+else:
+    syscalls.unshare(syscalls.CLONE_NEWNS)  # the control may mount, and nobody sees it
+    syscalls.mount("none", "/", "", syscalls.MS_REC | syscalls.MS_PRIVATE)
+
+
+def connect():
+    with socket.socket() as client:
+        client.connect(loopback)
+
+
+def make_node():
+    for directory, _, _ in os.walk(wanted["writable"]):
+        if os.access(directory, os.W_OK):
+            os.mknod(f"{directory}/node", stat.S_IFBLK | 0o600, number)
+            return os.unlink(f"{directory}/node")
+    raise PermissionError(errno.EROFS, "nothing is writable")
+
+
+def make_file():
+    path = "/etc/pyshim-attack"
+    os.close(os.open(path, os.O_CREAT | os.O_WRONLY))
+    os.unlink(path)
+
+
+ATTACKS = {
+    "mount": lambda: syscalls.mount("x", "/", "tmpfs", 0),
+    "make a device node": make_node,
+    "open a disk of the host": lambda: os.close(os.open(disk, os.O_RDONLY, dir_fd=devices)),
+    "read a file of the host": lambda: os.close(os.open(host_file, os.O_RDONLY)),
+    "signal another process of root": lambda: os.kill(sleeper, 0),
+    "read another process's memory": lambda: os.close(os.open(f"/proc/{sleeper}/mem", os.O_RDONLY)),
+    "set the core pattern": lambda: os.close(os.open("/proc/sys/kernel/core_pattern", os.O_WRONLY)),
+    "set the host's name": lambda: os.close(os.open("/proc/sys/kernel/hostname", os.O_WRONLY)),
+    "write a file of the host": make_file,
+    "remove a device of the host": lambda: os.rename("/dev/full", "/dev/full"),
+    "connect to the host's 127.0.0.1": connect,
+}
+if os.fork() == 0:  # a process namespace is entered by a child
+    kept = wanted["capabilities"]
+    if kept is not None:
+        syscalls.limit_capabilities_of_programs(kept)
+    if user:
+        syscalls.become_user(user, groups)
+    elif kept is not None:
+        syscalls.limit_capabilities_of_thread(kept)
+    done = {}
+    for what, attack in reversed(ATTACKS.items()):
+        try:
+            attack()
+            done[what] = "done"
+        except OSError as error:
+            done[what] = errno.errorcode[error.errno]
+    print(json.dumps(done))
+    sys.stdout.flush()
+    os._exit(0)
+os.wait()
 """
 
 
-def attempts(node: Path, disk: Path, *, cgroup: str = "", kept: str = "all") -> list[str]:
-    """The results of mknod and of open for a disk of the host, from the cgroup and with these capabilities."""
-    command = (sys.executable, "-c", _ATTEMPT, cgroup, kept, str(node), str(disk))
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.split()
+def attacks(
+    scratch: Path, disk: Path, process: Process | None = None, thread: ThreadRights | None = None, *, cgroup: str = ""
+) -> dict[str, str]:
+    """What each attack comes to with the thread's rights, user, namespaces and device list: `done` or an error's name.
+
+    The filters of system calls are left out, so what is refused is refused without them. Without `process`: from the
+    host, as its root; the control.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as listener, sleeping() as stranger:
+        wanted = {
+            "pid": process.pid if process else 0,
+            "user": thread.user_ids[0] if thread else 0,
+            "groups": [],
+            "capabilities": sorted(thread.capabilities) if thread else None,
+            "cgroup": cgroup,
+            "disk": disk.name,
+            "file": "/etc/hostname" if Path("/etc/hostname").exists() else "/etc/passwd",
+            "writable": str(scratch) if process is None else "/run",
+            "port": listener.getsockname()[1],
+            "stranger": stranger,
+        }
+        command = (sys.executable, "-c", _ATTACKS, json.dumps(wanted))
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 0, ended.stderr
+    return json.loads(ended.stdout)  # type: ignore[no-any-return]
+
+
+@contextmanager
+def sleeping() -> Iterator[int]:
+    with subprocess.Popen(["sleep", "600"]) as child:
+        try:
+            yield child.pid
+        finally:
+            child.kill()
 
 
 def opens(device: Path) -> bool:
@@ -196,75 +289,99 @@ def host_disk() -> Path:
     return found[0]
 
 
-def test_the_virtiofsd_that_serves_the_guest_reaches_no_disk_of_the_host(ctr: Ctr, name: str, scratch: Path) -> None:
-    ctr.start(name)
-    sandbox = SandboxCgroups(name)
-    family = [p for p in processes.running() if p.command[:1] and "virtiofsd" in p.command[0]]
-    server = serving(family)
-    cgroup = f"{hierarchy('devices')}{sandbox.path('devices')}"
+@pytest.mark.parametrize("vmm_of_root", [False, True], ids=["users of their own", "QEMU as root"])
+def test_no_thread_of_a_program_that_serves_the_guest_gets_past_its_walls(
+    ctr: Ctr, runtime: Runtime, name: str, scratch: Path, vmm_of_root: bool
+) -> None:
+    """Each attack succeeds outside the walls. Inside, none does, thread by thread."""
+    config = (
+        shim_config.with_keys(scratch, hypervisor={"hot_plug_vfio": "root-port"})
+        if vmm_of_root
+        else shim_config.SHIPPED
+    )
+    ctr.start(name, config=config)
+    (vmm,) = runtime.vmms(name)
     disk = host_disk()
-    capable = ",".join(map(str, sorted(capabilities(server))))
+    sandbox = SandboxCgroups(name)
+    cgroup = f"{hierarchy('devices')}{sandbox.path('devices')}"
+    programs = [vmm, *file_servers(), *runtime.vsock_programs(name)]
 
-    assert attempts(scratch / "outside", disk) == ["done", "done"], "the control: root outside the walls"
-    assert {process.pid for process in family} <= members(Path(cgroup))
-    place = next(line for line in Path(f"/proc/{server.pid}/cgroup").read_text().splitlines() if ":devices:" in line)
-    assert place.endswith(sandbox.path("devices"))
-    assert attempts(scratch / "in-list", disk, cgroup=cgroup) == ["done", "refused"], "the device list alone"
-    assert attempts(scratch / "rights", disk, kept=capable)[0] == "refused", "its capabilities alone"
-    assert attempts(scratch / "both", disk, cgroup=cgroup, kept=capable) == ["refused", "refused"]
+    control = attacks(scratch, disk)
+    done = {
+        f"{program.name}: {thread.name} {thread.tid}: {what}"
+        for program in programs
+        for thread in rights_of_threads(program.pid)
+        for what, result in attacks(scratch, disk, program, thread, cgroup=cgroup).items()
+        if result == "done"
+    }
+
+    assert set(control.values()) == {"done"}, "the control"
+    assert {program.pid for program in programs} <= members(Path(cgroup))
+    if vmm_of_root:
+        assert rows("QEMU as root", vmm, sandbox.path("devices"))[0] in DOCUMENT.read_text().splitlines()
+    still = {"signal another process of root"} if vmm_of_root else set()
+    assert {each for each in done if each.rpartition(": ")[2] not in still} == set()
 
 
-SHIM_ONLY = {*KEPT_CAPABILITIES.values()}
+SHIM_ONLY = {*KEPT_CAPABILITIES}
 NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
 DOCUMENT = Path(__file__).parents[1] / "docs/SECURITY.md"
 
 
-def row(what: str, process: Process, cgroup: str) -> str:
-    """A line of the documentation's table, as the kernel has it. `cgroup` is the one with the device list."""
-    found = status(process)
-    (user,) = {int(word) for ids in ("Uid", "Gid") for word in found[ids].split()}
+def rows(what: str, process: Process, cgroup: str) -> list[str]:
+    """Lines of the documentation's table, as the kernel has them: one for each set of threads with the same rights.
+
+    `cgroup` is the one with the device list.
+    """
     places = [line.split(":") for line in Path(f"/proc/{process.pid}/cgroup").read_text().splitlines()]
     limits = Path(f"/proc/{process.pid}/limits").read_text().splitlines()
     core = next(line.split()[-3:-1] for line in limits if "core" in line)
-    names = [name for name, number in KEPT_CAPABILITIES.items() if number in capabilities(process)]
-    # This machine's root may have fewer.
-    lacking = {*KEPT_CAPABILITIES.values()} - own_capabilities()
-    kept = "the shim's" if capabilities(process) == SHIM_ONLY - lacking else ", ".join(names) or "none"
-    cells = (
-        what,
-        "root" if user == 0 else "its own",
-        kept,
-        "yes" if found["NoNewPrivs"] == "1" else "no",
-        found["Seccomp_filters"],
+    shared = (
         ", ".join(kind for kind in NAMESPACES if is_apart(process, kind)) or "none",
         "yes" if any(path == cgroup for _, controllers, path in places if controllers in ("devices", "")) else "no",
         "none" if core == ["1", "1"] else "the node's",
     )
-    return f"| {' | '.join(cells)} |"
+    threads = rights_of_threads(process.pid)
+    own = dict.fromkeys(thread_cells(thread) for thread in threads)
+    words = {len(own) - 1: "others", 0: "first" if len(own) > 1 else "all"}
+    return [f"| {' | '.join((what, words.get(number, 'more'), *cells, *shared))} |" for number, cells in enumerate(own)]
 
 
-def own_capabilities() -> set[int]:
-    bits = int(re.search(r"CapBnd:\t(\w+)", Path("/proc/self/status").read_text())[1], 16)  # type: ignore[index]
-    return {number for number in range(64) if bits >> number & 1}
+def thread_cells(thread: ThreadRights) -> tuple[str, ...]:
+    held = {NAMES[number] for number in thread.capabilities}
+    # This machine's root may have fewer.
+    is_shims = held == SHIM_ONLY - ({*NAMES.values()} - own_capabilities())
+    return (
+        "root" if {*thread.user_ids, *thread.group_ids} == {0} else "its own",
+        "the shim's" if is_shims else ", ".join(name for name in CAPABILITIES if name in held) or "none",
+        "yes" if thread.no_new_privs else "no",
+        str(thread.filters),
+    )
+
+
+def own_capabilities() -> set[str]:
+    return {NAMES[number] for number in rights_of_threads(os.getpid())[0].bounding}
 
 
 def test_the_table_of_a_pods_processes_is_the_documented_one(ctr: Ctr, runtime: Runtime, name: str) -> None:
-    """Each line is made from the kernel's answers; the documentation has them as they are."""
+    """Each line is made from the kernel's answers about each thread; the documentation has them as they are."""
     ctr.start(name)
     (vmm,) = runtime.vmms(name)
     cgroup = SandboxCgroups(name).path("devices")
-    family = [p for p in processes.running() if p.command[:1] and "virtiofsd" in p.command[0]]
-    server = serving(family)
+    *waiting, server = file_servers()
     shim = next(p for p in processes.running() if p.pid == vmm.parent)
     vsock_programs = runtime.vsock_programs(name)
-    named = {p.pid for p in (vmm, *family, *vsock_programs)}
+    named = {p.pid for p in (vmm, server, *waiting, *vsock_programs)}
     others = [p for p in processes.running() if p.parent == shim.pid and p.pid not in named]
 
-    made = [row("shim", shim, cgroup), row("QEMU", vmm, cgroup)]
-    made += [row("virtiofsd, waiting", p, cgroup) for p in family if p is not server]
-    made += [row("virtiofsd, serving", server, cgroup)]
-    made += [row("vhost-device-vsock", p, cgroup) for p in vsock_programs]
-    made += [row(" ".join(p.command[:3]), p, cgroup) for p in others]
+    made = [*rows("shim", shim, cgroup), *rows("QEMU", vmm, cgroup)]
+    for what, found in (
+        ("virtiofsd, waiting", waiting),
+        ("virtiofsd", [server]),
+        ("vhost-device-vsock", vsock_programs),
+    ):
+        made += [line for process in found for line in rows(what, process, cgroup)]
+    made += [line for p in others for line in rows(" ".join(p.command[:3]), p, cgroup)]
 
     documented = DOCUMENT.read_text().splitlines()
     assert not (new := [line for line in made if line not in documented]), "\n".join(new)
@@ -275,14 +392,9 @@ def test_every_thread_of_the_shim_is_confined(ctr: Ctr, runtime: Runtime, name: 
     ctr.start(name)
     (vmm,) = runtime.vmms(name)
 
-    threads = [
-        dict(line.split(":\t", 1) for line in (thread / "status").read_text().splitlines() if ":\t" in line)
-        for thread in Path(f"/proc/{vmm.parent}/task").iterdir()
-    ]
-
-    mask = ~sum(1 << number for number in SHIM_ONLY)
-    assert [thread["Name"] for thread in threads if int(thread["CapPrm"], 16) & mask] == []
-    assert {(thread["NoNewPrivs"], thread["Seccomp"]) for thread in threads} == {("1", FILTERED)}
+    shim = next(p for p in processes.running() if p.pid == vmm.parent)
+    assert capabilities(shim) <= SHIM_ONLY
+    assert are_filtered(shim)
 
 
 _HOOK = """
@@ -318,11 +430,11 @@ RUST_VIRTIOFSD = shutil.which("virtiofsd")
 @pytest.mark.skipif(RUST_VIRTIOFSD is None, reason="needs the Rust virtiofsd on PATH (hint: cargo install virtiofsd)")
 @pytest.mark.parametrize(
     ("arguments", "more"),
-    [([], set()), (["--inode-file-handles=prefer"], {DAC_READ_SEARCH})],
+    [([], set()), (["--inode-file-handles=prefer"], {"dac_read_search"})],
     ids=["file handles off", "the control"],
 )
 def test_the_rust_virtiofsd_has_the_documented_rights_and_serves_files_of_any_owner(
-    ctr: Ctr, name: str, scratch: Path, arguments: list[str], more: set[int]
+    ctr: Ctr, name: str, scratch: Path, arguments: list[str], more: set[str]
 ) -> None:
     keys = {"virtio_fs_extra_args": arguments}
     config = shim_config.with_keys(scratch, {"virtio_fs_daemon": RUST_VIRTIOFSD}, hypervisor=keys)
@@ -331,12 +443,13 @@ def test_the_rust_virtiofsd_has_the_documented_rights_and_serves_files_of_any_ow
     os.chown(shared, 4_000_000_000, 4_000_000_001)
 
     ctr.start(name, "--mount", f"type=bind,src={shared},dst=/shared,options=rbind:rw", config=config)
-    server = serving([p for p in processes.running() if p.command[:1] and "virtiofsd" in p.command[0]])
+    *waiting, server = file_servers()
     script = "cd /shared; touch f; chown 1879048192:65534 f; chmod 2750 f; mkfifo p; mknod n b 7 0 && echo made; "
     seen = ctr.inside(name, "sh", "-c", f"{script} stat -c %u:%g:%a . f p", check=False)
 
     assert capabilities(server) == FILE_SERVER | more
-    assert (status(server)["NoNewPrivs"], status(server)["Seccomp"]) == ("1", FILTERED)
+    assert capabilities(*waiting) == set()
+    assert are_filtered(server, *waiting)
     assert [kind for kind in ("mnt", "net", "pid") if not is_apart(server, kind)] == []
     made = (shared / "f").stat()
     assert (made.st_uid, made.st_gid, made.st_mode & 0o7777) == (1879048192, 65534, 0o2750)

@@ -20,7 +20,7 @@ from contextlib import ExitStack, suppress
 
 from pyshim.concurrency.tasks import ended
 from pyshim.host.fds import OwnedFd
-from pyshim.host.mounts.view import CODE, DEVICES, ViewPath, enter_view, home_of, make_view
+from pyshim.host.mounts.view import CODE, DEVICES, View, ViewPath, home_of, make_view
 from pyshim.host.os_errors import describe_os_error
 from pyshim.host.processes.identity import is_script
 from pyshim.host.processes.launch import Isolation, User, become
@@ -79,14 +79,14 @@ def _qemu_paths(config: VmConfig) -> tuple[ViewPath, ...]:
     return vmm_view(config, program=os.path.realpath(program))
 
 
-async def _view(who: str, paths: tuple[ViewPath, ...], config: VmConfig, fds: ExitStack) -> OwnedFd | None:
+async def _view(who: str, paths: tuple[ViewPath, ...], config: VmConfig, fds: ExitStack) -> View | None:
     """The mount namespace with `paths`; None without paths, and where it cannot be made.
 
     Some user namespaces do not allow it, or a file is missing.
     """
     if not paths:
         return None
-    made: list[OwnedFd] = []
+    made: list[View] = []
 
     def make() -> None:
         made.append(make_view(paths, config.vm_dir))
@@ -103,7 +103,7 @@ async def _view(who: str, paths: tuple[ViewPath, ...], config: VmConfig, fds: Ex
     return made[0]
 
 
-async def _qemu_user(config: VmConfig, reserved: User | None, view: OwnedFd | None) -> User | None:
+async def _qemu_user(config: VmConfig, reserved: User | None, view: View | None) -> User | None:
     """The user that QEMU runs as; None for root."""
     if not config.first_user_id:
         return None
@@ -118,7 +118,7 @@ async def _qemu_user(config: VmConfig, reserved: User | None, view: OwnedFd | No
     return None
 
 
-def _isolation(config: VmConfig, view: OwnedFd | None, user: User | None, capabilities: frozenset[int]) -> Isolation:
+def _isolation(config: VmConfig, view: View | None, user: User | None, capabilities: frozenset[int]) -> Isolation:
     return Isolation(
         netns_path=config.netns_path,
         empty_netns=config.has_empty_netns,
@@ -151,7 +151,7 @@ def vmm_view(config: VmConfig, *, program: str) -> tuple[ViewPath, ...]:
     if config.guard is not None or may_have_vfio(config):
         # The nodes that VFIO and the guards open depend on the device, and may appear while QEMU runs. The cgroup's
         # device list decides which nodes QEMU may open.
-        paths.append(ViewPath(path="/dev", why="VFIO, or the host's encryption", is_recursive=False, is_writable=True))
+        paths.append(ViewPath(path="/dev", why="VFIO, or the host's encryption", is_recursive=False))
     else:
         paths += DEVICES
         if config.cpu.accelerator is Accelerator.KVM:
@@ -276,7 +276,7 @@ def grant_files(config: VmConfig, user: User) -> None:
             os.chmod(path, mode)
 
 
-async def first_unusable(config: VmConfig, user: User, view: OwnedFd | None) -> str:
+async def first_unusable(config: VmConfig, user: User, view: View | None) -> str:
     """The first file of the configuration that `user` cannot open in the mount namespace `view`; empty for none."""
     boot = config.boot
     wanted = {config.hypervisor_path: os.X_OK}
@@ -292,13 +292,13 @@ async def first_unusable(config: VmConfig, user: User, view: OwnedFd | None) -> 
     return await first_denied(wanted, user, view)
 
 
-async def first_denied(wanted: Mapping[str, int], user: User, view: OwnedFd | None) -> str:
+async def first_denied(wanted: Mapping[str, int], user: User, view: View | None) -> str:
     """The first path of `wanted` (path -> mode of access(2)) that `user` cannot access in `view`; empty for none."""
     return await in_own_thread(_first_denied, wanted, user, view)
 
 
-def _first_denied(wanted: Mapping[str, int], user: User, view: OwnedFd | None) -> str:
+def _first_denied(wanted: Mapping[str, int], user: User, view: View | None) -> str:
     if view is not None:
-        enter_view(view)
+        view.enter()
     become(user)
     return next((path for path, mode in wanted.items() if not os.access(path, mode)), "")

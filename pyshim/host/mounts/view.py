@@ -9,6 +9,7 @@ import errno
 import os
 from collections.abc import Iterable
 from contextlib import ExitStack
+from typing import Self
 
 import msgspec
 
@@ -69,31 +70,64 @@ def home_of(program: str) -> str:
     return home if home != "/" else program
 
 
-def make_view(kept: Iterable[ViewPath], mount_point: str) -> OwnedFd:
-    """The namespace, which dies with this descriptor and the last program in it.
+class View:
+    """Such a namespace, which dies with this object and the last program in it."""
 
-    The calling thread stays in it, so it must be one that ends. `mount_point` is any directory of the host, which does
-    not change. The view has a /proc in which users see their own processes only. Raises OSError with the path that is
-    missing, or whose link leads out of the view.
+    def __init__(self, namespace: OwnedFd, root: OwnedFd) -> None:
+        self._namespace = namespace
+        self._root = root
+
+    @property
+    def is_open(self) -> bool:
+        return self._namespace.is_open
+
+    def enter(self) -> None:
+        """The calling thread, and the programs it executes, see the view's files only, for good.
+
+        setns(2) leads to the root of the namespace, whatever root its maker had. Raises OSError when that is not the
+        root of the view: the program would see other files.
+        """
+        syscalls.unshare(syscalls.CLONE_FS)
+        syscalls.setns(self._namespace.fileno(), syscalls.CLONE_NEWNS)
+        os.fchdir(self._root.fileno())
+        if not os.path.samestat(os.stat("/"), os.fstat(self._root.fileno())):
+            raise OSError(errno.EXDEV, "the namespace has another root than the view")
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._namespace.close()
+        self._root.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+
+def make_view(kept: Iterable[ViewPath], mount_point: str, *, shows_kernel: bool = False) -> View:
+    """The view of `kept`. The calling thread stays in it, so it must be one that ends.
+
+    `mount_point` is any directory of the host, which does not change. The view has a read-only /proc in which users see
+    their own processes only; with `shows_kernel` also the kernel's files, /proc/sys among them. Raises OSError with the
+    path that is missing, or whose link leads out of the view.
     """
     kept = tuple(kept)
     syscalls.unshare(syscalls.CLONE_NEWNS)
     namespace = OwnedFd(os.open("/proc/thread-self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC))
     try:
-        syscalls.mount("none", "/", "", syscalls.MS_REC | syscalls.MS_SLAVE)
-        with ExitStack() as copies:
-            places, links = _found(kept, copies)
-            flags = syscalls.MS_NOSUID | syscalls.MS_NODEV
-            syscalls.mount("view", mount_point, "tmpfs", flags, "mode=0755,size=1m")
-            for place in places:
-                _put(place, mount_point)
-            for path, target in links:
-                os.makedirs(os.path.dirname(mount_point + path), exist_ok=True)
-                os.symlink(target, mount_point + path)
-            _put_proc(mount_point)
-        with OwnedFd(os.open(mount_point, os.O_PATH | os.O_CLOEXEC)) as root:
-            syscalls.mount_setattr(root.fileno(), 0, attr_set=syscalls.MOUNT_ATTR_RDONLY)
-        os.chdir(mount_point)
+        with ExitStack() as opened:
+            # The paths are those of the thread's root. It may be a chroot; what is replaced is the namespace's root.
+            own_root = opened.enter_context(OwnedFd(os.open("/", os.O_PATH | os.O_CLOEXEC)))
+            syscalls.setns(namespace.fileno(), syscalls.CLONE_NEWNS)
+            syscalls.mount("none", "/", "", syscalls.MS_REC | syscalls.MS_SLAVE)
+            os.fchdir(own_root.fileno())
+            os.chroot(".")
+            places, links = _found(kept, opened)
+            above = opened.enter_context(OwnedFd(os.open(os.path.dirname(mount_point), os.O_PATH | os.O_CLOEXEC)))
+            syscalls.setns(namespace.fileno(), syscalls.CLONE_NEWNS)
+            os.fchdir(above.fileno())
+            _fill(os.path.basename(mount_point), places, links, shows_kernel=shows_kernel)
         # "." twice: the old root is put over the new one, and taken away. Source: pivot_root(2), Notes.
         syscalls.pivot_root(".", ".")
         syscalls.umount2(".", syscalls.MNT_DETACH)
@@ -101,16 +135,25 @@ def make_view(kept: Iterable[ViewPath], mount_point: str) -> OwnedFd:
         for each in kept:
             if not each.may_lack and not os.path.exists(each.path):
                 raise FileNotFoundError(errno.ENOENT, "a link leads out of the view", each.path)
+        return View(namespace, OwnedFd(os.open("/", os.O_PATH | os.O_CLOEXEC)))
     except BaseException:
         namespace.close()
         raise
-    return namespace
 
 
-def enter_view(namespace: OwnedFd) -> None:
-    """The calling thread is in it, for good."""
-    syscalls.unshare(syscalls.CLONE_FS)
-    syscalls.setns(namespace.fileno(), syscalls.CLONE_NEWNS)
+def _fill(name: str, places: list[_ViewCopy], links: list[tuple[str, str]], *, shows_kernel: bool) -> None:
+    """The view is mounted on `name` of the working directory, which is then its root."""
+    flags = syscalls.MS_NOSUID | syscalls.MS_NODEV
+    syscalls.mount("view", name, "tmpfs", flags, "mode=0755,size=1m")
+    os.chdir(name)
+    for place in places:
+        _put(place)
+    for path, target in links:
+        os.makedirs(os.path.dirname(f".{path}"), exist_ok=True)
+        os.symlink(target, f".{path}")
+    _put_proc(shows_kernel=shows_kernel)
+    with OwnedFd(os.open(".", os.O_PATH | os.O_CLOEXEC)) as root:
+        syscalls.mount_setattr(root.fileno(), 0, attr_set=syscalls.MOUNT_ATTR_RDONLY)
 
 
 def _found(kept: Iterable[ViewPath], copies: ExitStack) -> tuple[list[_ViewCopy], list[tuple[str, str]]]:
@@ -154,8 +197,8 @@ def _copy(kept: ViewPath, real: str) -> OwnedFd:
     return copy
 
 
-def _put(place: _ViewCopy, root: str) -> None:
-    target = root + place.path
+def _put(place: _ViewCopy) -> None:
+    target = f".{place.path}"
     if not os.path.lexists(target):
         os.makedirs(target if place.is_directory else os.path.dirname(target), exist_ok=True)
         if not place.is_directory:
@@ -166,8 +209,11 @@ def _put(place: _ViewCopy, root: str) -> None:
         syscalls.mount_setattr(place.copy.fileno(), syscalls.AT_RECURSIVE, propagation=syscalls.MS_SHARED)
 
 
-def _put_proc(root: str) -> None:
-    """Not the host's: this one hides other users' processes. Source: proc(5), hidepid; per mount since Linux 5.8."""
-    os.makedirs(f"{root}/proc", exist_ok=True)
-    flags = syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC
-    syscalls.mount("proc", f"{root}/proc", "proc", flags, "hidepid=2")
+def _put_proc(*, shows_kernel: bool) -> None:
+    """Not the host's: this one hides other users' processes, and nothing can be written in it.
+
+    Source: proc(5), hidepid and subset; per mount since Linux 5.8.
+    """
+    os.makedirs("./proc", exist_ok=True)
+    flags = syscalls.MS_RDONLY | syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC
+    syscalls.mount("proc", "./proc", "proc", flags, "hidepid=2" if shows_kernel else "hidepid=2,subset=pid")

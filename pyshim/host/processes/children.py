@@ -7,11 +7,12 @@ goes wrong otherwise.
 """
 
 import asyncio
+import errno
 import logging
 import os
 import shlex
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from types import MappingProxyType
 
@@ -20,6 +21,7 @@ import msgspec
 from pyshim.host.fds import OwnedFd, until_readable
 from pyshim.host.os_errors import os_errors
 from pyshim.host.processes.launch import AS_THE_SHIM, Isolation, Launch, SpawnFailed, file_actions, kill_and_reap
+from pyshim.host.processes.rights import excess
 from pyshim.host.processes.stat import start_ticks_of
 from pyshim.host.untrusted_text import PacedText
 from pyshim.model.errors import DeadlineExceeded, ShimError
@@ -215,14 +217,15 @@ class Children:
             log.debug("spawn", extra={"command": shlex.join(launch.argv)})
         stderr: OwnedFd | None = None
         try:
-            with os_errors(f"start program {launch.program!r}", SpawnFailed), ExitStack() as ends:
+            where = "" if isolation.view is None else " in its view"
+            with os_errors(f"start program {launch.program!r}{where}", SpawnFailed), ExitStack() as ends:
                 if taken[2] is None:
                     stderr, write_end = _tail_pipe()
                     taken = {**taken, 2: ends.enter_context(write_end).fileno()}
                 actions = ends.enter_context(file_actions(taken))
                 pid = launch.run(actions) if isolation == AS_THE_SHIM else await launch.run_isolated(actions, isolation)
             with os_errors(f"watch program {launch.program!r}", SpawnFailed):
-                child = self._watched(launch, pid, stderr, stderr_tail_lines)
+                child = self._watched(launch, pid, stderr, stderr_tail_lines, isolation.capabilities)
         except BaseException:
             if stderr is not None:
                 stderr.close()
@@ -230,9 +233,14 @@ class Children:
         self._alive[pid] = child
         return child
 
-    def _watched(self, launch: Launch, pid: int, stderr: OwnedFd | None, tail_lines: int) -> Child:
+    def _watched(
+        self, launch: Launch, pid: int, stderr: OwnedFd | None, tail_lines: int, allowed: Collection[int] | None
+    ) -> Child:
+        """The child, if no thread of it has a capability beside `allowed`; it can gain none. Raises OSError."""
         name = os.path.basename(launch.program)
         try:
+            if allowed is not None and (found := excess(pid, allowed)):
+                raise PermissionError(errno.EPERM, found)
             return Child(name=name, pid=pid, stderr=stderr, tail_lines=tail_lines, on_exit=self._forget)
         except OSError:
             kill_and_reap(pid)

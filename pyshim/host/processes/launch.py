@@ -14,7 +14,7 @@ import msgspec
 
 from pyshim.host import syscalls
 from pyshim.host.fds import OwnedFd
-from pyshim.host.mounts.view import enter_view
+from pyshim.host.mounts.view import View
 from pyshim.host.os_errors import os_errors
 from pyshim.host.threads import daemon_thread
 from pyshim.model.confinement import NO_LABELS, ProcessLabels
@@ -66,8 +66,10 @@ class Isolation(msgspec.Struct, frozen=True, kw_only=True):
     netns_path: str | None = None
     empty_netns: bool = False
     """It is in a new network namespace, whose only link is a loopback that is down; it ends with the program."""
-    view: OwnedFd | None = None
-    """It sees the files of this mount namespace only (`mounts/view.py`), and starts in their root."""
+    view: View | None = None
+    """It sees the files of this view only, and starts in their root."""
+    own_processes: bool = False
+    """It is the first process of a new process namespace, so it can name no process beside its own to signal it."""
     capabilities: frozenset[int] | None = None
     """The capabilities that it may have at most; an exec adds none. None: the shim's."""
     user: User | None = None
@@ -76,7 +78,7 @@ class Isolation(msgspec.Struct, frozen=True, kw_only=True):
     """Of the program that is executed."""
 
     def enter(self) -> None:
-        """This thread and the programs it executes have these properties for good. Raises SpawnFailed."""
+        """This thread and the programs it executes have these properties for good. Raises SpawnFailed with the step."""
         set_labels(self.labels)  # by /proc, which a view may lack
         if self.netns_path is not None:
             with (
@@ -87,9 +89,12 @@ class Isolation(msgspec.Struct, frozen=True, kw_only=True):
         elif self.empty_netns:
             with os_errors("make network namespace", SpawnFailed):
                 _enter_empty_netns()
+        if self.own_processes:
+            with os_errors("make process namespace", SpawnFailed):
+                syscalls.unshare(syscalls.CLONE_NEWPID)
         if self.view is not None:
-            with os_errors("enter mount namespace", SpawnFailed):
-                enter_view(self.view)
+            with os_errors("enter view of the host's files", SpawnFailed):
+                self.view.enter()
         if self.capabilities is not None:
             with os_errors("give up capabilities before the start", SpawnFailed):
                 syscalls.limit_capabilities_of_programs(self.capabilities)
@@ -136,7 +141,10 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
         started: list[int] = []
 
         def work() -> int:
-            isolation.enter()
+            try:
+                isolation.enter()
+            except SpawnFailed as error:
+                raise SpawnFailed(f"start program {self.program!r}: {error}") from error
             started.append(self.run(actions))
             return started[0]
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from pyshim.host import syscalls
+from pyshim.host.processes import identity
 from pyshim.host.processes.children import Children
 from pyshim.host.processes.launch import Isolation, SpawnFailed, set_labels
 from pyshim.model.confinement import ProcessLabels
@@ -264,6 +265,31 @@ async def test_a_thread_that_cannot_give_up_its_capabilities_starts_nothing(
 
     with pytest.raises(SpawnFailed, match="give up capabilities before the start: EPERM"):
         await children.spawn(shell("exit 0"), env=ENV, isolation=Isolation(capabilities=frozenset()))
+
+
+@pytest.mark.root
+async def test_a_program_with_a_thread_that_has_more_than_it_may_have_is_ended(
+    monkeypatch: pytest.MonkeyPatch, children: Children
+) -> None:
+    """It is looked at once it runs; `sleep` stands for it here, with all rights of the tests."""
+    monkeypatch.setattr(syscalls, "limit_capabilities_of_programs", lambda _kept: None)
+
+    with pytest.raises(SpawnFailed, match=r"watch program .*: EPERM \(thread 'sh' \([0-9]+\) has chown, .*sys_admin"):
+        await children.spawn(shell("sleep 600"), env=ENV, isolation=Isolation(capabilities=frozenset({1})))
+
+    assert (children.alive, [child.pid for child in identity.children(os.getpid())]) == ((), [])
+
+
+@pytest.mark.root
+async def test_the_first_process_of_its_namespace_can_signal_no_other(children: Children) -> None:
+    script = f"echo $$ >&2; kill -0 {os.getpid()} && echo reached >&2"
+
+    inside = await finished(children, script, isolation=Isolation(own_processes=True))
+    outside = await finished(children, script, isolation=Isolation(empty_netns=True))
+
+    assert outside.last_words()[-1] == "reached", "the control"
+    assert inside.last_words()[0] == "1"
+    assert "reached" not in inside.last_words()
 
 
 @pytest.mark.parametrize("dumps_core", [False, True])

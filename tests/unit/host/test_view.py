@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import pytest
 
-from pyshim.host.mounts.view import ViewPath, enter_view, make_view
+from pyshim.host.mounts.view import View, ViewPath, make_view
 from pyshim.host.processes.launch import User, become
 
 pytestmark = pytest.mark.root
@@ -157,7 +157,7 @@ def test_a_device_node_works_in_it_and_another_thread_can_enter_it(tmp_path: Pat
     view = in_thread(lambda: make_view([keep("/dev/null")], str(point)))
 
     def look() -> tuple[int, list[str]]:
-        enter_view(view)
+        view.enter()
         return Path("/dev/null").write_bytes(b"x"), os.listdir("/dev")
 
     with view:
@@ -168,7 +168,7 @@ PROGRAM = """
 import os, sys, threading
 sys.path.insert(0, {project!r})
 from pyshim.host import syscalls
-from pyshim.host.mounts.view import ViewPath, make_view
+from pyshim.host.mounts.view import View, ViewPath, make_view
 
 top = sys.argv[1]
 for name in ("kept/inner", "other"):
@@ -213,3 +213,82 @@ def test_it_holds_no_mount_of_the_host_that_is_not_kept_and_lets_go_of_one_that_
     assert before == str(sorted(["/", "/kept", "/kept/inner", "/proc", "/sys"]))
     assert after == str(sorted(["/", "/kept", "/proc", "/sys"]))
     assert is_on_host == "False"
+
+
+CHROOTED = """
+import os, subprocess, sys, threading
+sys.path.insert(0, {project!r})
+from pyshim.host import syscalls
+from pyshim.host.mounts.view import CODE, ViewPath, make_view
+
+top, outside = sys.argv[1:]
+for name in ("usr", "proc", "kept", "point"):
+    os.mkdir(f"{{top}}/{{name}}")
+for link in ("bin", "lib", "lib64"):
+    os.symlink(f"usr/{{link}}", f"{{top}}/{{link}}")
+syscalls.mount(top, top, "", syscalls.MS_BIND)
+syscalls.mount("/usr", f"{{top}}/usr", "", syscalls.MS_BIND | syscalls.MS_REC)
+syscalls.mount("proc", f"{{top}}/proc", "proc", 0)
+os.chroot(top)
+os.chdir("/")
+views = []
+
+def make():
+    views.append(make_view([*CODE, ViewPath(path="/kept", why="")], "/point"))
+
+def names(enter):
+    def run():
+        enter()
+        found.append(os.path.exists(outside))
+        found.append(subprocess.run(["/bin/ls", "/"], capture_output=True, text=True).stdout.split())
+    found = []
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    return found
+
+def enter_a_copy_of_the_namespace():
+    syscalls.unshare(syscalls.CLONE_NEWNS)
+    with open("/proc/thread-self/ns/mnt") as namespace:
+        syscalls.setns(namespace.fileno(), syscalls.CLONE_NEWNS)
+
+making = threading.Thread(target=make)
+making.start()
+making.join()
+print([names(enter_a_copy_of_the_namespace)[0], *names(views[0].enter)])
+"""
+
+
+def test_a_program_of_a_shim_in_a_chroot_sees_its_view_and_not_the_outer_files(tmp_path: Path) -> None:
+    """setns(2) leads to the root of the namespace: outside of a chroot, which is the control."""
+    (tmp_path / "root").mkdir()
+    (tmp_path / "outside").touch()
+    words = ["unshare", "--mount", sys.executable, "-c", CHROOTED.format(project=str(PROJECT))]
+
+    ended = subprocess.run([*words, f"{tmp_path}/root", f"{tmp_path}/outside"], capture_output=True, text=True)
+
+    assert ended.stdout.strip() == "[True, False, ['bin', 'kept', 'lib', 'lib64', 'proc', 'usr']]", ended.stderr
+
+
+def test_nothing_in_its_proc_can_be_written_and_the_kernels_files_are_there_when_asked_for(point: Path) -> None:
+    def look() -> tuple[str, bool, str]:
+        setting = Path("/proc/sys/kernel/core_pattern")
+        opened = attempt(lambda: os.close(os.open(setting, os.O_WRONLY)))
+        return opened, setting.exists(), attempt(lambda: os.close(os.open("/proc/self/oom_score_adj", os.O_WRONLY)))
+
+    def look_at_all() -> tuple[str, bool, str]:
+        with make_view([], str(point), shows_kernel=True):
+            return look()
+
+    assert in_thread(look)[:2] == ("done", True), "the control"
+    assert seen(point, look) == ("FileNotFoundError", False, "read-only")
+    assert in_thread(look_at_all) == ("read-only", True, "read-only")
+
+
+def test_a_view_whose_namespace_has_another_root_is_not_entered(tmp_path: Path, point: Path) -> None:
+    view = in_thread(lambda: make_view([], str(point)))
+    other = in_thread(lambda: make_view([], str(point)))
+    mixed = View(view._namespace, other._root)
+
+    with view, other, pytest.raises(OSError, match="another root"):
+        in_thread(mixed.enter)

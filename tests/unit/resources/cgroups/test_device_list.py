@@ -1,7 +1,7 @@
-"""The device list on this kernel: on cgroup v1 around a real virtiofsd that forked before it was moved, and on v2."""
+"""The device list on this kernel: on cgroup v1 around processes that were forked before they were moved, and on v2."""
 
 import os
-import socket
+import signal
 import struct
 import subprocess
 import sys
@@ -19,9 +19,7 @@ from pyshim.resources.cgroups.host.hierarchies import Hierarchy, members, mounte
 from pyshim.resources.cgroups.host.sandbox_cgroups import LinuxCgroups
 from pyshim.resources.cgroups.host.v2 import CgroupsV2
 from pyshim.resources.cgroups.plan.settings import allowed_devices, device_settings
-from tests.fakes.ledger import FakeLedger
 from tests.unit.pod.conftest import until
-from tests.unit.resources.volumes.test_virtiofsd import REAL_C, needs_c, plan, serving_rights, start, unlink
 
 DEVICE = "/dev/loop0"
 _OPEN = """
@@ -59,29 +57,26 @@ def group() -> Group:
     return Group(role=Role.DEVICES, path=f"/pyshim-test-{os.getpid()}/vmm", controllers=("devices",))
 
 
-@needs_c
 @pytest.mark.root
-async def test_the_virtiofsd_that_serves_is_in_the_list_and_opens_no_device_of_the_host(
-    tmp_path: Path, devices: Hierarchy
+async def test_processes_forked_before_the_move_are_in_the_list_and_open_no_device_of_the_host(
+    devices: Hierarchy,
 ) -> None:
+    """As the Rust virtiofsd does, whose second process serves the guest."""
     directory = f"{devices.mount_point}{group().path}"
-    wanted = plan(binary=REAL_C, shared_dir=str(tmp_path), listen_path=str(tmp_path / "fs.sock"))
     deny = GroupSetting(role=Role.DEVICES, controller="devices", file="devices.deny", value="a", source="all")
 
     cgroups = LinuxCgroups(CgroupMode.V1, (devices,))
     await cgroups.make((group(),))
     assert await cgroups.apply(group(), (deny,)) == {}
-    virtiofsd = await start(wanted, FakeLedger(unlink), Children(), tmp_path)
-    with socket.socket(socket.AF_UNIX) as vmm:
-        vmm.connect(wanted.listen_path)
-        await until(lambda: serving_rights(virtiofsd.pid))
-        assert len(list(family((virtiofsd.pid,)))) > 1, "it has forked"
+    program = await Children().spawn(("/bin/sh", "-c", "sleep 600 & wait"))
+    await until(lambda: len(list(family((program.pid,)))) > 1)
 
-        await cgroups.join_family(group(), (virtiofsd.pid,))
+    await cgroups.join_family(group(), (program.pid,))
 
-        assert set(members(directory)) == set(family((virtiofsd.pid,)))
-        assert not opens(directory)
-    await virtiofsd.stop()
+    assert set(members(directory)) == set(family((program.pid,)))
+    assert not opens(directory)
+    for pid in family((program.pid,)):
+        os.kill(pid, signal.SIGKILL)
     await until(lambda: not members(directory))
 
 

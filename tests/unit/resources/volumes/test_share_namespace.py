@@ -14,7 +14,6 @@ import pytest
 from pyshim.host import syscalls
 from pyshim.host.file_answers import FileAnswers
 from pyshim.host.mounts.mounting import perform_mount
-from pyshim.host.mounts.view import enter_view
 from pyshim.host.processes.children import Children
 from pyshim.model.errors import FailedPrecondition
 from pyshim.model.ids import HostPath
@@ -106,7 +105,7 @@ class ServingChild:
         return self._names
 
     def _serve(self) -> None:
-        enter_view(self._namespace.namespace)
+        self._namespace.view.enter()
         syscalls.unshare(syscalls.CLONE_NEWNS)
         syscalls.mount("none", "/", "", syscalls.MS_REC | syscalls.MS_SLAVE)
         self._answered.release()
@@ -180,12 +179,9 @@ def test_a_script_has_no_namespace_of_its_own(tmp_path: Path) -> None:
     assert Scene(tmp_path).namespace_of(str(script)) is None
 
 
-def serving_process(pid: int) -> int:
-    """The child that virtiofsd makes for its client, once its root is the share."""
-    while True:
-        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-            if not os.path.exists(f"/proc/{child}/root/usr"):
-                return int(child)
+def await_chroot(pid: int) -> None:
+    """Its root is the share: it has got its client."""
+    while os.path.exists(f"/proc/{pid}/root/usr"):
         time.sleep(0.01)
 
 
@@ -199,7 +195,8 @@ def test_the_process_that_serves_the_guest_sees_the_volume_and_the_host_does_not
         assert virtiofsd.namespace is not None
         with socket.socket(socket.AF_UNIX) as client:
             client.connect(plan.listen_path)
-            root = f"/proc/{await asyncio.to_thread(serving_process, virtiofsd.pid)}/root"
+            await asyncio.to_thread(await_chroot, virtiofsd.pid)
+            root = f"/proc/{virtiofsd.pid}/root"
 
             virtiofsd.namespace.mount(scene.request)
 

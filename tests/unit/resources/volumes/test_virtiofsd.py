@@ -14,7 +14,8 @@ import pytest
 from pyshim.host.fds import listening_socket
 from pyshim.host.file_answers import FileAnswers
 from pyshim.host.processes.children import Children
-from pyshim.host.processes.identity import family
+from pyshim.host.processes.launch import SpawnFailed
+from pyshim.host.processes.rights import NAMES, ThreadRights, rights_of_threads
 from pyshim.model.errors import FailedPrecondition, Internal, InvalidArgument
 from pyshim.model.host_facts import VirtiofsdFlavour
 from pyshim.model.ids import HostPath
@@ -91,10 +92,10 @@ DECIDED = "--syslog --shared-dir=/ --fd=9 --socket-path=/x"
     [
         ("--xattr --announce-submounts", None, "-o xattr -o announce_submounts", ""),
         ("--thread-pool-size 4", "--thread-pool-size=4", "--thread-pool-size=4", ""),
-        ("--sandbox=chroot --sandbox=none", None, "-o sandbox=chroot", "--sandbox=none"),
+        ("--sandbox=chroot --sandbox=none", None, "", "--sandbox=chroot --sandbox=none"),
         ("--log-level=error --log-level=off", None, "-o log_level=err", "--log-level=off"),
         (LACKING_IN_C, None, "", LACKING_IN_C),
-        ("-o xattr,flock", None, "-o xattr,flock", ""),
+        ("-o xattr,flock", "-o xattr -o flock", "-o xattr -o flock", ""),
         (DECIDED, "", "", DECIDED),
         ("--socket-path /x", "", "", "--socket-path=/x"),
     ],
@@ -109,14 +110,42 @@ def test_extra_arguments_are_in_each_flavours_words(given: str, rust: str | None
     kept = given if rust is None else rust
     assert for_rust.argv[5:] == (*own, *kept.split())
     assert for_rust.dropped == (() if kept else tuple(c_dropped.split()))
-    assert (for_c.argv[8:], for_c.dropped) == (tuple(c.split()), tuple(c_dropped.split()))
+    assert (for_c.argv[10:], for_c.dropped) == (tuple(c.split()), tuple(c_dropped.split()))
 
 
-def test_sub_options_do_not_change_the_share() -> None:
-    for flavour in (RUST, C):
-        command = virtiofsd_command(plan(extra_args=("-o", "source=/", "-osource=/,xattr")), flavour)
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        pytest.param(("-o", "source=/"), (), id="plain"),
+        pytest.param(("-osource=/,xattr",), ("-o", "xattr"), id="with-another"),
+        pytest.param(("-o", r"\source=/"), (), id="escaped"),
+        pytest.param(("-o", r"s\157urce=/,\cache=always"), (), id="octal"),
+        pytest.param(("-o", r"xattr\,source=/"), (), id="behind-an-escaped-comma"),
+    ],
+)
+@pytest.mark.parametrize("flavour", [RUST, C])
+def test_sub_options_do_not_change_the_share(
+    flavour: VirtiofsdFlavour, given: tuple[str, ...], kept: tuple[str, ...]
+) -> None:
+    """However they are written: libfuse takes backslashes away, and the Rust one splits at every comma."""
+    command = virtiofsd_command(plan(extra_args=given), flavour)
 
-        assert command.dropped == ("-o source=/", "-o source=/,xattr")
+    assert command.argv[6 if flavour is RUST else 10 :] == kept
+    assert command.dropped
+
+
+def test_the_c_one_begins_with_the_rights_that_it_needs_in_the_end() -> None:
+    def begins_with(*given: str) -> set[str]:
+        command = virtiofsd_command(plan(extra_args=given), C)
+        assert command.capabilities is not None
+        return {NAMES[number] for number in command.capabilities}
+
+    needed = {"chown", "dac_override", "fowner", "fsetid", "setgid", "setuid", "setfcap", "setpcap", "sys_chroot"}
+    assert begins_with() == needed
+    assert begins_with("--modcaps=+mknod:-chown") == (needed | {"mknod"}) - {"chown"}
+    assert begins_with("-o", "sandbox=namespace") == needed
+    assert virtiofsd_command(plan(), C, in_view=False).capabilities is None
+    assert virtiofsd_command(plan(), RUST).capabilities is None
 
 
 @pytest.mark.parametrize(
@@ -135,7 +164,7 @@ def test_capabilities_are_one_list_without_mknod(given: tuple[str, ...], modcaps
     for_c = virtiofsd_command(plan(extra_args=given), C)
 
     assert for_rust.argv[4:] == (f"--modcaps={modcaps}", "--inode-file-handles=never", *others)
-    assert for_c.argv[6:] == ("-o", f"modcaps={modcaps}", *others)
+    assert for_c.argv[8:] == ("-o", f"modcaps={modcaps}", *others)
 
 
 async def start(wanted: VirtiofsdPlan, ledger: FakeLedger, children: Children, directory: Path) -> VirtiofsdProcess:
@@ -174,33 +203,40 @@ async def test_socket_takes_connections_and_both_resources_are_in_the_ledger(tmp
 
 @needs_c
 @pytest.mark.root
-@pytest.mark.parametrize(("extra_args", "has_mknod"), [((), False), (("--modcaps=+mknod",), True)], ids=str)
-def test_the_process_that_serves_has_mknod_only_when_asked_for(
-    tmp_path: Path, extra_args: tuple[str, ...], has_mknod: bool
-) -> None:
+@pytest.mark.parametrize(("extra_args", "more"), [((), set()), (("--modcaps=+mknod",), {"mknod"})], ids=str)
+def test_no_thread_has_more_rights_than_it_needs(tmp_path: Path, extra_args: tuple[str, ...], more: set[str]) -> None:
+    """Each thread: its libraries start one before `main`, which keeps what the program began with."""
     wanted = plan(binary=REAL_C, shared_dir=str(tmp_path), listen_path=str(tmp_path / "fs.sock"), extra_args=extra_args)
 
-    async def scenario() -> int:
+    async def scenario() -> tuple[tuple[ThreadRights, ...], list[str], list[str]]:
         children = Children()
         virtiofsd = await start(wanted, FakeLedger(unlink), children, tmp_path)
         with socket.socket(socket.AF_UNIX) as client:
-            client.connect(wanted.listen_path)  # it gives its rights up once a VMM is there
-            await until(lambda: serving_rights(virtiofsd.pid))
-            rights = serving_rights(virtiofsd.pid)
+            client.connect(wanted.listen_path)  # it gives its last rights up once a VMM is there
+            await until(lambda: serves(virtiofsd.pid))
+            threads = rights_of_threads(virtiofsd.pid)
+            files = [os.readlink(fd) for fd in Path(f"/proc/{virtiofsd.pid}/fd").iterdir()]
+            apart = [kind for kind in ("mnt", "net", "pid") if is_apart(virtiofsd.pid, kind)]
         await virtiofsd.stop()
-        return rights
+        return threads, files, apart
 
-    assert bool(asyncio.run(scenario()) >> 27 & 1) is has_mknod
+    (serving, *others), files, apart = asyncio.run(scenario())
+
+    server = {"chown", "dac_override", "fowner", "fsetid", "setgid", "setuid", "setfcap"} | more
+    assert {NAMES[number] for number in serving.capabilities} == server
+    assert {NAMES[number] for thread in others for number in thread.capabilities} <= server | {"setpcap", "sys_chroot"}
+    assert {thread.bounding <= thread.permitted and thread.no_new_privs for thread in (serving, *others)} == {True}
+    assert apart == ["mnt", "net", "pid"]
+    assert {"/proc/self/fd", "/proc/self/task", str(tmp_path)} <= set(files)
 
 
-def serving_rights(pid: int) -> int:
-    """The effective capabilities of its child; 0 until it has given up CAP_SYS_ADMIN (21), its last preparation."""
-    for child in family((pid,)):
-        fields = dict(line.split(":\t", 1) for line in Path(f"/proc/{child}/status").read_text().splitlines())
-        rights = int(fields["CapEff"], 16)
-        if child != pid and fields["Seccomp"] == "2" and not rights >> 21 & 1:
-            return rights
-    return 0
+def serves(pid: int) -> bool:
+    """It has its own filter: its last preparation."""
+    return rights_of_threads(pid)[0].filters > rights_of_threads(os.getpid())[0].filters
+
+
+def is_apart(pid: int, kind: str) -> bool:
+    return os.readlink(f"/proc/{pid}/ns/{kind}") != os.readlink(f"/proc/self/ns/{kind}")
 
 
 @needs_c
@@ -212,10 +248,13 @@ def test_the_reason_of_an_early_death_is_in_its_text(tmp_path: Path) -> None:
 
     async def scenario() -> str:
         ledger, children = FakeLedger(unlink), Children()
-        virtiofsd = await start(wanted, ledger, children, tmp_path)
-        reason = await virtiofsd.wait()
-        await virtiofsd.stop()
-        assert ledger.held == {}
+        try:
+            virtiofsd = await start(wanted, ledger, children, tmp_path)
+            reason = await virtiofsd.wait()
+            await virtiofsd.stop()
+        except SpawnFailed as error:  # it ended before it was confined
+            reason = str(error)
+        assert (ledger.held, children.alive) == ({}, ())
         return reason
 
     reason = asyncio.run(scenario())
