@@ -3,8 +3,9 @@
 A guest that hangs or lies must not keep its pod alive:
 
 - A KILL of the sandbox's owner ends the VM, whatever the guest does.
-- A KILL of another container ends the VM if the agent does not answer, or if the exit is not final within EXIT_S. The
-  kubelet kills a pod's containers before its sandbox, so it could otherwise never remove the pod.
+- A KILL of another container ends the VM if the agent answers neither it nor a health check. If the agent has taken the
+  KILL, the exit is reported when it comes, as with runc: its process may be busy in the guest's kernel. While it does
+  not come, the agent's health is checked every EXIT_S.
 - An exec that does not end after a KILL is reported as ended. Nothing else ends with it.
 """
 
@@ -15,10 +16,11 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from pyshim.concurrency.tasks import TaskOwner, cancel_all
-from pyshim.model.errors import DeadlineExceeded
+from pyshim.model.errors import DeadlineExceeded, ShimError
 from pyshim.model.oci import Caller
 from pyshim.model.task import Status
 from pyshim.pod.container import Container
+from pyshim.pod.health import TIMEOUT_S as HEALTH_TIMEOUT_S
 from pyshim.pod.life import SandboxLife
 from pyshim.pod.process import SIGKILL, Process
 
@@ -27,7 +29,8 @@ log = logging.getLogger(__name__)
 OWNER_EXIT_S = 10.0
 """Seconds from the KILL of the sandbox's owner to its exit; the VM would end with it anyway."""
 EXIT_S = 30.0
-"""Seconds from the KILL of any other process to its exit: a busy guest writes back what the process had open."""
+"""Seconds from the KILL of any other process to the first look at a guest that has not ended it: a busy guest writes
+back what the process had open."""
 REPLY_S = 10.0
 """Seconds for the agent's reply to a signal, before its health is checked."""
 CHECK_S = 10.0
@@ -41,7 +44,7 @@ class GuestHangs(DeadlineExceeded):
 async def signal_init(
     container: Container, life: SandboxLife, signal: int, *, all_processes: bool, owner: bool, tasks: TaskOwner
 ) -> None:
-    """The init was signalled. After a KILL its exit is final within OWNER_EXIT_S (the `owner`) or EXIT_S (another).
+    """The init was signalled. After a KILL of the `owner` its exit is final within OWNER_EXIT_S.
 
     Raises what `Process.kill` raises, and GuestHangs. Instead of GuestHangs, a KILL ends the container and the sandbox,
     and for CRI-O another signal is logged.
@@ -98,13 +101,25 @@ async def signal_exec(
 
 
 async def _end_init_in_time(container: Container, life: SandboxLife, *, owner: bool) -> None:
-    limit_s = OWNER_EXIT_S if owner else EXIT_S
-    if await _ends(container.init, limit_s):
+    """The init has ended, or the sandbox does: at once with its owner, else when the guest fails a health check."""
+    if owner:
+        if not await _ends(container.init, OWNER_EXIT_S):
+            facts = {"container": container.id, "waited_s": OWNER_EXIT_S}
+            log.warning("killed container ended without its guest", extra=facts)
+            container.report_killed()
         return
-    log.warning("killed container ended without its guest", extra={"container": container.id, "waited_s": limit_s})
-    container.report_killed()
-    if not owner:
-        life.lost("kill", f"the guest has not ended '{container.id}' within {limit_s:g} s after a KILL")
+    waited_s = 0.0
+    while not await _ends(container.init, EXIT_S):
+        waited_s += EXIT_S
+        level = logging.WARNING if waited_s == EXIT_S else logging.DEBUG
+        log.log(level, "killed container has not ended", extra={"container": container.id, "waited_s": waited_s})
+        try:
+            await life.running.agent.check(HEALTH_TIMEOUT_S)
+        except DeadlineExceeded as exc:
+            container.report_killed()
+            life.lost("kill", f"the guest has not ended '{container.id}' {waited_s:g} s after a KILL: {exc}")
+        except ShimError as exc:  # whatever ends the sandbox ends the container
+            log.debug("check after kill", extra={"container": container.id, "error": str(exc)})
 
 
 async def _end_exec_in_time(container: Container, process: Process) -> None:

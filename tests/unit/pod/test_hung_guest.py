@@ -1,13 +1,12 @@
 """A guest that answers nothing any more does not keep its pod: a KILL ends what it was meant to end."""
 
 import asyncio
-from contextlib import suppress
 from typing import Any
 
 import pytest
 
 from protos.agent import agent_pb2 as pb
-from pyshim.model.errors import NotFound, ShimError
+from pyshim.model.errors import ShimError
 from pyshim.model.ids import ContainerId
 from pyshim.model.task import Status, TaskExited
 from pyshim.pod.killing import CHECK_S, EXIT_S, OWNER_EXIT_S, REPLY_S, GuestHangs
@@ -165,16 +164,12 @@ def drips(stack: Stack) -> None:
 
 
 @pytest.mark.parametrize("lie", [never_tells, drips])
-async def test_a_kill_of_a_pods_container_ends_it_even_if_the_guest_lies(lie: Any, stack: Stack) -> None:
+async def test_a_kill_of_the_sandbox_ends_a_pod_whose_guest_lies(lie: Any, stack: Stack) -> None:
     lie(stack)
     await pod_of_two(stack)
 
     await stack.pod.kill(APP, None, KILL, False)
-    assert await took(stack.pod.wait(APP, None)) <= EXIT_S
-
-    assert (await stack.pod.wait(APP, None)).status == 137
-    with suppress(NotFound):  # it has ended with the VM
-        await stack.pod.kill(C1, None, KILL, False)
+    await stack.pod.kill(C1, None, KILL, False)
     for each in (APP, OTHER, C1):
         await stack.pod.wait(each, None)
         await stack.pod.delete(each, None)
@@ -197,15 +192,38 @@ async def test_output_without_end_delays_the_exit_of_a_killed_container_for_a_li
     assert stack.hypervisors[0].is_running
 
 
-async def test_a_container_that_a_kill_does_not_end_takes_the_vm_with_it(stack: Stack) -> None:
-    never_tells(stack)
+async def test_a_busy_container_is_reported_when_it_ends_and_ends_no_other(stack: Stack) -> None:
+    """Its process is in state D of the guest's kernel; the agent answers other calls."""
     await pod_of_two(stack)
+    process = stack.agent.processes["app", "app"]
+    end = process.end
+
+    async def much_later(status: int, **options: bool) -> None:
+        asyncio.get_running_loop().call_later(10 * EXIT_S, lambda: ending.append(asyncio.ensure_future(end(status))))
+
+    ending: list[asyncio.Future[None]] = []
+    process.end = much_later  # type: ignore[method-assign]
 
     await stack.pod.kill(APP, None, KILL, False)
+    assert await took(stack.pod.wait(APP, None)) >= 10 * EXIT_S
+
+    assert exits(stack) == [("app", 128 + KILL)]
+    assert stack.pod.state(OTHER, None).status is Status.RUNNING
+    assert stack.hypervisors[0].is_running
+
+
+async def test_a_busy_container_whose_agent_fails_a_health_check_takes_the_vm_with_it(stack: Stack) -> None:
+    never_tells(stack)
+    await pod_of_two(stack)
+    await stack.pod.kill(APP, None, KILL, False)
+    await asyncio.sleep(2 * EXIT_S + 1)
+    assert stack.pod.state(APP, None).status is Status.RUNNING
+
+    stack.agent.hung.add("Check")
     await stack.pod.wait(OTHER, None)
 
     assert sorted(exits(stack)) == [("app", 137), ("c1", 255), ("other", 255)]
-    with pytest.raises(ShimError, match="has not ended 'app' within 30 s after a KILL"):
+    with pytest.raises(ShimError, match="has not ended 'app' 90 s after a KILL: check agent: "):
         await stack.create("late", ["sleep"], annotations=MEMBER)
 
 
