@@ -114,13 +114,17 @@ class ProcessState(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def being_created(cls, request: CreateTask, pid: int) -> "ProcessState":
-        """The state of a container's init process during Create. `pid` is the VMM's; 0 before it runs."""
+        """The state of a container's init process during Create. `pid` is the VMM's; 0 before it runs.
+
+        With a pid it is CREATED: cAdvisor gives up a pod whose state is UNKNOWN for three seconds, and containerd 2.4
+        warns of each. Without one it is UNKNOWN, as cAdvisor would keep a pid of 0.
+        """
         return cls(
             container_id=request.container_id,
             exec_id=None,
             bundle=request.bundle,
             pid=pid,
-            status=Status.UNKNOWN,
+            status=Status.CREATED if pid else Status.UNKNOWN,
             stdio=request.stdio,
             exit=None,
         )

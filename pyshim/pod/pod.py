@@ -7,6 +7,7 @@ State answers while a VM boots.
 
 import asyncio
 import logging
+import os
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
@@ -253,7 +254,7 @@ class Pod:
             return await container.start(exec_id)
 
     def state(self, container_id: ContainerId, exec_id: ExecId | None) -> ProcessState:
-        """The process's state; UNKNOWN while its container is being created."""
+        """The process's state; of a container under creation `ProcessState.being_created`."""
         creation = self._creating.get(container_id)
         if creation is not None and exec_id is None:
             return ProcessState.being_created(creation.request, self._vm_pid)
@@ -325,7 +326,11 @@ class Pod:
 
     @property
     def _vm_pid(self) -> int:
-        return self.life.sandbox.pid if self.life is not None and self.life.sandbox is not None else 0
+        """As `PodVm.pid`; for a remote VM, which may take minutes, also before its start."""
+        sandbox = self.life.sandbox if self.life is not None else None
+        if sandbox is None:
+            return 0
+        return os.getpid() if sandbox.plan.config.is_remote else sandbox.pid
 
     # ---- the end
 

@@ -395,7 +395,7 @@ async def test_a_container_under_creation_looks_the_same_to_state_pids_connect_a
     waiting = asyncio.ensure_future(stack.pod.wait(C1, None))
     vm_pid = stack.hypervisors[0].pid
 
-    assert stack.pod.state(C1, None).status is Status.UNKNOWN
+    assert stack.pod.state(C1, None).status is Status.CREATED
     assert stack.pod.state(C1, None).pid == stack.pod.connect(C1) == vm_pid > 0
     assert [(process.pid, process.exec_id) for process in stack.pod.pids(C1)] == [(vm_pid, None)]
     await asyncio.sleep(1)
