@@ -6,7 +6,7 @@ from pyshim.model.config import Config
 from pyshim.model.errors import InvalidArgument
 from pyshim.model.guest import GuestSandbox, KernelModule, Storage
 from pyshim.model.ids import GuestPath, SandboxId
-from pyshim.model.oci import OciSpec
+from pyshim.model.oci import ContainerKind, OciSpec
 from pyshim.model.units import GIB, KIB, MIB
 from pyshim.model.vm import split_params
 from pyshim.model.volumes import SourceFacts
@@ -31,6 +31,7 @@ _SHARED = Storage(
 
 def guest_sandbox(
     sandbox_id: SandboxId,
+    kind: ContainerKind,
     spec: OciSpec,
     config: Config,
     sources: Mapping[str, SourceFacts],
@@ -43,7 +44,8 @@ def guest_sandbox(
     A pod without a host name gets `host_name`, or if that is empty the beginning of its id. Raises InvalidArgument.
     """
     return GuestSandbox(
-        sandbox_id=sandbox_id,
+        # kata-agent reports no OOM kill of a container whose id is the sandbox's.
+        sandbox_id=f"{sandbox_id}-vm" if kind is ContainerKind.SINGLE_CONTAINER else sandbox_id,
         hostname=(spec.hostname or host_name or unnamed_host(sandbox_id))[:_MAX_HOSTNAME],
         dns=dns,
         storages=(

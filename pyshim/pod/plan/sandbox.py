@@ -139,7 +139,7 @@ def sandbox_plan(
         warm_vm=warm_vm,
         share=share,
         guest=guest_sandbox(
-            sandbox_id, spec, config, sources, dns, host_name=host.hostname if _is_on_hosts_network(spec) else ""
+            sandbox_id, kind, spec, config, sources, dns, host_name=host.hostname if _is_on_hosts_network(spec) else ""
         ),
         sizing=sizing,
         initdata=initdata if vm.initdata else None,
