@@ -63,7 +63,8 @@ class PodVm:
         self._refusal = ""
         self._virtiofsd: Virtiofsd | None = None
         self.pid = 0
-        """The VMM's pid, also after its end, since containerd goes on using it. For a remote VM, the shim's."""
+        """The VMM's pid, also after its end, since containerd goes on using it; 0 before its start. For a remote VM,
+        the shim's, as with Kata."""
         self.origin = ""
         """How it was born, for an operator; see `SandboxSnapshot`."""
         self.is_clone = False

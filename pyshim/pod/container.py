@@ -5,16 +5,17 @@ the init's exit only the deletion is published.
 """
 
 import asyncio
+import itertools
 import logging
 from collections import Counter
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from msgspec.structs import replace
 
 from pyshim.concurrency.undo import Undo
-from pyshim.model.errors import AgentGone, AlreadyExists, FailedPrecondition, NotFound, ShimError
+from pyshim.model.errors import AgentGone, AlreadyExists, DeadlineExceeded, FailedPrecondition, NotFound, ShimError
 from pyshim.model.guest import ContainerStats
 from pyshim.model.ids import ExecId
 from pyshim.model.observation import span
@@ -39,7 +40,7 @@ from pyshim.model.task import (
 )
 from pyshim.pod.environment import Environment
 from pyshim.pod.hooks import ContainerHooks
-from pyshim.pod.plan.guest_spec import guest_process, guest_resources
+from pyshim.pod.plan.guest_spec import guest_process, guest_resources, missing_program
 from pyshim.pod.process import SIGKILL, Process
 from pyshim.pod.sandbox import PodListener, Sandbox
 from pyshim.resources.sizing.memory_volumes import resize_memory_volumes
@@ -53,6 +54,8 @@ REMOVE_TIMEOUT_S = 3
 EXEC_EXIT_WAIT_S = 5.0
 EXIT_START_FAILED = 128
 """containerd's StartError status."""
+LATE_S = (0.0, 1.0, 5.0, 20.0, 60.0)
+"""Pauses, in seconds, between the attempts to undo what the guest may have done after its call was given up."""
 
 
 class Container:
@@ -153,7 +156,8 @@ class Container:
         await vm.attachments.copies.attach_all(self.plan, self._agent, self._undo)
         # Pushed before the call, since the guest may carry out a call that was cancelled here.
         self._undo.push(remove_from_guest, self._agent, self.id)
-        with span("create container in guest"):
+        program = guest.spec.get("process") or {}
+        with span("create container in guest"), naming_missing_program(f"create container '{self.id}'", program):
             await self._agent.create_container(guest, timeout_s)
         return self._new_process(None, self.request.stdio, streams)
 
@@ -204,7 +208,9 @@ class Container:
             self._require_running(f"start exec '{exec_id}'")
             process.pumps.attach(await self._open_streams(process.stdio, exec_id))
             self._require_running(f"start exec '{exec_id}'")  # again: starting a log program may take long
-            await self._agent.exec_process(self.id, exec_id, self._exec_specs.pop(exec_id))
+            spec = self._exec_specs.pop(exec_id)
+            with naming_missing_program(f"run exec '{exec_id}' in container '{self.id}'", spec):
+                await self._agent.exec_process(self.id, exec_id, spec)
             if self.init.exit is not None:  # it ended meanwhile, and nothing may be published after its exit
                 self._require_running(f"start exec '{exec_id}'")
         except ShimError as exc:
@@ -221,11 +227,31 @@ class Container:
 
     async def _fail_start(self, process: Process, cause: ShimError) -> None:
         """The exit is latched and the streams are closed. A client waits for both before it reports `cause`."""
+        if isinstance(cause, DeadlineExceeded):
+            self._tasks.supervise(f"late/{process.label}", self._end_late(process))
         self._end(process, EXIT_SANDBOX_LOST if isinstance(cause, AgentGone) else EXIT_START_FAILED)
+        await self._close_streams(process)
+
+    async def _close_streams(self, process: Process) -> None:
+        """The process's streams are closed. A failure is logged: a caller must see the process's end, or its error."""
         try:
             await process.close_streams()
-        except ShimError as exc:  # the caller must see `cause`
-            log.warning("close streams after a failed start", extra={"of": process.label, "error": str(exc)})
+        except ShimError as exc:
+            log.warning("close streams", extra={"of": process.label, "error": str(exc)})
+
+    async def _end_late(self, process: Process) -> None:
+        """The guest does not run the process, whose start was given up; it may have begun after the deadline."""
+        for pause_s in LATE_S:
+            await asyncio.sleep(pause_s)
+            try:
+                await self._agent.signal_process(self.id, process.guest_id, SIGKILL)
+                if process.exec_id is not None:  # kata-agent keeps an ended process until it is waited for
+                    await self._agent.wait_process(self.id, process.guest_id, EXEC_EXIT_WAIT_S)
+                return
+            except AgentGone:
+                return
+            except ShimError as exc:
+                log.debug("end what was started late", extra={"of": process.label, "error": str(exc)})
 
     def add_exec(self, request: ExecTask) -> None:
         """The exec exists. `start` opens its streams and runs it, as with runc's shim.
@@ -288,26 +314,48 @@ class Container:
         self._end(process, EXIT_KILLED)
 
     async def pause(self) -> None:
-        """The container's processes are frozen. Raises FailedPrecondition unless it runs."""
+        """The container's processes are frozen. Raises FailedPrecondition unless it runs.
+
+        After a pause whose outcome is not known, the container is PAUSING until the guest has let it run on.
+        """
         async with self.init.lock:
             self.init.become(Status.PAUSING)
             try:
                 await self._agent.pause_container(self.id)
-            except ShimError:
-                if self.init.status is Status.PAUSING:
+            except ShimError as exc:
+                if isinstance(exc, DeadlineExceeded):
+                    self._tasks.supervise(f"late/{self.id}", self._undo_late_pause())
+                elif self.init.status is Status.PAUSING:
                     self.init.become(Status.RUNNING)
                 raise
             self.init.become(Status.PAUSED)  # raises when the sandbox was lost meanwhile
             self._env.publisher.publish(TaskPaused(container_id=self.id))
         self._listener.changed()
 
+    async def _undo_late_pause(self) -> None:
+        """The container runs on, once the guest has taken a resume. An exit does not wait for that."""
+        for pause_s in itertools.chain(LATE_S, itertools.repeat(LATE_S[-1])):
+            await asyncio.sleep(pause_s)
+            if self.init.status is not Status.PAUSING:
+                return
+            try:
+                await self._agent.resume_container(self.id)
+            except ShimError as exc:
+                log.warning("undo pause", extra={"container": self.id, "error": str(exc)})
+            else:
+                if self.init.status is Status.PAUSING:
+                    self.init.become(Status.RUNNING)
+                    self._listener.changed()
+
     async def resume(self) -> None:
-        """The container's processes run on. Raises FailedPrecondition unless it is paused."""
+        """The container's processes run on. Raises FailedPrecondition unless it is paused, or may be."""
         async with self.init.lock:
-            self.init.require(Status.PAUSED, verb="resume")
+            self.init.require(Status.PAUSED, Status.PAUSING, verb="resume")
+            was_paused = self.init.status is Status.PAUSED
             await self._agent.resume_container(self.id)
             self.init.become(Status.RUNNING)
-            self._env.publisher.publish(TaskResumed(container_id=self.id))
+            if was_paused:
+                self._env.publisher.publish(TaskResumed(container_id=self.id))
         self._listener.changed()
 
     async def update(self, resources: Mapping[str, Any]) -> None:
@@ -343,6 +391,8 @@ class Container:
         status = await process.watch_exit()
         async with process.lock:  # a start under way publishes its event first
             await self._wait_for_execs()
+            if not process.pumps.have_started:  # killed before its start: readers of its output must see the end
+                await self._close_streams(process)
             await self._sandbox.vm.resizer.leave(self.id)
             self._end(process, status)
         self._listener.init_exited(self.id, agent_gone=self.init.agent_gone)
@@ -374,6 +424,18 @@ class Container:
         )
         if process.exec_id is None:
             self._listener.changed()
+
+
+@contextmanager
+def naming_missing_program(action: str, process: Mapping[str, Any]) -> Iterator[None]:
+    """If the program of `process` does not exist, the agent's error becomes one that says so as runc's shim does."""
+    try:
+        yield
+    except ShimError as exc:
+        missing = missing_program(str(exc), process.get("args"))
+        if not missing:
+            raise
+        raise FailedPrecondition(f"{action}: {missing}; the guest's agent: {exc}") from exc
 
 
 async def remove_from_guest(agent: ContainerAgent, container_id: str) -> None:

@@ -92,6 +92,10 @@ class Pumps:
         return {task for task in self._outputs if not task.done()}
 
     @property
+    def have_started(self) -> bool:
+        return bool(self._outputs)
+
+    @property
     def is_every_output_open(self) -> bool:
         return bool(self._outputs) and len(self.open_outputs()) == len(self._outputs)
 

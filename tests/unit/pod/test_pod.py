@@ -5,9 +5,18 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from pyshim.model.errors import AlreadyExists, Cancelled, FailedPrecondition, InvalidArgument, NotFound, ShimError
+from pyshim.model.errors import (
+    AlreadyExists,
+    Cancelled,
+    DeadlineExceeded,
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    ShimError,
+)
 from pyshim.model.ids import ContainerId, ExecId
 from pyshim.model.task import Status
+from pyshim.pod.container import EXIT_START_FAILED
 from tests.unit.pod.conftest import MEMBER, PIPES, SANDBOX, Stack, until
 
 
@@ -182,6 +191,71 @@ async def test_a_failed_pause_leaves_the_container_running(stack: Stack) -> None
     assert stack.pod.state(container, None).status is Status.RUNNING
 
 
+async def test_a_pause_that_the_guest_answers_too_late_is_undone(stack: Stack) -> None:
+    container = await stack.run("c1", ["sleep"])
+    stack.agent.late["PauseContainer"] = asyncio.Event()
+    stack.agent.hung.add("ResumeContainer")
+
+    with pytest.raises(DeadlineExceeded):
+        await stack.pod.pause(container)
+
+    assert stack.pod.state(container, None).status is Status.PAUSING
+    await until(lambda: stack.agent.calls.count("ResumeContainer") == 2, every_s=0.1)
+    stack.agent.hung.clear()
+    await until(lambda: stack.pod.state(container, None).status is Status.RUNNING, every_s=1)
+    assert not {"TaskPaused", "TaskResumed"} & set(stack.publisher.names())
+    await stack.pod.kill(container, None, 9, False)
+
+
+async def test_an_exec_that_the_guest_starts_too_late_is_ended_there(stack: Stack) -> None:
+    container = await stack.run("c1", ["sleep"])
+    exec_id = await stack.exec(container, "e1", ["sleep"])
+    stack.agent.late["ExecProcess"] = asyncio.Event()
+    stack.agent.failures["SignalProcess"] = (13, "Invalid exec id")
+
+    with pytest.raises(DeadlineExceeded):
+        await stack.pod.start(container, exec_id)
+
+    assert (await stack.pod.wait(container, exec_id)).status == EXIT_START_FAILED
+    await asyncio.sleep(2)
+    del stack.agent.failures["SignalProcess"]
+    process = stack.agent.processes["c1", "e1"]
+    await until(lambda: ("c1", "e1") in stack.agent.ended, every_s=0.1)
+    assert process.signals == [9]
+    assert stack.pod.state(container, None).status is Status.RUNNING
+
+
+@pytest.mark.parametrize(
+    ("program", "agents", "runcs"),
+    [
+        ("nosuch", "executable file `nosuch` not found in $PATH", 'exec: "nosuch": executable file not found in $PATH'),
+        ("nosuch", "the file nosuch was not found", 'exec: "nosuch": executable file not found in $PATH'),
+        ("/nosuch", "the file /nosuch was not found", 'exec: "/nosuch": stat /nosuch: no such file or directory'),
+    ],
+)
+async def test_a_missing_program_is_named_as_runcs_shim_does(
+    program: str, agents: str, runcs: str, stack: Stack
+) -> None:
+    stack.agent.failures["CreateContainer"] = stack.agent.failures["ExecProcess"] = (13, agents)
+
+    with pytest.raises(FailedPrecondition) as caught:
+        await stack.create("c1", [program])
+
+    assert str(caught.value).startswith(f"create container 'c1': {runcs}: the file {program} was not found; ")
+    del stack.agent.failures["CreateContainer"]
+    container = await stack.run("c1", ["sleep"])
+    with pytest.raises(FailedPrecondition) as caught:
+        await stack.pod.start(container, await stack.exec(container, "e1", [program]))
+    assert str(caught.value).startswith(f"run exec 'e1' in container 'c1': {runcs}: the file {program} was not found; ")
+
+
+async def test_another_error_is_not_taken_for_a_missing_program(stack: Stack) -> None:
+    stack.agent.failures["CreateContainer"] = (13, "mount: the file /data was not found")
+
+    with pytest.raises(ShimError, match=r"^create container 'c1' in guest: mount"):
+        await stack.create("c1", ["sleep"])
+
+
 async def test_delete_of_a_running_container_is_refused(stack: Stack) -> None:
     container = await stack.run("c1", ["sleep"])
 
@@ -226,7 +300,7 @@ async def test_state_answers_while_the_vm_boots_and_delete_abandons_it(stack: St
 
     state = stack.pod.state(ContainerId("c1"), None)
 
-    assert state.status is Status.UNKNOWN
+    assert state.status is Status.CREATED
     with pytest.raises(NotFound):
         await stack.pod.delete(ContainerId("c1"), None)
     with pytest.raises(Cancelled, match="create container 'c1'"):

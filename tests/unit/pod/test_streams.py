@@ -269,6 +269,17 @@ async def test_output_lost_by_an_error_of_the_guest_is_logged_as_an_error(
     assert "no such process" in broke[0].error
 
 
+async def test_the_streams_of_a_process_that_is_killed_before_its_start_end_with_it(stack: Stack) -> None:
+    """containerd's Delete waits for the FIFOs' end, and after its restart it deletes what it finds created."""
+    container = await stack.create("c1", ["sleep"], PIPES)
+    waiting = asyncio.ensure_future(stack.pod.wait(container, None))
+
+    await stack.pod.kill(container, None, 9, False)
+
+    assert (await waiting).status == 137
+    assert stack.host.streams["c1"].closed
+
+
 async def test_the_streams_of_an_exec_are_opened_by_its_start(stack: Stack) -> None:
     """`echo x | ctr task exec` hangs when the FIFO has a reader before the reply to Exec."""
     container = await stack.run("c1", ["sleep"])
