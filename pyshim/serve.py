@@ -218,7 +218,7 @@ class _Daemon:
             environment = self._environment(publisher, socket_path)
             pod = Pod(identity=self._identity, environment=environment)
             mode = (await self._host_facts()).cgroup_mode
-            service = TaskService(sandboxes=pod, cgroup_mode=mode, calls=self._calls)
+            service = TaskService(tasks=pod, cgroup_mode=mode, calls=self._calls)
             stop = service.finished
             lifetime = _Lifetime(pod=pod, calls=self._calls, over=stop)
             sandbox_service = SandboxService(

@@ -171,9 +171,7 @@ class Pod:
         spec = request.spec
         name = pod_of(spec.annotations)
         cgroups = self._env.host.cgroups((await self._env.host_facts()).cgroup_mode)
-        # The kernel delays the first of several moves between cgroups. The delay begins now, during the planning.
-        self._tasks.supervise(f"cgroups/{request.sandbox_id}", cgroups.hasten_moves())
-        await asyncio.sleep(0)  # that task starts before the configuration is read, which keeps the interpreter busy
+        cgroups.hasten_moves()  # the kernel delays the first of several moves: that delay begins now
         config = await step("read configuration", self._env.load_config(request.options, spec.annotations))
         if config.runtime.enable_tracing:
             self._env.export_trace(self._trace, config.runtime.otlp_endpoint, request.sandbox_id, spec.annotations)

@@ -17,7 +17,7 @@ from pyshim.ttrpc import Handler
 SERVICES = ("containerd.task.v2.Task", "containerd.task.v3.Task")
 
 
-class SandboxRpc(Protocol):
+class TaskApi(Protocol):
     """The Task API in model values. `exec_id` None means the init process. Every call raises ShimError.
 
     Calls come in any order and at the same time. Callers that gave up repeat them. A call ends with its work done or
@@ -56,12 +56,12 @@ class SandboxRpc(Protocol):
 
 
 class TaskService:
-    """The Task API over `sandboxes`. `finished` is set once containerd's Shutdown found nothing left to serve."""
+    """The Task API over `tasks`. `finished` is set once containerd's Shutdown found nothing left to serve."""
 
-    def __init__(self, *, sandboxes: SandboxRpc, cgroup_mode: CgroupMode, calls: Calls) -> None:
+    def __init__(self, *, tasks: TaskApi, cgroup_mode: CgroupMode, calls: Calls) -> None:
         """`cgroup_mode` is the host's: containerd's metrics collector expects statistics in its form."""
         self.finished = asyncio.Event()
-        self._sandboxes = sandboxes
+        self._tasks = tasks
         self._cgroup_mode = cgroup_mode
         self._calls = calls
 
@@ -70,36 +70,36 @@ class TaskService:
         return dict.fromkeys(SERVICES, self._calls.handlers(self._methods(), self._immediate_methods()))
 
     def _methods(self) -> dict[str, Method]:
-        rpc = self._sandboxes
+        api = self._tasks
         return {
-            "Create": Method(translate.create_request, rpc.create, translate.create_reply),
-            "Start": Method(translate.process_ref, lambda r: rpc.start(*r), translate.start_reply),
-            "Pause": Method(translate.task_ref, lambda r: rpc.pause(*r), translate.empty_reply),
-            "Resume": Method(translate.task_ref, lambda r: rpc.resume(*r), translate.empty_reply),
-            "Kill": Method(translate.kill_request, lambda r: rpc.kill(*r), translate.empty_reply),
-            "Exec": Method(translate.exec_request, rpc.exec, translate.empty_reply),
-            "ResizePty": Method(translate.resize_request, lambda r: rpc.resize_pty(*r), translate.empty_reply),
+            "Create": Method(translate.create_request, api.create, translate.create_reply),
+            "Start": Method(translate.process_ref, lambda r: api.start(*r), translate.start_reply),
+            "Pause": Method(translate.task_ref, lambda r: api.pause(*r), translate.empty_reply),
+            "Resume": Method(translate.task_ref, lambda r: api.resume(*r), translate.empty_reply),
+            "Kill": Method(translate.kill_request, lambda r: api.kill(*r), translate.empty_reply),
+            "Exec": Method(translate.exec_request, api.exec, translate.empty_reply),
+            "ResizePty": Method(translate.resize_request, lambda r: api.resize_pty(*r), translate.empty_reply),
             # The flag `stdin` is ignored, as runc's shim does: clients rely on it.
-            "CloseIO": Method(translate.process_ref, lambda r: rpc.close_io(*r), translate.empty_reply),
-            "Update": Method(translate.update_request, lambda r: rpc.update(*r), translate.empty_reply),
-            "Wait": Method(translate.process_ref, lambda r: rpc.wait(*r), translate.wait_reply),
-            "Stats": Method(translate.task_ref, lambda r: rpc.stats(*r), self._stats_reply),
-            "Delete": Method(translate.process_ref, lambda r: rpc.delete(*r), translate.delete_reply),
+            "CloseIO": Method(translate.process_ref, lambda r: api.close_io(*r), translate.empty_reply),
+            "Update": Method(translate.update_request, lambda r: api.update(*r), translate.empty_reply),
+            "Wait": Method(translate.process_ref, lambda r: api.wait(*r), translate.wait_reply),
+            "Stats": Method(translate.task_ref, lambda r: api.stats(*r), self._stats_reply),
+            "Delete": Method(translate.process_ref, lambda r: api.delete(*r), translate.delete_reply),
             "Shutdown": Method(translate.shutdown_request, self._shutdown, translate.empty_reply),
             "Checkpoint": Method(translate.task_ref, _checkpoint, translate.empty_reply),
         }
 
     def _immediate_methods(self) -> dict[str, Method]:
         """The methods that only read memory: they are answered at once."""
-        rpc = self._sandboxes
+        api = self._tasks
         return {
-            "State": Method(translate.process_ref, lambda r: rpc.state(*r), translate.state_reply),
-            "Pids": Method(translate.task_ref, lambda r: rpc.pids(*r), translate.pids_reply),
-            "Connect": Method(translate.connect_request, lambda r: rpc.connect(*r), _connect_reply),
+            "State": Method(translate.process_ref, lambda r: api.state(*r), translate.state_reply),
+            "Pids": Method(translate.task_ref, lambda r: api.pids(*r), translate.pids_reply),
+            "Connect": Method(translate.connect_request, lambda r: api.connect(*r), _connect_reply),
         }
 
     async def _shutdown(self, request: translate.ShutdownRequest) -> None:
-        if await self._sandboxes.shutdown(request.now):
+        if await self._tasks.shutdown(request.now):
             self.finished.set()
 
     def _stats_reply(self, stats: ContainerStats) -> bytes:

@@ -43,7 +43,7 @@ class FakeCgroups:
     async def occupants(self, groups: tuple[Group, ...]) -> Mapping[str, int]:
         return {group.path: pid for group in groups for pid in self.there.get(group.path, ())}
 
-    async def hasten_moves(self) -> None:
+    def hasten_moves(self) -> None:
         pass
 
     async def make(self, groups: tuple[Group, ...]) -> tuple[str, ...]:

@@ -169,17 +169,15 @@ def _copied(value: Any, depth: int = MAX_DEPTH) -> Any:
 
 
 def missing_program(error: str, args: object) -> str:
-    """If the agent's `error` is that the program, the first of `args`, does not exist: what a caller looks for; else empty.
+    """What a caller looks for, if the agent's `error` is that the program, the first of `args`, is missing; else empty.
 
     Docker takes the first half of either text for exit status 127 (runc has it from Go's exec.LookPath), Kata's tests
     look for the second half.
     """
     program = args[0] if isinstance(args, list | tuple) and args else ""
-    if (
-        not isinstance(program, str)
-        or not program
-        or not re.search(rf"file ['\"`]?{re.escape(program)}['\"`]? (was )?not found", error)
-    ):
+    if not isinstance(program, str) or not program:
+        return ""
+    if not re.search(rf"file ['\"`]?{re.escape(program)}['\"`]? (was )?not found", error):
         return ""
     problem = f"stat {program}: no such file or directory" if "/" in program else "executable file not found in $PATH"
     return f'exec: "{program}": {problem}: the file {program} was not found'

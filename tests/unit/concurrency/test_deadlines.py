@@ -49,7 +49,6 @@ CALLS: list[tuple[Callable[..., object], tuple[object, ...], str]] = [
     (LinuxHost.start_virtiofsd, (Some(binary="/v"), None), "start virtiofsd '/v': not done within 30 s"),
     (LinuxHost.release, (LedgerEntry(kind=ResourceKind.MOUNT, key="/t"),), "release mount '/t': not done within 30 s"),
     (LinuxCgroups.occupants, (GROUPS,), "look into cgroups '/a', '/b': not done within 30 s"),
-    (LinuxCgroups.hasten_moves, (), "wait for moves between cgroups: not done within 30 s"),
     (LinuxCgroups.make, (GROUPS,), "make cgroups '/a', '/b': not done within 30 s"),
     (LinuxCgroups.start_scope, (Some(unit="a.scope"),), "start scope 'a.scope': not done within 30 s"),
     (LinuxCgroups.join, (GROUPS[0], (1,)), "join cgroup '/a': not done within 30 s"),

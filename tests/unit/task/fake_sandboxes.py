@@ -1,4 +1,4 @@
-"""SandboxRpc for tests: containers in a dictionary, every call recorded, failures on demand."""
+"""TaskApi for tests: containers in a dictionary, every call recorded, failures on demand."""
 
 import asyncio
 from collections.abc import Mapping

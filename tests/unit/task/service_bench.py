@@ -42,7 +42,7 @@ class Bench:
 async def bench(cgroup_mode: CgroupMode = CgroupMode.V2) -> AsyncIterator[Bench]:
     sandboxes = FakeSandboxes()
     calls = Calls()
-    service = TaskService(sandboxes=sandboxes, cgroup_mode=cgroup_mode, calls=calls)
+    service = TaskService(tasks=sandboxes, cgroup_mode=cgroup_mode, calls=calls)
     async with served(service.services()) as (_, client):
         bench = Bench(client, service, calls, sandboxes)
         await bench.call("Create", task_v2_pb2.CreateTaskRequest(id="c1", bundle="/b"))

@@ -60,7 +60,7 @@ def test_every_method_of_the_service_definition_is_served() -> None:
     names = {method.name for method in task_v2_pb2.DESCRIPTOR.services_by_name["Task"].methods}
 
     async def served() -> dict[str, set[str]]:
-        service = TaskService(sandboxes=FakeSandboxes(), cgroup_mode=CgroupMode.V2, calls=Calls())
+        service = TaskService(tasks=FakeSandboxes(), cgroup_mode=CgroupMode.V2, calls=Calls())
         return {name: set(methods) for name, methods in service.services().items()}
 
     assert asyncio.run(served()) == {V2: names, V3: names}

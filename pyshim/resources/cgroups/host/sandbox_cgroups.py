@@ -6,6 +6,7 @@ number to `tasks` moves one thread, and a new thread or process begins in the gr
 
 import asyncio
 import contextlib
+import logging
 import os
 import stat
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -15,7 +16,7 @@ from pyshim.concurrency.tasks import thread_to_the_end
 from pyshim.host.os_errors import describe_os_error
 from pyshim.host.processes.identity import family, family_threads
 from pyshim.model.confinement import Group, GroupSetting, HostOom, Scope
-from pyshim.model.errors import FailedPrecondition
+from pyshim.model.errors import FailedPrecondition, ShimError
 from pyshim.model.host_facts import CgroupMode
 from pyshim.resources.cgroups.host import hierarchies as cgroup_mounts
 from pyshim.resources.cgroups.host.systemd_scope import start_scope
@@ -23,6 +24,8 @@ from pyshim.resources.cgroups.host.usage import usage
 from pyshim.resources.cgroups.host.v1 import CgroupsV1
 from pyshim.resources.cgroups.host.v2 import CgroupsV2
 from pyshim.resources.cgroups.plan.cgroups import ROOT_CLASS
+
+log = logging.getLogger(__name__)
 
 RESCTRL = "/sys/fs/resctrl"
 
@@ -58,14 +61,20 @@ class LinuxCgroups:
                         return pid
         return 0
 
-    @within_s(CHANGE_S, "wait for moves between cgroups")
-    async def hasten_moves(self) -> None:
-        """Moves between cgroups in the next milliseconds are fast.
+    def hasten_moves(self) -> None:
+        """A thread has begun to make moves between cgroups fast, for the next milliseconds. A failure is logged.
 
         The first of several moves waits for a grace period of RCU, 10 to 20 ms. Here that is a move of this process to
         the cgroup that it is in. Sources: the kernel's kernel/cgroup/cgroup.c, cgroup_attach_lock; kernel/rcu/sync.c.
         """
-        await asyncio.to_thread(self._tree.stay)
+
+        def stay() -> None:
+            try:
+                self._tree.stay()
+            except (ShimError, OSError) as exc:
+                log.debug("hasten moves between cgroups", extra={"error": str(exc)})
+
+        asyncio.get_running_loop().run_in_executor(None, stay)
 
     @within_s(CHANGE_S, lambda self, groups: f"make cgroups {_paths(groups)}")
     async def make(self, groups: tuple[Group, ...]) -> tuple[str, ...]:
