@@ -79,6 +79,7 @@ def test_the_guests_own_trees_are_not_shared(plan: Planner) -> None:
         "/sys/kernel",
         "/run/kata-containers/sandbox/shm",
     ]
+    assert {"nosuid", "nodev", "noexec"} <= {*planned.guest.spec["mounts"][1]["options"]}
 
 
 def test_a_missing_volume_is_named(plan: Planner) -> None:

@@ -12,8 +12,8 @@ from pyshim.resources.volumes.plan.volume import Volume, group_option, made_dire
 
 
 def shared_memory(mount: OciMount) -> Volume:
-    """The pod's /dev/shm."""
-    return Volume(mount=moved(mount, f"{GUEST_SANDBOX_DIR}/shm", ("rbind",)))
+    """The pod's /dev/shm. crun does not take over the flags of what it binds, so they are named."""
+    return Volume(mount=moved(mount, f"{GUEST_SANDBOX_DIR}/shm", ("rbind", "nosuid", "nodev", "noexec")))
 
 
 def memory_empty_dir(mount: OciMount, facts: SourceFacts, empty_dir: EmptyDir) -> Volume:
