@@ -34,7 +34,7 @@ from .framework import releases
 from .framework.cri import Cri
 from .framework.cri_session import SANDBOX_API_HANDLER, STAND_IN_HANDLER
 
-pytestmark = pytest.mark.vm
+pytestmark = [pytest.mark.vm, pytest.mark.usefixtures("cri")]
 
 OURS = (bootstrap_pb2, events_pb2, sandbox_pb2, task_types_pb2, task_v2_pb2, task_v3_pb2, types_pb2)
 MIB = 1 << 20
