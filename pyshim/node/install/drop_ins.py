@@ -1,8 +1,8 @@
 """The runtime handlers as containerd's and CRI-O's configuration has them. Pure.
 
 containerd 1.x takes the CRI plugin's settings from one file: those of an imported file would replace all of
-config.toml's, so the handlers go into config.toml itself. containerd 2.x merges imported files; a drop-in of version
-3 may be imported by a configuration of version 3 or 4.
+config.toml's, so the handlers go into config.toml itself. containerd 2.x merges imported files. A drop-in has the
+version of the configuration that imports it: containerd would migrate an older one at each start, with a warning.
 """
 
 import fnmatch
@@ -90,8 +90,9 @@ def _into_new_file(containerd: Containerd, handlers: tuple[Handler, ...], shim: 
     # All of the directory, which newer releases import when they have no configuration.
     imports = f'imports = ["{posixpath.dirname(drop_in)}/*.toml"]\n'
     if containerd.version >= (2, 0):
-        config = BlockWrite(path=path, body=f"{_HEAD}version = 3\n{imports}", first=True)
-        return [_drop_in(drop_in, handlers, 3, shim), config]
+        version = config_versions(containerd.version)[-1]
+        config = BlockWrite(path=path, body=f"{_HEAD}version = {version}\n{imports}", first=True)
+        return [_drop_in(drop_in, handlers, version, shim), config]
     text = f"{_HEAD}version = 2\n{imports}{_RUNC}{_tables(handlers, 2, shim)}"
     return [BlockWrite(path=path, body=text, first=True)]
 
@@ -113,7 +114,7 @@ def _into_file(
     tables = _tables(handlers, version, shim)
     if version == 2:
         return [BlockWrite(path=path, body=tables if named else _RUNC + tables)]
-    file = _drop_in(drop_in, handlers, 3, shim)
+    file = _drop_in(drop_in, handlers, version, shim)
     if _matches(drop_in, imported):
         return [file]
     if "imports" in document:

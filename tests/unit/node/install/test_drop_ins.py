@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from integration.framework.containerd import DEBIAN
-from integration.framework.releases import RELEASES, Release
+from integration.framework.releases import NEWEST, RELEASES, Release, found_newest
 from pyshim.model.errors import AlreadyExists, FailedPrecondition, ShimError, Unimplemented
 from pyshim.node.install.containerd_config import runtimes_in
 from pyshim.node.install.drop_ins import Containerd, containerd_writes, crio_text
@@ -77,6 +77,7 @@ def test_each_containerd_gets_what_it_reads(
     assert (drop_in is not None) is has_drop_in
     if drop_in is not None:
         assert runtimes_in(tomllib.loads(drop_in)).keys() == NAMES
+        assert tomllib.loads(drop_in)["version"] == document["version"], "another is migrated, with a warning"
         assert any(
             pattern in (DROP_IN, "conf.d/*.toml", "/etc/containerd/conf.d/*.toml") for pattern in document["imports"]
         )
@@ -140,9 +141,12 @@ def test_crio_leaves_images_to_the_guests_that_pull_them() -> None:
         assert runtimes[handler.name].get("runtime_pull_image", False) is pulls, handler.name
 
 
-@pytest.fixture(params=RELEASES)
+@pytest.fixture(params=[*RELEASES, NEWEST])
 def release(request: pytest.FixtureRequest) -> Release:
-    found = RELEASES[request.param]
+    try:
+        found = found_newest() if request.param == NEWEST else RELEASES[request.param]
+    except ValueError as error:
+        pytest.skip(str(error))
     if not (found.programs / "containerd").exists():
         pytest.skip(
             f"no containerd {found.generation} (hint: make integration CONTAINERD={found.generation} builds it)"
