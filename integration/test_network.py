@@ -113,6 +113,26 @@ def test_a_second_pod_in_the_same_namespace_is_refused_and_the_first_keeps_its_n
     assert " 0% packet loss" in _inside(ctr, connected, f"ping -c 3 -W 5 {network.peer_address}").out
 
 
+def test_of_two_default_routes_the_guest_keeps_the_better_one_and_every_subnet_route(ctr: Ctr, name: str) -> None:
+    """A namespace as CNI leaves it with two networks that overlap."""
+    with pod_network("it-two", subnet=13) as network, added_link(network, "net1", subnet=14) as gateway:
+        inside = ["ip", "-n", network.namespace.name]
+        for words in (
+            ["route", "replace", "default", "via", network.peer_address, "metric", "100"],
+            ["route", "delete", "default", "metric", "0"],
+            ["route", "add", "default", "via", gateway, "metric", "200"],
+            ["route", "add", "10.231.13.0/24", "dev", "net1", "metric", "300"],
+            ["route", "add", "10.50.0.0/16", "via", network.peer_address],
+            ["route", "add", "blackhole", "10.51.0.0/16"],
+        ):
+            subprocess.run([*inside, *words], check=True)
+        shown = ctr.run(name, "ip", "route", options=["--with-ns", f"network:{network.namespace}"]).lines
+
+    assert [line.split(" dev ")[1].split()[0] for line in shown if line.startswith("default")] == ["eth0"]
+    assert [line.split(" dev ")[1].split()[0] for line in shown if line.startswith("10.231.13.0/24")] == ["eth0"]
+    assert any(line.startswith(f"10.50.0.0/16 via {network.peer_address} dev eth0") for line in shown)
+
+
 def test_a_namespace_that_is_gone_is_refused_by_its_path(ctr: Ctr, name: str) -> None:
     options = ["--with-ns", "network:/run/netns/no such 'namespace'"]
     refused = ctr.run(name, "true", options=options, check=False)

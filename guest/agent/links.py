@@ -210,15 +210,38 @@ def list_interfaces() -> list[Interface]:
 
 
 def update_routes(routes: Iterable[Route]) -> None:
-    """The main table has each route, replacing one to the same destination."""
+    """The main table has each route, replacing one to the same destination; of several in one call, the first.
+
+    A route that the kernel made for an address stays: gateways are reached through it. The API has no metric.
+    """
     with nl.Netlink() as netlink:
+        taken = _subnet_routes(netlink)
         for route in sorted(routes, key=lambda one: bool(one.gateway)):
             index = _by_name(netlink, route.device).index
+            # Two routes of IPv6 that differ in the source's prefix are not to one destination.
+            source = route.source if "/" in route.source and route.family == IPFamily.v6 else ""
+            target = (route.family, str(network_of(route.dest).network) if route.dest else "", source)
+            if target in taken:
+                log.info("route left out, another is there", extra={"destination": target[1], "device": route.device})
+                continue
+            taken.add(target)
             try:
                 netlink.request(nl.RTM_NEWROUTE, nl.NLM_F_CREATE | nl.NLM_F_REPLACE, route_body(route, index))
             except OSError as error:
                 where = f"{route.dest or 'default'} via {route.gateway or 'link'} dev {route.device}"
                 raise Internal(f"add route {where!r}: {os_cause(error)}") from error
+
+
+def _subnet_routes(netlink: nl.Netlink) -> set[tuple[int, str, str]]:
+    """Family, destination and no source: of the main table's routes that the kernel made."""
+    found: set[tuple[int, str, str]] = set()
+    for family in (socket.AF_INET, socket.AF_INET6):
+        for data in netlink.dump(nl.RTM_GETROUTE, nl.ROUTE.pack(family, 0, 0, 0, 0, 0, 0, 0, 0)):
+            _family, bits, _source_bits, _tos, table, protocol, _scope, kind, _flags = nl.ROUTE.unpack_from(data)
+            if (table, protocol, kind) == (nl.RT_TABLE_MAIN, nl.RTPROT_KERNEL, nl.RTN_UNICAST):
+                destination = ip_text(nl.parse_attributes(data[nl.ROUTE.size :]).get(nl.RTA_DST, b""))
+                found.add((IPFamily.v6 if family == socket.AF_INET6 else IPFamily.v4, f"{destination}/{bits}", ""))
+    return found
 
 
 def route_body(route: Route, index: int) -> bytes:

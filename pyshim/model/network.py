@@ -96,6 +96,8 @@ class NetworkScan(msgspec.Struct, frozen=True, kw_only=True):
     addresses: tuple[AddressReport, ...]
     routes: tuple[RouteReport, ...]
     neighbours: tuple[NeighbourReport, ...]
+    rules: tuple[str, ...] = ()
+    """Rules of routing that a new namespace does not have, as text: `from 10.1.0.2 lookup 100`."""
 
 
 class FollowedChanges(msgspec.Struct, frozen=True, kw_only=True):

@@ -33,6 +33,8 @@ _FRAME_HEADERS_BYTES = 18
 _QUEUE_BYTES = 65536
 _MAX_U32 = 0xFFFFFFFF
 _DUMP_ATTEMPTS = 5
+_OWN_RULES = frozenset({0, 32766, 32767})
+"""Priorities of the rules of a new namespace: the tables local, main and default."""
 _BUSY_ATTEMPTS = 5
 _BUSY_PAUSE_S = 0.01
 
@@ -82,6 +84,12 @@ def scan(rtnl: IPRoute) -> NetworkScan:
             _neighbour(message)
             for message in _dump(rtnl.get_neighbours)
             if message["family"] in (socket.AF_INET, socket.AF_INET6) and message.get_attr("NDA_DST")
+        ),
+        rules=tuple(
+            _rule(message)
+            for family in (socket.AF_INET, socket.AF_INET6)
+            for message in _dump(partial(rtnl.get_rules, family=family))
+            if message.get_attr("FRA_PRIORITY", 0) not in _OWN_RULES
         ),
     )
 
@@ -147,6 +155,15 @@ def _route(message: Any) -> RouteReport:
         mtu=(metrics.get_attr("RTAX_MTU") if metrics else None) or 0,
         beyond=beyond,
     )
+
+
+def _rule(message: Any) -> str:
+    """The parts of a rule that most have, as `ip rule` shows them."""
+    source, target = message.get_attr("FRA_SRC"), message.get_attr("FRA_DST")
+    words = ["from", f"{source}/{message['src_len']}" if source else "all"]
+    words += ["to", f"{target}/{message['dst_len']}"] if target else []
+    words += ["lookup", str(message.get_attr("FRA_TABLE") or message["table"])]
+    return " ".join(words)
 
 
 def _neighbour(message: Any) -> NeighbourReport:

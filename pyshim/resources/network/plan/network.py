@@ -27,7 +27,9 @@ IFF_LOOPBACK = 0x8
 IFF_NOARP = 0x80
 ARPHRD_ETHER = 1
 RT_TABLE_MAIN = 254
+RT_TABLE_LOCAL = 255
 RTN_UNICAST = 1
+_ROUTE_TYPES = {6: "blackhole", 7: "unreachable", 8: "prohibit", 9: "throw", 10: "nat"}
 RTPROT_KERNEL = 2
 RT_SCOPE_LINK = 253
 RTM_F_CLONED = 0x200
@@ -136,8 +138,17 @@ def _plan(
             if item.index in names and item.state == NUD_PERMANENT and item.mac
         ),
         refused=refused,
-        left_out=left_out,
+        left_out=(*left_out, *_beside(scan)),
     )
+
+
+def _beside(scan: NetworkScan) -> Iterator[str]:
+    """Sentences about what a CNI plugin set beside links and routes, which no agent can be asked for."""
+    loopbacks = {link.index for link in scan.links if link.flags & IFF_LOOPBACK}
+    for item in scan.addresses:
+        if item.index in loopbacks and not ipaddress.ip_address(item.address).is_loopback:
+            yield f"address {item.address}/{item.prefix_length} of the loopback interface"
+    yield from (f"rule {rule!r}" for rule in scan.rules)
 
 
 def _candidates(scan: NetworkScan) -> list[LinkReport]:
@@ -241,40 +252,61 @@ def _peer_routes(addresses: dict[int, list[AddressReport]], names: dict[int, str
 
 
 def _routes(reports: tuple[RouteReport, ...], names: dict[int, str]) -> tuple[list[NetworkRoute], tuple[str, ...]]:
-    """The guest's routes by metric, and sentences about the others.
+    """The guest's routes by metric, one to each destination, and sentences about the others.
 
-    The agent has no metric: of two routes to one destination the guest keeps the first it gets.
+    The agent's routes have no metric. So of several to one destination the guest gets the one that the namespace's
+    kernel would take: the lowest metric, the first of equal ones. A subnet route that the kernel made for an address
+    stays, since gateways are reached through it.
     """
-    wanted = [report for report in reports if _is_for_guest(report)]
-    wanted.sort(key=lambda report: report.metric)
-    left_out = tuple(
-        f"route to {report.destination or 'default'}: {report.beyond}" for report in wanted if report.beyond
-    )
-    found = [
-        NetworkRoute(
-            destination=report.destination,
-            gateway=report.gateway,
-            device=names[report.index],
-            source=report.source,
-            scope=report.scope,
-            family=report.family,
-            # The other bits of rtnh_flags are the host kernel's findings (dead, linkdown, offloaded), not a wish.
-            flags=report.flags & RTNH_F_ONLINK,
-            mtu=report.mtu,
-        )
-        for report in wanted
-        if report.index in names and not report.beyond
-    ]
-    return found, left_out
+    found: dict[tuple[int, str], NetworkRoute] = {}
+    left_out: list[str] = []
+    subnets = {
+        (report.family, report.destination)
+        for report in reports
+        if report.table == RT_TABLE_MAIN and report.protocol == RTPROT_KERNEL and report.index in names
+    }
+    for report in sorted(filter(_is_for_guest, reports), key=lambda report: report.metric):
+        target = (report.family, report.destination)
+        if cause := _why_not(report):
+            left_out.append(f"{_described(report)}: {cause}")
+        elif report.index not in names:
+            continue  # of a link that the guest does not have
+        elif target in subnets:
+            left_out.append(f"{_described(report)} dev {names[report.index]}: the subnet route of an address is there")
+        elif target in found:
+            left_out.append(f"{_described(report)} dev {names[report.index]}: {found[target].device} has a better one")
+        else:
+            found[target] = NetworkRoute(
+                destination=report.destination,
+                gateway=report.gateway,
+                device=names[report.index],
+                source=report.source,
+                scope=report.scope,
+                family=report.family,
+                # The other bits of rtnh_flags are the host kernel's findings (dead, linkdown, offloaded), not a wish.
+                flags=report.flags & RTNH_F_ONLINK,
+                mtu=report.mtu,
+            )
+    return list(found.values()), tuple(left_out)
 
 
 def _is_for_guest(report: RouteReport) -> bool:
-    return (
-        report.table == RT_TABLE_MAIN
-        and report.type == RTN_UNICAST
-        and report.protocol != RTPROT_KERNEL
-        and not report.flags & RTM_F_CLONED
-    )
+    """A program has set it: the kernel's own routes and cached ones come by themselves."""
+    return report.table != RT_TABLE_LOCAL and report.protocol != RTPROT_KERNEL and not report.flags & RTM_F_CLONED
+
+
+def _why_not(report: RouteReport) -> str:
+    """Why the agent cannot be asked for such a route; empty if it can."""
+    if report.type != RTN_UNICAST:
+        return f"the agent has no {_ROUTE_TYPES.get(report.type, f'type {report.type}')} routes"
+    if report.table != RT_TABLE_MAIN:
+        return f"the agent has no table {report.table}"
+    return report.beyond
+
+
+def _described(report: RouteReport) -> str:
+    via = f" via {report.gateway}" if report.gateway else ""
+    return f"route to {report.destination or 'default'}{via}"
 
 
 def vm_with_network(plan: SandboxPlan, network: Network) -> VmConfig:

@@ -126,6 +126,29 @@ def test_routes_are_set_through_the_gateway_and_listed(
     remove_link(hosted_agent, "eth0")
 
 
+def test_of_several_routes_to_one_destination_the_first_counts_and_the_subnet_route_stays(
+    hosted_agent: HostedAgent, client: AgentClient, link: str
+) -> None:
+    client.call("UpdateInterface", interface(link))
+    routes = [
+        types_pb2.Route(gateway="10.9.8.1", device="eth0"),
+        types_pb2.Route(gateway="10.9.8.2", device="eth0"),
+        types_pb2.Route(gateway="fd00::1", device="eth0", family=types_pb2.v6),
+        types_pb2.Route(gateway="fd00::2", device="eth0", family=types_pb2.v6),
+        types_pb2.Route(dest="10.9.8.0/24", device="far", scope=253),
+    ]
+
+    client.call("UpdateRoutes", agent_pb2.UpdateRoutesRequest(routes=agent_pb2.Routes(Routes=routes)))
+
+    kernel = in_network_of(hosted_agent, "route") + in_network_of(hosted_agent, "-6", "route")
+    assert [one["gateway"] for one in kernel if one["dst"] == "default"] == ["10.9.8.1", "fd00::1"]
+    assert [one["dev"] for one in kernel if one["dst"] == "10.9.8.0/24"] == ["eth0"]
+    changed = agent_pb2.UpdateRoutesRequest(routes=agent_pb2.Routes(Routes=routes[1:2]))
+    client.call("UpdateRoutes", changed)
+    assert in_network_of(hosted_agent, "route", "show", "default")[0]["gateway"] == "10.9.8.2"
+    remove_link(hosted_agent, "eth0")
+
+
 def test_a_neighbour_is_permanent_unless_it_says_otherwise(
     hosted_agent: HostedAgent, client: AgentClient, link: str
 ) -> None:

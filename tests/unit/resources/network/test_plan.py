@@ -216,8 +216,8 @@ def test_a_route_is_told_as_it_is_and_the_default_route_with_an_empty_destinatio
 
 @pytest.mark.parametrize(
     "change",
-    [{"protocol": 2}, {"table": 255}, {"table": 100}, {"type": 6}, {"flags": 0x200}, {"index": 1}],
-    ids=["made-by-kernel", "local-table", "other-table", "blackhole", "cached", "loopback"],
+    [{"protocol": 2}, {"table": 255}, {"flags": 0x200}, {"index": 1}],
+    ids=["made-by-kernel", "local-table", "cached", "loopback"],
 )
 def test_routes_that_are_not_for_the_guest_are_dropped_without_a_word(change: dict[str, Any]) -> None:
     plan = network_plan(scan(ETH0, routes=(route(**change),)))
@@ -231,13 +231,70 @@ def test_a_route_no_agent_can_be_told_is_named_for_the_log() -> None:
     )
 
     assert [item.destination for item in plan.routes] == [""]
-    assert plan.left_out == ("route to 10.5.0.0/16: several next hops",)
+    assert plan.left_out == ("route to 10.5.0.0/16 via 10.1.0.1: several next hops",)
 
 
-def test_of_two_default_routes_the_one_with_the_lower_metric_comes_first() -> None:
-    plan = network_plan(scan(ETH0, ETH1, routes=(route(metric=200), route(index=3, gateway="10.2.0.1", metric=100))))
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"table": 100}, "route to default via 10.1.0.1: the agent has no table 100"),
+        ({"type": 6, "index": 0, "gateway": ""}, "route to default: the agent has no blackhole routes"),
+        ({"type": 7, "index": 1, "gateway": ""}, "route to default: the agent has no unreachable routes"),
+    ],
+    ids=["other-table", "blackhole", "unreachable"],
+)
+def test_what_a_plugin_set_and_no_agent_can_be_asked_for_is_named(change: dict[str, Any], sentence: str) -> None:
+    plan = network_plan(scan(ETH0, routes=(route(**change),)))
 
-    assert [item.gateway for item in plan.routes] == ["10.2.0.1", "10.1.0.1"]
+    assert (plan.routes, plan.left_out) == ((), (sentence,))
+
+
+def test_addresses_of_the_loopback_and_rules_are_named() -> None:
+    addresses = (address(1, "127.0.0.1/8"), address(1, "10.7.7.7/32"), address(2, "10.2.0.2/24"))
+    found = replace(scan(ETH0, addresses=addresses), rules=("from 10.2.0.2/32 lookup 100",))
+
+    assert network_plan(found).left_out == (
+        "address 10.7.7.7/32 of the loopback interface",
+        "rule 'from 10.2.0.2/32 lookup 100'",
+    )
+
+
+@pytest.mark.parametrize(
+    ("metrics", "gateway"),
+    [((100, 200), "10.1.0.1"), ((200, 100), "10.2.0.1"), ((0, 0), "10.1.0.1")],
+    ids=["first is better", "second is better", "first of equals"],
+)
+@pytest.mark.parametrize("family", [4, 6])
+def test_of_several_routes_to_one_destination_the_guest_gets_the_best(
+    metrics: tuple[int, int], gateway: str, family: int
+) -> None:
+    routes = (
+        route(metric=metrics[0], family=family),
+        route(metric=metrics[1], family=family, index=3, gateway="10.2.0.1"),
+        route(family=10 - family, gateway="10.9.0.1"),
+    )
+
+    plan = network_plan(scan(ETH0, ETH1, routes=routes))
+
+    assert [item.gateway for item in plan.routes if item.family == family] == [gateway]
+    assert [item.gateway for item in plan.routes if item.family != family] == ["10.9.0.1"]
+    assert len(plan.left_out) == 1
+    assert "has a better one" in plan.left_out[0]
+
+
+@pytest.mark.parametrize("metric", [0, 300])
+def test_no_route_replaces_the_subnet_route_of_an_address(metric: int) -> None:
+    """The kernel's own is how gateways are reached. A subnet that has none of the kernel's keeps the plugin's."""
+    kernels = route(protocol=2, destination="10.2.0.0/24", gateway="", scope=253)
+    other = route(index=3, destination="10.2.0.0/24", gateway="", scope=253, metric=metric)
+    through = route(destination="10.50.0.0/16", gateway="10.2.0.1")
+
+    plan = network_plan(scan(ETH0, ETH1, routes=(kernels, other, through)))
+    alone = network_plan(scan(ETH0, ETH1, routes=(other, through)))
+
+    assert [item.destination for item in plan.routes] == ["10.50.0.0/16"]
+    assert plan.left_out == ("route to 10.2.0.0/24 dev eth1: the subnet route of an address is there",)
+    assert {item.destination for item in alone.routes} == {"10.50.0.0/16", "10.2.0.0/24"}
 
 
 @pytest.mark.parametrize(
