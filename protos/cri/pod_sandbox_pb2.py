@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cprotos/cri/pod_sandbox.proto\x12\x0fruntime.v1.shim\"\xbf\x02\n\x10PodSandboxConfig\x12\x35\n\x08metadata\x18\x01 \x01(\x0b\x32#.runtime.v1.shim.PodSandboxMetadata\x12\x10\n\x08hostname\x18\x02 \x01(\t\x12.\n\ndns_config\x18\x04 \x01(\x0b\x32\x1a.runtime.v1.shim.DNSConfig\x12G\n\x0b\x61nnotations\x18\x07 \x03(\x0b\x32\x32.runtime.v1.shim.PodSandboxConfig.AnnotationsEntry\x12\x35\n\x05linux\x18\x08 \x01(\x0b\x32&.runtime.v1.shim.LinuxPodSandboxConfig\x1a\x32\n\x10\x41nnotationsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"B\n\x12PodSandboxMetadata\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0b\n\x03uid\x18\x02 \x01(\t\x12\x11\n\tnamespace\x18\x03 \x01(\t\"?\n\tDNSConfig\x12\x0f\n\x07servers\x18\x01 \x03(\t\x12\x10\n\x08searches\x18\x02 \x03(\t\x12\x0f\n\x07options\x18\x03 \x03(\t\"\xa9\x02\n\x15LinuxPodSandboxConfig\x12\x15\n\rcgroup_parent\x18\x01 \x01(\t\x12\x46\n\x10security_context\x18\x02 \x01(\x0b\x32,.runtime.v1.shim.LinuxSandboxSecurityContext\x12\x44\n\x07sysctls\x18\x03 \x03(\x0b\x32\x33.runtime.v1.shim.LinuxPodSandboxConfig.SysctlsEntry\x12;\n\tresources\x18\x05 \x01(\x0b\x32(.runtime.v1.shim.LinuxContainerResources\x1a.\n\x0cSysctlsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"Z\n\x1bLinuxSandboxSecurityContext\x12;\n\x11namespace_options\x18\x01 \x01(\x0b\x32 .runtime.v1.shim.NamespaceOption\"\x9c\x01\n\x0fNamespaceOption\x12/\n\x07network\x18\x01 \x01(\x0e\x32\x1e.runtime.v1.shim.NamespaceMode\x12+\n\x03pid\x18\x02 \x01(\x0e\x32\x1e.runtime.v1.shim.NamespaceMode\x12+\n\x03ipc\x18\x03 \x01(\x0e\x32\x1e.runtime.v1.shim.NamespaceMode\"s\n\x17LinuxContainerResources\x12\x12\n\ncpu_period\x18\x01 \x01(\x03\x12\x11\n\tcpu_quota\x18\x02 \x01(\x03\x12\x12\n\ncpu_shares\x18\x03 \x01(\x03\x12\x1d\n\x15memory_limit_in_bytes\x18\x04 \x01(\x03*=\n\rNamespaceMode\x12\x07\n\x03POD\x10\x00\x12\r\n\tCONTAINER\x10\x01\x12\x08\n\x04NODE\x10\x02\x12\n\n\x06TARGET\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cprotos/cri/pod_sandbox.proto\x12\x0fruntime.v1.shim\"\xbf\x02\n\x10PodSandboxConfig\x12\x35\n\x08metadata\x18\x01 \x01(\x0b\x32#.runtime.v1.shim.PodSandboxMetadata\x12\x10\n\x08hostname\x18\x02 \x01(\t\x12.\n\ndns_config\x18\x04 \x01(\x0b\x32\x1a.runtime.v1.shim.DNSConfig\x12G\n\x0b\x61nnotations\x18\x07 \x03(\x0b\x32\x32.runtime.v1.shim.PodSandboxConfig.AnnotationsEntry\x12\x35\n\x05linux\x18\x08 \x01(\x0b\x32&.runtime.v1.shim.LinuxPodSandboxConfig\x1a\x32\n\x10\x41nnotationsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"B\n\x12PodSandboxMetadata\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0b\n\x03uid\x18\x02 \x01(\t\x12\x11\n\tnamespace\x18\x03 \x01(\t\"?\n\tDNSConfig\x12\x0f\n\x07servers\x18\x01 \x03(\t\x12\x10\n\x08searches\x18\x02 \x03(\t\x12\x0f\n\x07options\x18\x03 \x03(\t\"\xa9\x02\n\x15LinuxPodSandboxConfig\x12\x15\n\rcgroup_parent\x18\x01 \x01(\t\x12\x46\n\x10security_context\x18\x02 \x01(\x0b\x32,.runtime.v1.shim.LinuxSandboxSecurityContext\x12\x44\n\x07sysctls\x18\x03 \x03(\x0b\x32\x33.runtime.v1.shim.LinuxPodSandboxConfig.SysctlsEntry\x12;\n\tresources\x18\x05 \x01(\x0b\x32(.runtime.v1.shim.LinuxContainerResources\x1a.\n\x0cSysctlsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"Z\n\x1bLinuxSandboxSecurityContext\x12;\n\x11namespace_options\x18\x01 \x01(\x0b\x32 .runtime.v1.shim.NamespaceOption\"\xd4\x01\n\x0fNamespaceOption\x12/\n\x07network\x18\x01 \x01(\x0e\x32\x1e.runtime.v1.shim.NamespaceMode\x12+\n\x03pid\x18\x02 \x01(\x0e\x32\x1e.runtime.v1.shim.NamespaceMode\x12+\n\x03ipc\x18\x03 \x01(\x0e\x32\x1e.runtime.v1.shim.NamespaceMode\x12\x36\n\x0euserns_options\x18\x05 \x01(\x0b\x32\x1e.runtime.v1.shim.UserNamespace\"=\n\rUserNamespace\x12,\n\x04mode\x18\x01 \x01(\x0e\x32\x1e.runtime.v1.shim.NamespaceMode\"s\n\x17LinuxContainerResources\x12\x12\n\ncpu_period\x18\x01 \x01(\x03\x12\x11\n\tcpu_quota\x18\x02 \x01(\x03\x12\x12\n\ncpu_shares\x18\x03 \x01(\x03\x12\x1d\n\x15memory_limit_in_bytes\x18\x04 \x01(\x03*=\n\rNamespaceMode\x12\x07\n\x03POD\x10\x00\x12\r\n\tCONTAINER\x10\x01\x12\x08\n\x04NODE\x10\x02\x12\n\n\x06TARGET\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,8 +35,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PODSANDBOXCONFIG_ANNOTATIONSENTRY']._serialized_options = b'8\001'
   _globals['_LINUXPODSANDBOXCONFIG_SYSCTLSENTRY']._loaded_options = None
   _globals['_LINUXPODSANDBOXCONFIG_SYSCTLSENTRY']._serialized_options = b'8\001'
-  _globals['_NAMESPACEMODE']._serialized_start=1172
-  _globals['_NAMESPACEMODE']._serialized_end=1233
+  _globals['_NAMESPACEMODE']._serialized_start=1291
+  _globals['_NAMESPACEMODE']._serialized_end=1352
   _globals['_PODSANDBOXCONFIG']._serialized_start=50
   _globals['_PODSANDBOXCONFIG']._serialized_end=369
   _globals['_PODSANDBOXCONFIG_ANNOTATIONSENTRY']._serialized_start=319
@@ -52,7 +52,9 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LINUXSANDBOXSECURITYCONTEXT']._serialized_start=804
   _globals['_LINUXSANDBOXSECURITYCONTEXT']._serialized_end=894
   _globals['_NAMESPACEOPTION']._serialized_start=897
-  _globals['_NAMESPACEOPTION']._serialized_end=1053
-  _globals['_LINUXCONTAINERRESOURCES']._serialized_start=1055
-  _globals['_LINUXCONTAINERRESOURCES']._serialized_end=1170
+  _globals['_NAMESPACEOPTION']._serialized_end=1109
+  _globals['_USERNAMESPACE']._serialized_start=1111
+  _globals['_USERNAMESPACE']._serialized_end=1172
+  _globals['_LINUXCONTAINERRESOURCES']._serialized_start=1174
+  _globals['_LINUXCONTAINERRESOURCES']._serialized_end=1289
 # @@protoc_insertion_point(module_scope)

@@ -85,14 +85,22 @@ class LinuxSandboxSecurityContext(_message.Message):
     def __init__(self, namespace_options: _Optional[_Union[NamespaceOption, _Mapping]] = ...) -> None: ...
 
 class NamespaceOption(_message.Message):
-    __slots__ = ("network", "pid", "ipc")
+    __slots__ = ("network", "pid", "ipc", "userns_options")
     NETWORK_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     IPC_FIELD_NUMBER: _ClassVar[int]
+    USERNS_OPTIONS_FIELD_NUMBER: _ClassVar[int]
     network: NamespaceMode
     pid: NamespaceMode
     ipc: NamespaceMode
-    def __init__(self, network: _Optional[_Union[NamespaceMode, str]] = ..., pid: _Optional[_Union[NamespaceMode, str]] = ..., ipc: _Optional[_Union[NamespaceMode, str]] = ...) -> None: ...
+    userns_options: UserNamespace
+    def __init__(self, network: _Optional[_Union[NamespaceMode, str]] = ..., pid: _Optional[_Union[NamespaceMode, str]] = ..., ipc: _Optional[_Union[NamespaceMode, str]] = ..., userns_options: _Optional[_Union[UserNamespace, _Mapping]] = ...) -> None: ...
+
+class UserNamespace(_message.Message):
+    __slots__ = ("mode",)
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    mode: NamespaceMode
+    def __init__(self, mode: _Optional[_Union[NamespaceMode, str]] = ...) -> None: ...
 
 class LinuxContainerResources(_message.Message):
     __slots__ = ("cpu_period", "cpu_quota", "cpu_shares", "memory_limit_in_bytes")

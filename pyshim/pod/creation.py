@@ -17,6 +17,7 @@ from pyshim.model.volumes import Bind
 from pyshim.pod.environment import Environment
 from pyshim.pod.plan.container import container_plan
 from pyshim.pod.plan.guest_sandbox import dns_lines, resolv_conf
+from pyshim.pod.plan.guest_spec import refuse_host_members
 from pyshim.pod.plan.placed import placed, placement_need, with_guest_nodes
 from pyshim.pod.plan.sandbox import sandbox_plan
 from pyshim.resources.devices.live import log_found
@@ -93,9 +94,11 @@ async def _with_guest_nodes(env: Environment, plan: SandboxPlan) -> SandboxPlan:
 
 
 async def read_spec(host: Host, bundle: str) -> OciSpec:
-    """The bundle's spec. Raises InvalidArgument, NotFound."""
+    """The bundle's spec. Raises InvalidArgument, NotFound, and Unimplemented for what no guest can have."""
     where = f"{bundle}/config.json"
-    return parse_spec(await host.read_bytes(where, MAX_SPEC_BYTES), where)
+    spec = parse_spec(await host.read_bytes(where, MAX_SPEC_BYTES), where)
+    refuse_host_members(spec, where)
+    return spec
 
 
 async def _dns(host: Host, spec: OciSpec) -> tuple[str, ...]:

@@ -130,7 +130,7 @@ _FEATURES_URL = "types.containerd.io/opencontainers/runtime-spec/1/features/Feat
 # The runtime-spec versions whose configurations are understood, and the words of bind mounts. containerd offers a pod
 # recursive read-only mounts where `rro` is listed. Idmapped mounts are not listed: containerd would turn them on.
 _FEATURES_JSON = (
-    '{"ociVersionMin":"1.0.0","ociVersionMax":"1.1.0","mountOptions":["bind","private","rbind","ro","rprivate","rro",'
+    '{"ociVersionMin":"1.0.0","ociVersionMax":"1.3.0","mountOptions":["bind","private","rbind","ro","rprivate","rro",'
     '"rshared","rslave","rw","shared","slave"]}'
 )
 # containerd 2.2 and 2.3 read here what later releases find in the answer of `start`.

@@ -169,6 +169,10 @@ def _pod_config(options: AnyMessage, sandbox_id: SandboxId) -> PodConfig | None:
         raise InvalidArgument(f"{action}: decode {_POD_CONFIG}: {error}") from error
     linux, metadata = config.linux, config.metadata
     namespaces = linux.security_context.namespace_options
+    if namespaces.HasField("userns_options") and namespaces.userns_options.mode == cri.NamespaceMode.POD:
+        raise Unimplemented(
+            f"{action}: a pod in a VM has no user namespace of the host (hint: leave out 'hostUsers: false')"
+        )
     modes = {"network": namespaces.network, "pid": namespaces.pid, "ipc": namespaces.ipc}
     resources, dns = linux.resources, config.dns_config
     return PodConfig(

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pyshim.model.errors import InvalidArgument
+from pyshim.model.errors import InvalidArgument, Unimplemented
 from pyshim.model.oci import OciMount, OciSpec
 from pyshim.model.vm import GuestNode
 from pyshim.pod.plan.hooks import guest_hooks
@@ -31,8 +31,23 @@ _ALIKE = (1, 5, 136)
 """Majors of character devices: memory, terminals, pseudo-terminals. Source: the kernel's admin-guide/devices.txt."""
 _MISC, _MISC_ALIKE = 10, range(128, 255)
 """Of misc devices these minors are assigned (/dev/net/tun, /dev/fuse, /dev/kvm); others are given as drivers come."""
+_NOT_IN_A_GUEST = {
+    "uidMappings": "a pod in a VM has no user namespace of the host (hint: leave out 'hostUsers: false')",
+    "gidMappings": "a pod in a VM has no user namespace of the host (hint: leave out 'hostUsers: false')",
+    "netDevices": "the guest cannot have network devices of the host (hint: put them into the pod's network namespace)",
+    "memoryPolicy": "the memory nodes of the host are not the guest's",
+}
+"""Members of `linux` whose loss a container would notice, and why it would be one."""
 MAX_DEPTH = 100
 """Levels of nested objects and lists; the OCI runtime-spec needs about ten."""
+
+
+def refuse_host_members(spec: OciSpec, where: str) -> None:
+    """Raises Unimplemented for a member that means the host and that must not be left out in silence."""
+    linux = spec.raw.get("linux") or {}
+    for name, reason in _NOT_IN_A_GUEST.items():
+        if linux.get(name):
+            raise Unimplemented(f"read spec '{where}': linux.{name}: {reason}")
 
 
 def guest_spec(
@@ -69,7 +84,7 @@ def guest_spec(
     linux = dict(raw.get("linux") or {})
     if not seccomp:
         linux.pop("seccomp", None)
-    for key in ("intelRdt", "mountLabel", "uidMappings", "gidMappings"):
+    for key in ("intelRdt", "mountLabel", *_NOT_IN_A_GUEST):
         linux.pop(key, None)
     linux["namespaces"] = [
         {"type": kind}

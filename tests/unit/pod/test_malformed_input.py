@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pyshim.model.errors import FailedPrecondition, InvalidArgument, NotFound
+from pyshim.model.errors import FailedPrecondition, InvalidArgument, NotFound, Unimplemented
 from pyshim.model.ids import ContainerId, ExecId
 from pyshim.model.task import ExecTask
 from tests.unit.pod.conftest import NO_STDIO, Stack
@@ -134,3 +134,26 @@ async def test_an_update_is_refused_or_accepted(path: tuple[Any, ...], values: t
             await stack.pod.update(C1, resources)
         except REFUSALS:
             continue
+
+
+@pytest.mark.parametrize(
+    ("member", "value"),
+    [
+        ("uidMappings", [{"containerID": 0, "hostID": 65536, "size": 65536}]),
+        ("gidMappings", [{"containerID": 0, "hostID": 65536, "size": 65536}]),
+        ("netDevices", {"eth1": {"name": "eth1"}}),
+        ("memoryPolicy", {"mode": "MPOL_BIND", "nodes": "0"}),
+    ],
+)
+async def test_what_no_guest_can_have_is_refused_by_name_before_anything_is_made(
+    member: str, value: Any, stack: Stack
+) -> None:
+    request = stack.request("c1", ["sleep"])
+    spec = copy.deepcopy(dict(SPEC))
+    spec["linux"] = {**spec["linux"], member: value}
+    stack.host.files[f"{request.bundle}/config.json"] = json.dumps(spec).encode()
+
+    with pytest.raises(Unimplemented, match=rf"linux\.{member}: "):
+        await stack.pod.create(request)
+
+    assert stack.pod.is_empty

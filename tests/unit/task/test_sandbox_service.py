@@ -123,6 +123,22 @@ async def test_every_method_of_the_service_definition_is_served() -> None:
     assert served == {SANDBOX_SERVICE: names}
 
 
+async def test_a_pod_with_a_user_namespace_of_the_host_is_refused() -> None:
+    """`hostUsers: false`; with `true`, the kubelet sends the mode NODE, or nothing."""
+
+    def pod(mode: cri.NamespaceMode) -> cri.PodSandboxConfig:
+        options = cri.NamespaceOption(userns_options=cri.UserNamespace(mode=mode))
+        security = cri.LinuxSandboxSecurityContext(namespace_options=options)
+        return cri.PodSandboxConfig(linux=cri.LinuxPodSandboxConfig(security_context=security))
+
+    async with bench() as b:
+        with pytest.raises(RemoteError, match=r"create sandbox 'p1': .* no user namespace of the host") as caught:
+            await b.call("CreateSandbox", create_request(pod(cri.POD)))
+        await b.call("CreateSandbox", create_request(pod(cri.NODE)))
+
+        assert caught.value.code == Code.UNIMPLEMENTED
+
+
 async def test_a_pods_configuration_arrives_whole() -> None:
     config = cri.PodSandboxConfig(
         metadata=cri.PodSandboxMetadata(name="web", uid="u1", namespace="default"),
