@@ -70,6 +70,7 @@ def services(
         "SignalProcess": processes.signal,
         "StartContainer": containers.start,
         "StatsContainer": stats.container,
+        "StatsContainers": stats.all_containers,
         "TtyWinResize": processes.resize_terminal,
         "UpdateContainer": containers.update,
         "UpdateEphemeralMounts": volumes.update_ephemeral_mounts,

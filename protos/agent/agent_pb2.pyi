@@ -284,6 +284,23 @@ class StatsContainerResponse(_message.Message):
     network_stats: _containers.RepeatedCompositeFieldContainer[NetworkStats]
     def __init__(self, cgroup_stats: _Optional[_Union[CgroupStats, _Mapping]] = ..., network_stats: _Optional[_Iterable[_Union[NetworkStats, _Mapping]]] = ...) -> None: ...
 
+class StatsContainersRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class StatsContainersResponse(_message.Message):
+    __slots__ = ("containers",)
+    class ContainersEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: CgroupStats
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[CgroupStats, _Mapping]] = ...) -> None: ...
+    CONTAINERS_FIELD_NUMBER: _ClassVar[int]
+    containers: _containers.MessageMap[str, CgroupStats]
+    def __init__(self, containers: _Optional[_Mapping[str, CgroupStats]] = ...) -> None: ...
+
 class WriteStreamRequest(_message.Message):
     __slots__ = ("container_id", "exec_id", "data")
     CONTAINER_ID_FIELD_NUMBER: _ClassVar[int]

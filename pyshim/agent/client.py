@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError, Message
 from protos.agent import agent_pb2 as pb
 from protos.agent import health_pb2, oci_pb2
 from pyshim.agent import translate
+from pyshim.agent.samples import StatsSamples
 from pyshim.model.errors import (
     AgentGone,
     AlreadyExists,
@@ -60,6 +61,8 @@ request."""
 MAX_STATS_BYTES = 256 * 1024
 """Bytes of the largest reply of StatsContainer: a guest with hundreds of CPUs and disks needs some tens of KiB. The
 reply is decoded on the event loop; one of this size takes up to 20 ms."""
+MAX_ALL_STATS_BYTES = 2 * MAX_STATS_BYTES
+"""Bytes of the largest reply of StatsContainers: a container has some 3 KiB."""
 METRICS_TIMEOUT_S = 2.0
 """Seconds for GetMetrics: the node's endpoint gives a shim 5, Prometheus gives the node's endpoint 10."""
 MAX_METRICS_BYTES = 1024 * 1024
@@ -83,6 +86,8 @@ JOINS_BY_NAME = "join-pid-namespace-by-name"
 """Another: a container joins the pid namespace of the container that its spec names."""
 SETS_UNIFIED = "unified-resources"
 """Another: it takes `linux.resources.unified`, for which kata-agent's protocol has no field."""
+MEASURES_ALL = "stats-of-all-containers"
+"""Another: StatsContainers answers for all containers at once."""
 _OF_THE_KUBELET = frozenset({"memory.oom.group", "memory.min", "memory.high"})
 """Files of `linux.resources.unified` that a kubelet sets for each container of a node with cgroup v2: an agent that
 cannot set them is no reason to refuse the pod."""
@@ -142,6 +147,7 @@ class AgentClient:
         self._timeout_s = request_timeout_s
         self._set_up_timeout_s = request_timeout_s if set_up_timeout_s is None else set_up_timeout_s
         self._features: frozenset[str] | None = None
+        self._samples = StatsSamples(self._measure)
 
     # ---- connection
 
@@ -167,6 +173,7 @@ class AgentClient:
         return str(self._wire.close_error or "the agent closed it")
 
     async def close(self) -> None:
+        await self._samples.close()
         self._wire.close()
         await self._wire.closed()
 
@@ -287,6 +294,7 @@ class AgentClient:
             request,
             timeout_s=timeout_s + REPLY_MARGIN_S,
         )
+        self._samples.forget(container_id)
 
     async def update_container(self, container_id: str, resources: Mapping[str, Any]) -> None:
         doing = f"update container '{container_id}' in guest"
@@ -294,8 +302,24 @@ class AgentClient:
         await self._check_unified(doing, limits)
         request = pb.UpdateContainerRequest(container_id=container_id, resources=limits)
         await self._call(doing, "UpdateContainer", request)
+        self._samples.forget(container_id)
 
     async def stats_container(self, container_id: str) -> ContainerStats:
+        """As `StatsSamples.of`."""
+        return await self._samples.of(container_id)
+
+    async def _measure(self, container_id: str) -> Mapping[str, ContainerStats]:
+        """The statistics of the container, and of all others if the agent tells them in one answer."""
+        if await self._has(MEASURES_ALL):
+            found = await self._ask(
+                "measure containers in guest",
+                "StatsContainers",
+                pb.StatsContainersRequest(),
+                pb.StatsContainersResponse,
+                max_bytes=MAX_ALL_STATS_BYTES,
+            )
+            if container_id in found.containers:
+                return translate.containers_stats(found)
         request = pb.StatsContainerRequest(container_id=container_id)
         reply = await self._ask(
             f"measure container '{container_id}' in guest",
@@ -304,7 +328,7 @@ class AgentClient:
             pb.StatsContainerResponse,
             max_bytes=MAX_STATS_BYTES,
         )
-        return translate.container_stats(reply)
+        return {container_id: translate.container_stats(reply)}
 
     async def pause_container(self, container_id: str) -> None:
         request = pb.PauseContainerRequest(container_id=container_id)

@@ -164,7 +164,15 @@ def volume_stats(reply: pb.VolumeStatsResponse) -> VolumeStats:
 
 
 def container_stats(reply: pb.StatsContainerResponse) -> ContainerStats:
-    cgroup = reply.cgroup_stats
+    return _container_stats(reply.cgroup_stats, _rows(reply.network_stats, InterfaceStats))
+
+
+def containers_stats(reply: pb.StatsContainersResponse) -> Mapping[str, ContainerStats]:
+    """By container id."""
+    return {found: _container_stats(cgroup, ()) for found, cgroup in islice(reply.containers.items(), _MAX_ROWS)}
+
+
+def _container_stats(cgroup: pb.CgroupStats, interfaces: tuple[InterfaceStats, ...]) -> ContainerStats:
     usage, throttling = cgroup.cpu_stats.cpu_usage, cgroup.cpu_stats.throttling_data
     return ContainerStats(
         cpu=CpuStats(
@@ -190,7 +198,7 @@ def container_stats(reply: pb.StatsContainerResponse) -> ContainerStats:
             HugetlbStats(page_size=size, usage_bytes=item.usage, max_usage_bytes=item.max_usage, failures=item.failcnt)
             for size, item in sorted(islice(cgroup.hugetlb_stats.items(), _MAX_ROWS), key=itemgetter(0))
         ),
-        interfaces=_rows(reply.network_stats, InterfaceStats),
+        interfaces=interfaces,
     )
 
 

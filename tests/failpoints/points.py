@@ -73,7 +73,7 @@ AGENT_CALLS = (
     *("Check", "SetPolicy", "CreateSandbox", "DestroySandbox", "GetGuestDetails", "OnlineCPUMem", "GetOOMEvent"),
     *("GetVolumeStats", "ResizeVolume", "UpdateEphemeralMounts", "AddSwap", "GetMetrics", "GetIPTables", "SetIPTables"),
     *("UpdateInterface", "UpdateRoutes", "AddARPNeighbors", "ReseedRandomDev", "SetGuestDateTime"),
-    *("CreateContainer", "StartContainer", "RemoveContainer", "UpdateContainer", "StatsContainer"),
+    *("CreateContainer", "StartContainer", "RemoveContainer", "UpdateContainer", "StatsContainer", "StatsContainers"),
     *("PauseContainer", "ResumeContainer", "ExecProcess", "SignalProcess", "WaitProcess", "TtyWinResize"),
     *("WriteStdin", "ReadStdout", "ReadStderr", "CloseStdin", "CopyFile"),
 )

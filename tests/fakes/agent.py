@@ -20,7 +20,7 @@ from google.protobuf.message import Message
 
 from protos.agent import agent_pb2 as pb
 from protos.agent import health_pb2, types_pb2
-from pyshim.agent.client import JOINS_BY_NAME, KEEPS_OUTPUT, SETS_UNIFIED
+from pyshim.agent.client import JOINS_BY_NAME, KEEPS_OUTPUT, MEASURES_ALL, SETS_UNIFIED
 from pyshim.ttrpc import Code, Server, TtrpcError
 from pyshim.ttrpc.session import CallContext, UnaryHandler
 
@@ -366,7 +366,8 @@ class FakeAgent:
         return Empty()
 
     async def _on_GetGuestDetails(self, payload: bytes) -> Message:
-        details = pb.AgentDetails(extra_features=[KEEPS_OUTPUT, JOINS_BY_NAME, SETS_UNIFIED] if self.remembers else [])
+        ours = [KEEPS_OUTPUT, JOINS_BY_NAME, SETS_UNIFIED, MEASURES_ALL]
+        details = pb.AgentDetails(extra_features=ours if self.remembers else [])
         return pb.GuestDetailsResponse(mem_block_size_bytes=self.memory_block_bytes, agent_details=details)
 
     async def _on_OnlineCPUMem(self, payload: bytes) -> Message:
@@ -420,6 +421,10 @@ class FakeAgent:
         reply.cgroup_stats.memory_stats.usage.usage = 4096
         reply.cgroup_stats.pids_stats.current = 3
         return reply
+
+    async def _on_StatsContainers(self, payload: bytes) -> Message:
+        one = await self._on_StatsContainer(payload)
+        return pb.StatsContainersResponse(containers=dict.fromkeys(self.containers, one.cgroup_stats))
 
     async def _on_GetOOMEvent(self, payload: bytes) -> Message:
         """As kata-agent: no event for a container whose id is the sandbox's."""

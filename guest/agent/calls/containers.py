@@ -143,7 +143,7 @@ class ContainerCalls:
         container = self._containers.find(request.container_id)
         await container.start()
         if container.cgroup:
-            self._oom_events.watch(container)
+            self._oom_events.watch(container.cid, container.cgroup, container.init.child)
         log.info("container started", extra={"container": container.cid})
 
     async def remove(self, request: pb.RemoveContainerRequest) -> None:

@@ -158,9 +158,9 @@ def _loopback_up() -> None:
 
 VERSION = "0.1.0"
 API_VERSION = "0.0.1"
-EXTRA_FEATURES = ("output-after-wait", "join-pid-namespace-by-name", "unified-resources")
+EXTRA_FEATURES = ("output-after-wait", "join-pid-namespace-by-name", "unified-resources", "stats-of-all-containers")
 """Output stays readable after the answer to WaitProcess, until a read of no bytes; a spec may name the container whose
-pid namespace to join, and cgroup files. `pyshim/agent/client.py` has the shim's names.
+pid namespace to join, and cgroup files; StatsContainers. `pyshim/agent/client.py` has the shim's names.
 """
 _MEMORY = "/sys/devices/system/memory"
 _CPUS = "/sys/devices/system/cpu"

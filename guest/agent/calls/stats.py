@@ -24,9 +24,15 @@ class StatsCalls:
         self._oom_events = oom_events
 
     async def container(self, request: pb.StatsContainerRequest) -> pb.StatsContainerResponse:
+        """What the container uses. The network is the pod's: no container has counters of its own."""
         found = self._containers.find(request.container_id)
-        cgroup = cgroup_stats(found.cgroup) if found.cgroup else None
-        return pb.StatsContainerResponse(network_stats=_network_stats(), cgroup_stats=cgroup)
+        cgroup = cgroup_stats(found.cgroup_files) if found.cgroup else None
+        return pb.StatsContainerResponse(cgroup_stats=cgroup)
+
+    async def all_containers(self, request: pb.StatsContainersRequest) -> pb.StatsContainersResponse:
+        """Of each container as `container` answers, in one reply."""
+        found = {each.cid: cgroup_stats(each.cgroup_files) for each in self._containers if each.cgroup}
+        return pb.StatsContainersResponse(containers=found)
 
     async def oom_event(self, request: pb.GetOOMEventRequest) -> pb.OOMEvent:
         """The next container that lost a process to the OOM killer; waits for one."""
@@ -34,16 +40,6 @@ class StatsCalls:
 
     async def metrics(self, request: pb.GetMetricsRequest) -> pb.Metrics:
         return pb.Metrics(metrics=text())
-
-
-def _network_stats() -> list[pb.NetworkStats]:
-    """Counters of the guest's interfaces but loopback: the pod's network is the guest's."""
-    keys = [f"{way}_{what}" for way in ("rx", "tx") for what in ("bytes", "packets", "errors", "dropped")]
-    return [
-        pb.NetworkStats(name=name, **dict(zip(keys, counters[0:4] + counters[8:12], strict=True)))
-        for name, counters in interface_counters().items()
-        if name != "lo"
-    ]
 
 
 # -- metrics -----------------------------------------------------------------------------------------------------------

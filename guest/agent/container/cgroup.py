@@ -9,47 +9,82 @@ from __future__ import annotations
 import asyncio
 import os
 import select
+from functools import cached_property
 
 from protos.agent import agent_pb2 as pb
 
-from guest.agent.container.container import Container
+from guest.agent.children import Child
 from guest.agent.errors import Unavailable
-from guest.agent.files import names_in, read_text
+from guest.agent.files import names_in
 from guest.agent.streams import EdgeEvents
 
 _NO_LIMIT = (1 << 64) - 1
+_MAX_FILE_BYTES = 1 << 16
 
 
-def _read(path: str) -> str:
-    try:
-        return read_text(path)
-    except OSError:
-        return ""
+class CgroupFiles:
+    """The files of the cgroup at `folder`. Each stays open after its first use: callers ask every second."""
 
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._fds: dict[str, int] = {}
+        """By name; -1 for a file that is not there."""
+        self._is_closed = False
 
-def number(path: str) -> int:
-    """The file's one number; `max` is 2^64-1."""
-    text = _read(path).strip()
-    return _NO_LIMIT if text == "max" else int(text) if text.isdigit() else 0
+    def close(self) -> None:
+        """Every file is closed and reads as empty. Idempotent."""
+        self._is_closed = True
+        for fd in self._fds.values():
+            if fd >= 0:
+                os.close(fd)
+        self._fds.clear()
 
+    def text(self, name: str) -> str:
+        """The file's content."""
+        try:
+            fd = self._fds.get(name)
+            if fd is None:
+                fd = self._fds[name] = self._open(name)
+            return os.pread(fd, _MAX_FILE_BYTES, 0).decode() if fd >= 0 else ""
+        except OSError:
+            return ""  # the cgroup is gone
 
-def flat_keyed(path: str) -> dict[str, int]:
-    """The file's `key value` lines."""
-    pairs = (line.split() for line in _read(path).splitlines())
-    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
+    def _open(self, name: str) -> int:
+        try:
+            return -1 if self._is_closed else os.open(f"{self._folder}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return -1
+
+    def number(self, name: str) -> int:
+        """The file's one number; `max` is 2^64-1."""
+        text = self.text(name).strip()
+        return _NO_LIMIT if text == "max" else int(text) if text.isdigit() else 0
+
+    def flat_keyed(self, name: str) -> dict[str, int]:
+        """The file's `key value` lines."""
+        words = self.text(name).split()
+        try:
+            return dict(zip(words[::2], map(int, words[1::2]), strict=True))
+        except ValueError:
+            return {}
+
+    @cached_property
+    def page_sizes(self) -> tuple[str, ...]:
+        """Of huge pages, as the names of files have them."""
+        names = (name.split(".") for name in names_in(self._folder))
+        return tuple(words[1] for words in names if words[0] == "hugetlb" and words[2:] == ["current"])
 
 
 # -- statistics --------------------------------------------------------------------------------------------------------
 
 
-def cgroup_stats(folder: str) -> pb.CgroupStats:
-    """CgroupStats of the cgroup at `folder`."""
+def cgroup_stats(files: CgroupFiles) -> pb.CgroupStats:
     return pb.CgroupStats(
-        cpu_stats=_cpu(folder),
-        memory_stats=_memory(folder),
-        pids_stats=pb.PidsStats(current=number(f"{folder}/pids.current"), limit=_limit(number(f"{folder}/pids.max"))),
-        blkio_stats=_block_io(folder),
-        hugetlb_stats=_hugetlb(folder),
+        cpu_stats=_cpu(files),
+        memory_stats=_memory(files),
+        pids_stats=pb.PidsStats(current=files.number("pids.current"), limit=_limit(files.number("pids.max"))),
+        blkio_stats=_block_io(files),
+        hugetlb_stats=_hugetlb(files),
     )
 
 
@@ -57,8 +92,8 @@ def _limit(value: int) -> int:
     return 0 if value == _NO_LIMIT else value
 
 
-def _cpu(folder: str) -> pb.CpuStats:
-    stat = flat_keyed(f"{folder}/cpu.stat")
+def _cpu(files: CgroupFiles) -> pb.CpuStats:
+    stat = files.flat_keyed("cpu.stat")
     return pb.CpuStats(
         cpu_usage=pb.CpuUsage(
             total_usage=stat.get("usage_usec", 0) * 1000,
@@ -73,18 +108,18 @@ def _cpu(folder: str) -> pb.CpuStats:
     )
 
 
-def _memory(folder: str) -> pb.MemoryStats:
-    stat = flat_keyed(f"{folder}/memory.stat")
-    events = flat_keyed(f"{folder}/memory.events")
-    usage = number(f"{folder}/memory.current")
-    limit = number(f"{folder}/memory.max")
-    swap = number(f"{folder}/memory.swap.current")
-    swap_limit = number(f"{folder}/memory.swap.max")
+def _memory(files: CgroupFiles) -> pb.MemoryStats:
+    stat = files.flat_keyed("memory.stat")
+    events = files.flat_keyed("memory.events")
+    usage = files.number("memory.current")
+    limit = files.number("memory.max")
+    swap = files.number("memory.swap.current")
+    swap_limit = files.number("memory.swap.max")
     return pb.MemoryStats(
         cache=stat.get("file", 0),
         usage=pb.MemoryData(
             usage=usage,
-            max_usage=number(f"{folder}/memory.peak"),
+            max_usage=files.number("memory.peak"),
             failcnt=events.get("max", 0),
             limit=limit,
         ),
@@ -105,9 +140,9 @@ _IO_KEYS = (
 )
 
 
-def _block_io(folder: str) -> pb.BlkioStats:
+def _block_io(files: CgroupFiles) -> pb.BlkioStats:
     stats = pb.BlkioStats()
-    for line in _read(f"{folder}/io.stat").splitlines():
+    for line in files.text("io.stat").splitlines():
         device, _, rest = line.partition(" ")
         major, _, minor = device.partition(":")
         if not (major.isdigit() and minor.isdigit()):
@@ -121,14 +156,14 @@ def _block_io(folder: str) -> pb.BlkioStats:
     return stats
 
 
-def _hugetlb(folder: str) -> dict[str, pb.HugetlbStats]:
-    stats = {}
-    for name in names_in(folder):
-        if name.startswith("hugetlb.") and name.endswith(".current") and ".rsvd." not in name:
-            size = name[len("hugetlb.") : -len(".current")]
-            events = flat_keyed(f"{folder}/hugetlb.{size}.events")
-            stats[size] = pb.HugetlbStats(usage=number(f"{folder}/{name}"), failcnt=events.get("max", 0))
-    return stats
+def _hugetlb(files: CgroupFiles) -> dict[str, pb.HugetlbStats]:
+    return {
+        size: pb.HugetlbStats(
+            usage=files.number(f"hugetlb.{size}.current"),
+            failcnt=files.flat_keyed(f"hugetlb.{size}.events").get("max", 0),
+        )
+        for size in files.page_sizes
+    }
 
 
 # -- events of the OOM killer ------------------------------------------------------------------------------------------
@@ -164,13 +199,13 @@ class OomEvents:
         self._is_over = True
         self._news.set()
 
-    def watch(self, container: Container) -> None:
+    def watch(self, cid: str, cgroup: str, init: Child) -> None:
         """Until init ends, each kill of processes of the container by the OOM killer is one event.
 
         Source: kernel Documentation/admin-guide/cgroup-v2.rst, memory.events: a change generates a file modified event.
         """
         try:
-            fd = os.open(f"{container.cgroup}/memory.events", os.O_RDONLY | os.O_CLOEXEC)
+            fd = os.open(f"{cgroup}/memory.events", os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             return  # the memory controller is off
         seen = _oom_kills(fd)
@@ -179,7 +214,7 @@ class OomEvents:
             nonlocal seen
             now = _oom_kills(fd)
             if now > seen:
-                self.add(container.cid)
+                self.add(cid)
             seen = now
 
         # Kernel files report a change as POLLPRI and POLLERR until read again.
@@ -190,7 +225,7 @@ class OomEvents:
             news.close()
             os.close(fd)
 
-        container.init.child.when_ended(end)
+        init.when_ended(end)
 
 
 def _oom_kills(fd: int) -> int:

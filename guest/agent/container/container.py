@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 
 from protos.agent import oci_pb2
 
+from guest.agent.container.cgroup import CgroupFiles
 from guest.agent.container.crun import Crun, CrunStdio, Process, Stdio
 from guest.agent.container.spec import Json, oci_process
 from guest.agent.errors import AlreadyExists, FailedPrecondition, Internal, InvalidArgument, NotFound
@@ -56,6 +57,7 @@ class Container:
         self.spec = spec
         self.init = init
         self.cgroup = cgroup
+        self.cgroup_files = CgroupFiles(cgroup)
         self.pci_addresses = pci_addresses
         self.processes: dict[str, Process] = {"": init}
         self._has_poststart = has_poststart
@@ -118,6 +120,7 @@ class Container:
                 await process.child.wait()
             for process in self.processes.values():
                 process.close()
+            self.cgroup_files.close()
 
     # -- processes -------------------------------------------------------------------------------------------------
 

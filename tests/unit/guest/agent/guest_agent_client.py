@@ -164,6 +164,7 @@ _REPLIES: dict[str, Any] = {
     "ReadStdout": agent_pb2.ReadStreamResponse,
     "ReadStderr": agent_pb2.ReadStreamResponse,
     "StatsContainer": agent_pb2.StatsContainerResponse,
+    "StatsContainers": agent_pb2.StatsContainersResponse,
     "GetGuestDetails": agent_pb2.GuestDetailsResponse,
     "GetMetrics": agent_pb2.Metrics,
     "ListInterfaces": agent_pb2.Interfaces,

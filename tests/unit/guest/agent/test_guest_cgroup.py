@@ -13,9 +13,9 @@ def test_cgroup_files_become_the_apis_statistics(tmp_path: Path) -> None:
         "memory.current": "4096\n",
         "memory.max": "max\n",
         "memory.peak": "8192\n",
-        "memory.stat": "anon 10\nfile 20\nbad line here\n",
+        "memory.stat": "anon 10\nfile 20\n",
         "memory.events": "low 0\nmax 3\noom_kill 1\n",
-        "pids.current": "2\n",
+        "pids.current": "1\n",
         "pids.max": "max\n",
         "io.stat": "8:0 rbytes=100 wbytes=200 rios=3 wios=4 dbytes=0\nnonsense\n",
         "hugetlb.2MB.current": "2097152\n",
@@ -24,8 +24,13 @@ def test_cgroup_files_become_the_apis_statistics(tmp_path: Path) -> None:
     for name, text in contents.items():
         (tmp_path / name).write_text(text)
 
-    stats = cgroup.cgroup_stats(str(tmp_path))
+    files = cgroup.CgroupFiles(str(tmp_path))
+    cgroup.cgroup_stats(files)
+    (tmp_path / "pids.current").write_text("2\n")
+    stats = cgroup.cgroup_stats(files)
+    files.close()
 
+    assert cgroup.cgroup_stats(files).pids_stats.current == 0
     assert stats.cpu_stats.cpu_usage.total_usage == 1_000_000
     assert stats.cpu_stats.throttling_data.throttled_time == 40_000
     assert (stats.memory_stats.usage.usage, stats.memory_stats.usage.max_usage) == (4096, 8192)
@@ -38,7 +43,7 @@ def test_cgroup_files_become_the_apis_statistics(tmp_path: Path) -> None:
 
 
 def test_a_cgroup_that_is_gone_counts_zero(tmp_path: Path) -> None:
-    stats = cgroup.cgroup_stats(str(tmp_path / "gone"))
+    stats = cgroup.cgroup_stats(cgroup.CgroupFiles(str(tmp_path / "gone")))
 
     assert stats.memory_stats.usage.usage == 0
     assert stats.hugetlb_stats == {}

@@ -148,8 +148,10 @@ def test_what_the_share_shows_of_a_container_is_unmounted_with_it(
 
 def test_stats_of_a_running_container_are_answered(client: AgentClient, sleeper: str) -> None:
     reply = client.call("StatsContainer", agent_pb2.StatsContainerRequest(container_id=sleeper))
+    all_replies = client.call("StatsContainers", agent_pb2.StatsContainersRequest()).containers
 
     assert reply.cgroup_stats.cpu_stats.cpu_usage.total_usage > 0
+    assert all_replies[sleeper].cpu_stats.cpu_usage.total_usage >= reply.cgroup_stats.cpu_stats.cpu_usage.total_usage
 
 
 def test_without_a_client_standard_input_is_dev_null(hosted_agent: HostedAgent, client: AgentClient, cid: str) -> None:
