@@ -12,10 +12,10 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from bench import chart, file_io, peers, report, rounds, stub_pods, stubs
+from bench import chart, file_io, peers, report, rounds, stub_pods
 from bench.ground import GROUND, PROJECT, containerd_up
 from bench.measures import Ground
-from integration.framework import enclosure
+from integration.framework import enclosure, stubs
 from integration.framework.runtime import Runtime
 from pyshim.resources.probe import probe_host
 

@@ -14,9 +14,10 @@ import sys
 from contextlib import nullcontext
 from dataclasses import replace
 
-from bench import stub_whole_pods, stubs
+from bench import stub_whole_pods
 from bench.ground import GROUND, containerd_up
 from bench.measures import MIB, memory_of
+from integration.framework import stubs
 
 WARM_UP = 200
 """Rounds until what is filled once is full."""

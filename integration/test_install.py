@@ -18,7 +18,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from bench import stubs
+from integration.framework import stubs
 from protos.cri import v1_pb2 as pb
 from protos.cri import v1_pb2_grpc
 from pyshim.node.install import runtime as installed

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import stubs
+from integration.framework import stubs
 from pyshim.node.install.handlers import Handler
 
 from . import crio, erofs, images, releases
