@@ -31,11 +31,11 @@ from pyshim.node.cli.installation import (
 from pyshim.node.cli.options import FORM, handlers_of
 from pyshim.node.cli.output import examples, steps
 from pyshim.node.install import launcher, running, runtime
-from pyshim.node.install.apply import Change, apply, changes, edits
+from pyshim.node.install.apply import Change, apply, at_link_targets, changes, edits
 from pyshim.node.install.disk import Disk
 from pyshim.node.install.handlers import SANDBOXERS, SETTINGS, Handler
 from pyshim.node.install.manifest import Manifest, read_manifest
-from pyshim.node.install.node_check import NodeCheck
+from pyshim.node.install.node_check import NodeCheck, require_handlers
 from pyshim.node.install.plan import InstallPlan, install_plan
 from pyshim.node.install.release import Sources
 
@@ -175,6 +175,7 @@ def command(
             containerd=containerd,
             has_crio=runtime.has_crio(disk.root),
         )
+        plan = at_link_targets(plan, disk)
         sys.stderr.writelines(edits(plan, manifest, disk))
         todo = changes(plan, manifest, disk, keep_edited=keep_edited)
         has_release = disk.is_directory(plan.release_path)
@@ -193,7 +194,9 @@ def command(
             with_pod=not no_pod,
             is_installed=has_release and _is_installed(plan, manifest, todo),
         )
-        done = _applied(plan, disk, sources, node if is_this_node else None, keep_edited=keep_edited)
+        names = frozenset(handler.name for handler in handlers)
+        in_tree = partial(require_handlers, caller, containerd, names, root=disk.root)
+        done = _applied(plan, disk, sources, node if is_this_node else None, in_tree, keep_edited=keep_edited)
     print_changes(done)
     print(f"release {plan.release.id}" + ("" if done else ": nothing to do"))
     if is_this_node:
@@ -229,16 +232,25 @@ def _print_dry_run(plan: InstallPlan, todo: tuple[Change, ...], has_release: boo
 
 
 def _applied(
-    plan: InstallPlan, disk: Disk, sources: Sources, node: NodeCheck | None, *, keep_edited: bool
+    plan: InstallPlan,
+    disk: Disk,
+    sources: Sources,
+    node: NodeCheck | None,
+    check_tree: Callable[[], None],
+    *,
+    keep_edited: bool,
 ) -> tuple[Change, ...]:
-    """The node is as `plan` has it, and `node` has checked it. Returns the changes; ShimError when none were made."""
+    """The node is as `plan` has it, and `node` has checked it, or `check_tree` a tree in place of this node.
+
+    Returns the changes; ShimError when none were made.
+    """
     try:
         with steps() as begin_step, undone_at_sigterm():
             return apply(
                 plan,
                 disk,
                 make_release=lambda place: sources.make(disk.at(place), plan.release_path, plan.release, begin_step),
-                check=partial(node.check, begin_step) if node else lambda: None,
+                check=partial(node.check, begin_step) if node else check_tree,
                 rolled_back=node.rolled_back if node else lambda: None,
                 keep_edited=keep_edited,
             )

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from pyshim.host.os_errors import describe_os_error
 from pyshim.model.errors import FailedPrecondition, ShimError
+from pyshim.node.install.containerd_config import parsed
 from pyshim.node.install.disk import Disk, Found
 from pyshim.node.install.manifest import (
     Manifest,
@@ -48,10 +49,25 @@ def foreign_text(disk: Disk, path: str) -> str | None:
         raise FailedPrecondition(f"read '{path}': {error}") from error
 
 
+def at_link_targets(plan: InstallPlan, disk: Disk) -> InstallPlan:
+    """The plan with our part in the file that a link of another program names, as on NixOS: the link stays.
+
+    Raises FailedPrecondition for links in a loop.
+    """
+    return replace(
+        plan,
+        writes=tuple(
+            replace(write, path=disk.resolved(write.path)) if isinstance(write, BlockWrite) else write
+            for write in plan.writes
+        ),
+    )
+
+
 def changes(plan: InstallPlan, manifest: Manifest, disk: Disk, *, keep_edited: bool = False) -> tuple[Change, ...]:
     """The files to write and remove, in order; empty if the plan is in place already.
 
-    Raises FailedPrecondition naming each file that is not as we wrote it; with `keep_edited` edited files stay.
+    Raises FailedPrecondition naming each file that is not as we wrote it (with `keep_edited` edited files stay), a link
+    in the place of another program's file, and a file that would not be TOML any more.
     """
     owned = manifest.by_path()
     found = {path: disk.read(path) for path in (*(write.path for write in plan.writes), *owned)}
@@ -59,7 +75,13 @@ def changes(plan: InstallPlan, manifest: Manifest, disk: Disk, *, keep_edited: b
     whole = [write.path for write in plan.writes if not isinstance(write, BlockWrite)]
     _refuse(() if keep_edited else edited, [path for path in whole if path not in owned and found[path] is not None])
     foreign = {path: None if path in owned and not owned[path].is_block else found[path] for path in found}
+    for write in plan.writes:
+        if isinstance(write, BlockWrite) and isinstance(found[write.path], str):
+            raise FailedPrecondition(f"change '{write.path}': it is a link, and only the file that it names is changed")
     wanted = [Change(path=write.path, before=found[write.path], after=_after(write, foreign)) for write in plan.writes]
+    for change in wanted:
+        if change.path.endswith(".toml") and isinstance(change.after, tuple) and change.path not in edited:
+            _require_toml(change.path, change.after[0])
     planned = {write.path for write in plan.writes}
     unwanted = [
         Change(path=path, before=found[path], after=_without(entry, found[path]))
@@ -68,6 +90,17 @@ def changes(plan: InstallPlan, manifest: Manifest, disk: Disk, *, keep_edited: b
     ]
     todo = (change for change in (*wanted, *unwanted) if change.path not in edited)
     return tuple(change for change in todo if change.before != change.after)
+
+
+def _require_toml(path: str, content: bytes) -> None:
+    """Raises FailedPrecondition if the file with our part would not be TOML: it may define our table inline."""
+    try:
+        parsed(content.decode(), path)
+    except FailedPrecondition as error:
+        raise FailedPrecondition(
+            f"add to '{path}': with our part it would not be TOML: {str(error).partition(': ')[2]}"
+            " (hint: an inline table, key = {...}, takes no additions: write it as a [table])"
+        ) from error
 
 
 def _edited(owned: Mapping[str, ManifestEntry], found: Mapping[str, Found]) -> list[str]:

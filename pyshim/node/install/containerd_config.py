@@ -1,9 +1,10 @@
 """Reads containerd's configuration: its files with their imports, the CRI plugin's runtimes and snapshotter."""
 
-import glob
 import os
+import posixpath
+import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pyshim.model.decoding import check_toml_keys
@@ -13,6 +14,8 @@ _CRI_1, _CRI_2 = "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"
 CRI_PLUGINS = {2: _CRI_1, 3: _CRI_2, 4: _CRI_2}
 """The plugin whose table has the runtimes, by version of the configuration."""
 _IMAGE_PLUGIN = "io.containerd.cri.v1.images"
+_GO_TOKEN = re.compile(r"\[\^?(?:\\.|[^\]\\])+\]|\\.|[^\\\[]", re.DOTALL)
+"""A class, an escaped character, or a character of a pattern of Go's filepath.Match."""
 _MAX_FILES = 100
 """The most files that are read of one configuration, whose imports may be patterns."""
 
@@ -41,8 +44,10 @@ def parsed(content: str, path: str) -> dict[str, Any]:
         raise FailedPrecondition(f"parse '{path}': {error}") from error
 
 
-def merged(path: str, *, root: str = "") -> tuple[dict[str, Any], int]:
-    """The configuration with its imports, and its version; the files are looked for below `root`.
+def merged(path: str, *, root: str = "", containerd: tuple[int, int] | None = None) -> tuple[dict[str, Any], int]:
+    """The configuration with its imports as this `containerd` reads it, and its version; the files are below `root`.
+
+    An unknown containerd is one of 1.x for a file of version 2.
 
     Raises OSError, FailedPrecondition naming the file.
     """
@@ -50,9 +55,10 @@ def merged(path: str, *, root: str = "") -> tuple[dict[str, Any], int]:
     version = first.get("version", 1)
     if not isinstance(version, int) or isinstance(version, bool):
         raise FailedPrecondition(f"read '{path}': version is not a number")
+    replaces_plugins = version < 3 if containerd is None else containerd < (2, 0)
     document: dict[str, Any] = {}
     for file in [path, *_imported(first, path, root)][:_MAX_FILES]:
-        _add(document, first if file == path else read_document(file, root), replaces_plugins=version < 3)
+        _add(document, first if file == path else read_document(file, root), replaces_plugins=replaces_plugins)
     return document, version
 
 
@@ -67,11 +73,64 @@ def replacing_import(path: str) -> str:
 
 def _imported(document: Mapping[str, Any], path: str, root: str) -> list[str]:
     """The files below `root` that the configuration `path` imports. Raises FailedPrecondition."""
+    return [found for pattern in import_patterns(document, path) for found in _expanded(pattern, path, root)]
+
+
+def import_patterns(document: Mapping[str, Any], path: str) -> list[str]:
+    """The absolute patterns of the document's `imports`. Raises FailedPrecondition."""
     imports = document.get("imports", [])
-    if not isinstance(imports, list):
-        raise FailedPrecondition(f"read '{path}': imports is not a list")
-    wholes = (os.path.join(os.path.dirname(path), str(pattern)) for pattern in imports)
-    return [found.removeprefix(root) for whole in wholes for found in sorted(glob.glob(f"{root}{whole}"))]
+    if not isinstance(imports, list) or not all(isinstance(pattern, str) for pattern in imports):
+        raise FailedPrecondition(f"read '{path}': imports is not a list of paths")
+    return [posixpath.normpath(posixpath.join(posixpath.dirname(path), pattern)) for pattern in imports]
+
+
+def is_imported(file: str, patterns: Sequence[str], path: str) -> bool:
+    """The file is named by one of the patterns of the configuration `path`. Raises FailedPrecondition."""
+    return any(_go_pattern(each, path).fullmatch(file) if "*" in each else each == file for each in patterns)
+
+
+def _expanded(pattern: str, path: str, root: str) -> list[str]:
+    """The files that containerd finds: it takes a path without `*` as it is. Source: resolveImports, filepath.Glob."""
+    if "*" not in pattern:
+        return [pattern] if os.path.exists(f"{root}{pattern}") else []
+    found = [""]
+    for part in pattern.strip("/").split("/"):
+        match = _go_pattern(part, path).fullmatch
+        found = [f"{above}/{name}" for above in found for name in _names_in(f"{root}{above}/") if match(name)]
+    return sorted(found)
+
+
+def _names_in(directory: str) -> list[str]:
+    try:
+        return os.listdir(directory)
+    except OSError:
+        return []
+
+
+def _go_pattern(pattern: str, path: str) -> re.Pattern[str]:
+    """The pattern as Go's filepath.Match takes it: neither `*` nor `?` matches a slash, and `^` negates a class."""
+    try:
+        tokens = _GO_TOKEN.findall(pattern)
+        if "".join(tokens) != pattern:
+            raise ValueError("it has a class without end, or ends with a backslash")
+        return re.compile("".join(_go_token(each) for each in tokens), re.DOTALL)
+    except (re.error, ValueError) as error:
+        raise FailedPrecondition(f"read '{path}': imports has a bad pattern '{pattern}': {error}") from error
+
+
+def _go_token(token: str) -> str:
+    if token in ("*", "?"):
+        return "[^/]" + token.replace("?", "")
+    if token.startswith("[") and len(token) > 1:
+        negated = token.startswith("[^")
+        ranges = re.findall(r"(\\?.)(?:-(\\?.))?", token[1 + negated : -1], re.DOTALL)
+        inside = "".join(f"{_escaped(low)}-{_escaped(high)}" if high else _escaped(low) for low, high in ranges)
+        return f"(?!/)[{'^' * negated}{inside}]"
+    return _escaped(token)
+
+
+def _escaped(token: str) -> str:
+    return re.escape(token[-1])
 
 
 def runtimes_in(document: Mapping[str, Any]) -> dict[str, Any]:

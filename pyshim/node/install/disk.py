@@ -1,6 +1,7 @@
 """The node's files, below a root that is usually `/`."""
 
 import os
+import posixpath
 import shutil
 import stat
 
@@ -36,11 +37,28 @@ class Disk:
             return file.read(), stat.S_IMODE(mode)
 
     def resolved(self, path: str) -> str:
-        """The path that `path` leads to, links followed below the root."""
-        seen = 0
-        while os.path.islink(self.at(path)) and seen < _MAX_LINKS:
-            path, seen = os.path.normpath(os.path.join(os.path.dirname(path), os.readlink(self.at(path)))), seen + 1
-        return path
+        """The path that `path` leads to, links followed below the root. Raises FailedPrecondition for links in a loop.
+
+        With another root than `/`, links of directories on the way are followed, too: to the kernel their targets are
+        paths of this node.
+        """
+        found, rest, followed = "", path.strip("/").split("/"), 0
+        while rest:
+            name = rest.pop(0)
+            if name in ("", "."):
+                continue
+            if name == "..":
+                found = posixpath.dirname(found).rstrip("/")
+                continue
+            found = f"{found}/{name}"
+            if (rest and not self.root) or not os.path.islink(self.at(found)):
+                continue
+            target, followed = os.readlink(self.at(found)), followed + 1
+            if followed > _MAX_LINKS:
+                raise FailedPrecondition(f"follow '{path}': its links are a loop")
+            found = "" if target.startswith("/") else posixpath.dirname(found).rstrip("/")
+            rest = [*target.strip("/").split("/"), *rest]
+        return found or "/"
 
     def names(self, path: str) -> list[str]:
         """The names in a directory; empty without it."""

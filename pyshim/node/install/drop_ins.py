@@ -5,7 +5,6 @@ config.toml's, so the handlers go into config.toml itself. containerd 2.x merges
 version of the configuration that imports it: containerd would migrate an older one at each start, with a warning.
 """
 
-import fnmatch
 import posixpath
 from collections.abc import Collection, Mapping
 from enum import Enum
@@ -14,7 +13,15 @@ from typing import Any
 import msgspec
 
 from pyshim.model.errors import AlreadyExists, FailedPrecondition, Unimplemented
-from pyshim.node.install.containerd_config import CRI_PLUGINS, config_versions, parsed, rewrite_hint, runtimes_in
+from pyshim.node.install.containerd_config import (
+    CRI_PLUGINS,
+    config_versions,
+    import_patterns,
+    is_imported,
+    parsed,
+    rewrite_hint,
+    runtimes_in,
+)
 from pyshim.node.install.handlers import Handler
 from pyshim.node.install.writes import BlockWrite, FileWrite, Write
 from pyshim.start.dialect import RUNTIME
@@ -104,18 +111,20 @@ def _into_file(
     path, drop_in = containerd.config_path, containerd.drop_in
     version = _version(document, containerd.version, path)
     named = runtimes_in(document)
-    _refuse_foreign({handler.name for handler in handlers} & (containerd.effective_runtimes | named.keys()), path)
+    # What a distribution rendered has our handlers, too, once it was restarted.
+    taken = containerd.effective_runtimes | (named.keys() if containerd.layout is Layout.FILE else frozenset())
+    _refuse_foreign({handler.name for handler in handlers} & taken, path)
     disabled = document.get("disabled_plugins", [])
     if isinstance(disabled, list) and any(plugin in disabled for plugin in ("cri", *CRI_PLUGINS.values())):
         raise FailedPrecondition(f"add runtimes to '{path}': it disables the CRI plugin (hint: see disabled_plugins)")
-    imported = _imported(document, path)
+    imported = import_patterns(document, path)
     if containerd.layout is Layout.RENDERED:
         return [_into_rendered(containerd, version, imported, handlers, shim)]
     tables = _tables(handlers, version, shim)
     if version == 2:
         return [BlockWrite(path=path, body=tables if named else _RUNC + tables)]
     file = _drop_in(drop_in, handlers, version, shim)
-    if _matches(drop_in, imported):
+    if is_imported(drop_in, imported, path):
         return [file]
     if "imports" in document:
         # TOML allows a key once, and the operator's list must stay as it is.
@@ -130,21 +139,9 @@ def _into_rendered(
     name = "config.toml" if version == 2 else "config-v3.toml"
     directory = posixpath.dirname(containerd.config_path)
     drop_in = f"{directory}/{name}.d/pyshim.toml"
-    if containerd.version >= (2, 0) and _matches(drop_in, imported):
+    if containerd.version >= (2, 0) and is_imported(drop_in, imported, containerd.config_path):
         return _drop_in(drop_in, handlers, version, shim)
     return BlockWrite(path=f"{directory}/{name}.tmpl", body=_tables(handlers, version, shim), before=_BASE_TEMPLATE)
-
-
-def _imported(document: Mapping[str, Any], path: str) -> list[str]:
-    """The absolute patterns of `imports`."""
-    imports = document.get("imports", [])
-    if not isinstance(imports, list) or not all(isinstance(pattern, str) for pattern in imports):
-        raise FailedPrecondition(f"add runtimes to '{path}': imports is not a list of paths")
-    return [posixpath.join(posixpath.dirname(path), pattern) for pattern in imports]
-
-
-def _matches(file: str, patterns: list[str]) -> bool:
-    return any(fnmatch.fnmatch(file, pattern) for pattern in patterns)
 
 
 def _drop_in(path: str, handlers: tuple[Handler, ...], version: int, shim: str) -> FileWrite:

@@ -11,6 +11,20 @@ from pyshim.node.install.drop_ins import Containerd, Layout
 from pyshim.node.install.handlers import Handler
 
 
+def require_handlers(
+    caller: runtime.ContainerRuntime, containerd: Containerd | None, names: frozenset[str], *, root: str = ""
+) -> None:
+    """containerd's configuration has the handlers that it had before, and `names` where an operator writes it.
+
+    A distribution renders its file at its next start only. Raises FailedPrecondition naming the first that is missing.
+    """
+    if containerd is None:
+        return
+    wanted = names if containerd.layout is Layout.FILE else frozenset()
+    document = runtime.present(caller, root, containerd.version)
+    runtime.require_handlers(document, containerd.effective_runtimes, wanted, caller.config)
+
+
 class NodeCheck(Struct, kw_only=True):
     """Checks the written files with the programs that read them: systemd, containerd, a test pod."""
 
@@ -27,11 +41,8 @@ class NodeCheck(Struct, kw_only=True):
         """The runtime takes the files, and with `--restart` ran a pod. Raises ShimError."""
         running.reload_units()
         names = frozenset(handler.name for handler in self.handlers)
-        if self.containerd is not None and self.containerd.layout is Layout.FILE:
-            program = runtime.program_of(self.caller)
-            begin_step("ask containerd for its configuration")
-            document = runtime.effective(program, self.caller.config)
-            runtime.require_handlers(document, self.containerd.effective_runtimes, names, self.caller.config)
+        begin_step("read the container runtime's configuration")
+        require_handlers(self.caller, self.containerd, names)
         if self.restart:
             self._require_pod(names, begin_step)
         begin_step("restart pyshim's units")
@@ -48,6 +59,7 @@ class NodeCheck(Struct, kw_only=True):
         self.was_restarted = True
         begin_step(f"restart {self.caller.name}")
         runtime.restart(self.caller)
+        require_handlers(self.caller, self.containerd, frozenset())
         self._run_pod(names, begin_step)
 
     def _run_pod(self, names: frozenset[str], begin_step: Callable[[str], None]) -> None:

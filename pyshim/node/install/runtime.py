@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from pyshim.model.errors import FailedPrecondition, NotFound, Unavailable
 from pyshim.node.install.apply import foreign_text
-from pyshim.node.install.containerd_config import combined, parsed, read_document, replacing_import, runtimes_in
+from pyshim.node.install.containerd_config import combined, merged, parsed, read_document, replacing_import, runtimes_in
 from pyshim.node.install.disk import Disk
 from pyshim.node.install.drop_ins import CONTAINERD_DROP_IN, Containerd, Layout
 from pyshim.node.install.manifest import Manifest
@@ -62,6 +62,8 @@ _DISTRIBUTIONS = (
     ),
 )
 """Sources: the documentation of each on containerd's configuration, and kata-deploy's config.rs for the first two."""
+_OURS = (".toml", ".tmpl")
+"""Files that may have our handlers."""
 KINDS = {each.name.lower(): each for each in (CONTAINERD, CRIO, *_DISTRIBUTIONS)}
 _OTHER_UNITS = {"k3s": "k3s-agent", "rke2-server": "rke2-agent", "k0sworker": "k0scontroller"}
 """The unit on nodes of the other role, by the unit in `_DISTRIBUTIONS`."""
@@ -134,9 +136,20 @@ def effective(program: str, config: str) -> dict[str, Any]:
         raise FailedPrecondition(f"read the configuration of '{program}': {error}") from error
 
 
+def present(caller: ContainerRuntime, root: str, release: tuple[int, int]) -> dict[str, Any]:
+    """containerd's configuration with its imports; empty where its distribution has not made it yet.
+
+    Only the operator's own file on this node comes with containerd's defaults. Raises FailedPrecondition, NotFound.
+    """
+    if not root and caller.layout is Layout.FILE:
+        return effective(program_of(caller), caller.config)
+    there = os.path.exists(f"{root}{caller.config}")
+    return merged(caller.config, root=root, containerd=release)[0] if there else {}
+
+
 def node_containerd(disk: Disk, caller: ContainerRuntime, manifest: Manifest) -> Containerd:
     """The node's containerd, and its configuration without our part."""
-    program, config = program_of(caller, disk.root), caller.config
+    release, config = version(program_of(caller, disk.root)), caller.config
     text = foreign_text(disk, config)
     owned = manifest.by_path()
     if config in owned and (not owned[config].is_block or owned[config].before is not None):
@@ -144,12 +157,10 @@ def node_containerd(disk: Disk, caller: ContainerRuntime, manifest: Manifest) ->
     if text is not None:
         parsed(text, config)
     drop_in = f"{caller.directory}/pyshim.toml" if caller.layout is Layout.DIRECTORY else CONTAINERD_DROP_IN
-    found: frozenset[str] = frozenset()
-    if disk.root == "" and caller.layout is Layout.FILE:
-        ours = {name for path in (config, drop_in) if path in owned for name in _handlers_of_ours(disk, path)}
-        found = effective_runtimes(effective(program, config)) - ours
+    ours = {name for path, entry in owned.items() if path.endswith(_OURS) for name in _handlers_of_ours(disk, path)}
+    found = effective_runtimes(present(caller, disk.root, release)) - ours
     return Containerd(
-        version=version(program),
+        version=release,
         config_path=config,
         config_text=text,
         layout=caller.layout,

@@ -1,6 +1,7 @@
 """Installations on nodes of each kind, as trees: what is written where, and that nothing of ours stays."""
 
 import tomllib
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -10,12 +11,13 @@ from integration.framework.containerd import DEBIAN
 from protos.cri import v1_pb2 as pb
 from pyshim.model.errors import FailedPrecondition
 from pyshim.node.install import runtime
-from pyshim.node.install.apply import apply, remove
+from pyshim.node.install.apply import apply, at_link_targets, remove
 from pyshim.node.install.containerd_config import runtimes_in
 from pyshim.node.install.cri import verify
 from pyshim.node.install.disk import Disk
 from pyshim.node.install.handlers import HANDLERS
 from pyshim.node.install.manifest import Manifest, read_manifest
+from pyshim.node.install.node_check import require_handlers
 from pyshim.node.install.plan import PREFIX, Release, install_plan
 from tests.unit.node.install.test_apply import CONFIGS, everything, make_release
 from tests.unit.node.install.test_cri import Runtime, serving
@@ -67,6 +69,14 @@ IMPORTING_2 = RENDERED_2.replace("\n", f'\nimports = ["/{K3S}/config.toml.d/*.to
 IMPORTING_3 = RENDERED_3.replace("\n", f'\nimports = ["/{K3S}/config-v3.toml.d/*.toml"]\n', 1)
 
 
+MINE_3 = """\
+version = 3
+[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.mine]
+  runtime_type = "io.containerd.runc.v2"
+"""
+MINE = '{{ template "base" . }}\n' + MINE_3.partition("\n")[2]
+
+
 class Kind(msgspec.Struct, frozen=True, kw_only=True):
     """A node before the installation, and what becomes of it."""
 
@@ -107,6 +117,16 @@ KINDS = {
         version="2.0.4",
         written=f"{K3S}/config-v3.toml.tmpl",
         starts="# mine\n",
+    ),
+    "k3s-with-a-linked-template": k3s(
+        files={
+            f"{K3S}/config.toml": RENDERED_3,
+            f"{K3S}/config-v3.toml.tmpl": "-> /store/tmpl",
+            "store/tmpl": MINE,
+        },
+        version="2.0.4",
+        written="store/tmpl",
+        starts=MINE,
     ),
     "k3s-agent-with-imports": k3s(
         files={f"{K3S}/config.toml": IMPORTING_3, "etc/systemd/system/k3s-agent.service": ""},
@@ -157,6 +177,18 @@ KINDS = {
         version="2.1.3",
         written="etc/containerd/conf.d/pyshim.toml",
     ),
+    "containerd-2-whose-imports-do-not-reach-below": Kind(
+        files={"etc/containerd/config.toml": f'imports = ["/etc/containerd/*.toml"]\n{MINE_3}'},
+        version="2.1.3",
+        written="etc/containerd/config.toml",
+        starts=f'imports = ["/etc/containerd/*.toml"]\n{MINE_3}',
+    ),
+    "linked-directory": Kind(
+        files={"etc/containerd": "-> /site", "site/config.toml": DEBIAN},
+        version="1.6.20",
+        written="site/config.toml",
+        starts=DEBIAN,
+    ),
     "containerd-2-with-other-imports": Kind(
         files={
             "etc/containerd/config.toml": 'version = 3\nimports = ["/etc/site/*.toml"]\n',
@@ -184,10 +216,10 @@ KINDS = {
 Installed = tuple[Disk, Kind]
 
 
-@pytest.fixture(params=list(KINDS))
-def node(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Installed:
-    kind = KINDS[request.param]
-    for name in ("opt", "usr/local/bin", "etc/containerd", "etc/systemd/system"):
+def made(kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Disk:
+    """The tree of such a node."""
+    directories = ("opt", "usr/local/bin", "etc/containerd", "etc/systemd/system")
+    for name in (each for each in directories if each not in kind.files):
         (tmp_path / name).mkdir(parents=True)
     for name, text in kind.files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -199,7 +231,13 @@ def node(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
     program.write_text(f"#!/bin/sh\necho containerd example.org/containerd v{kind.version} 0\n")
     program.chmod(0o755)
     monkeypatch.setattr(runtime, "program_of", lambda _caller, _root="": str(program))
-    return Disk(str(tmp_path)), kind
+    return Disk(str(tmp_path))
+
+
+@pytest.fixture(params=list(KINDS))
+def node(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Installed:
+    kind = KINDS[request.param]
+    return made(kind, tmp_path, monkeypatch), kind
 
 
 def install(disk: Disk, release: Release = FIRST) -> None:
@@ -217,7 +255,10 @@ def install(disk: Disk, release: Release = FIRST) -> None:
         containerd=containerd,
         has_crio=is_crio,
     )
-    apply(plan, disk, make_release=make_release(disk, plan))
+    plan = at_link_targets(plan, disk)
+    names = frozenset(handler.name for handler in HANDLERS)
+    check = partial(require_handlers, caller, containerd, names, root=disk.root)
+    apply(plan, disk, make_release=make_release(disk, plan), check=check)
 
 
 def handlers_in(text: str) -> set[str]:
@@ -316,3 +357,61 @@ def test_k3s_that_never_ran_is_refused_with_the_remedy(tmp_path: Path, monkeypat
 
     with pytest.raises(FailedPrecondition, match=r"it is not there \(hint: start the node's Kubernetes once"):
         install(Disk(str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("files", "version", "error"),
+    [
+        (
+            {
+                "etc/containerd/config.toml": 'version = 2\n[plugins."io.containerd.grpc.v1.cri".containerd]\n'
+                'runtimes = {runc = {runtime_type = "io.containerd.runc.v2"}}\n'
+            },
+            "1.6.20",
+            "add to '/etc/containerd/config.toml': with our part it would not be TOML: .*an inline table",
+        ),
+        (
+            {
+                "etc/containerd/config.toml": "-> other.toml",
+                "etc/containerd/other.toml": "-> config.toml",
+            },
+            "1.6.20",
+            "follow '/etc/containerd/config.toml': its links are a loop",
+        ),
+        (
+            {f"{K3S}/config.toml": RENDERED_2, f"{K3S}/config.toml.tmpl": "-> config.toml.tmpl"},
+            "1.7.23",
+            f"follow '/{K3S}/config.toml.tmpl': its links are a loop",
+        ),
+        (
+            {"etc/containerd/config.toml": "version = 3\nimports = ['conf.d/[*.toml']\n"},
+            "2.1.3",
+            r"read '/etc/containerd/config.toml': imports has a bad pattern '\[\*",
+        ),
+    ],
+    ids=["inline-table", "linked-loop", "linked-template-loop", "bad-pattern"],
+)
+def test_what_cannot_take_our_part_is_refused_and_nothing_is_changed(
+    files: dict[str, str], version: str, error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = made(Kind(files=files, version=version, written=""), tmp_path, monkeypatch)
+    before = everything(tmp_path)
+
+    with pytest.raises(FailedPrecondition, match=error):
+        install(disk)
+    assert everything(tmp_path) == before
+
+
+def test_a_runtime_that_is_gone_after_the_restart_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = KINDS["k3s-with-a-linked-template"]
+    rendered = RENDERED_3 + MINE_3.partition("\n")[2]
+    disk = made(kind, tmp_path, monkeypatch)
+    (tmp_path / K3S / "config.toml").write_text(rendered)
+    caller = runtime.container_runtime(root=disk.root)
+    containerd = runtime.node_containerd(disk, caller, Manifest())
+    assert containerd.effective_runtimes == {"runc", "mine"}
+
+    require_handlers(caller, containerd, frozenset(NAMES), root=disk.root)
+    (tmp_path / K3S / "config.toml").write_text(RENDERED_3)
+    with pytest.raises(FailedPrecondition, match="it has no runtime mine"):
+        require_handlers(caller, containerd, frozenset(NAMES), root=disk.root)
