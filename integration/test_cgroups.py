@@ -13,11 +13,12 @@ import pytest
 
 from pyshim.model.units import MIB
 
-from .framework import shim_config
+from .framework import processes, shim_config
 from .framework.cgroups import SandboxCgroups, hierarchy, members, pod_cgroup
 from .framework.ctr import Ctr
 from .framework.direct import update_task
 from .framework.loop_devices import loop_device
+from .framework.processes import Process
 from .framework.waiting import eventually
 
 pytestmark = pytest.mark.vm
@@ -173,3 +174,38 @@ def test_a_block_io_limit_holds_while_it_is_set(ctr: Ctr, name: str, scratch: Pa
         print(f"fio: {free / MIB:.1f} MiB/s, limited to a quarter {limited / MIB:.1f}, then {free_again / MIB:.1f}")
         assert limited / free < 0.25 * 1.2
         assert limited < free_again / 2
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs")
+def test_the_threads_of_a_vm_run_on_the_pods_cpus_when_containerd_is_confined_to_one(ctr: Ctr, name: str) -> None:
+    """As with systemd's `CPUAffinity=`; the shim, which serves containerd, stays there, which is the control."""
+    every, one = frozenset(os.sched_getaffinity(0)), frozenset({min(os.sched_getaffinity(0))})
+    with _confined(processes.find("/containerd", "--config"), one):
+        ctr.start(name, "--cpus", "2")
+    sandbox = SandboxCgroups(name)
+
+    servers = [process.pid for process in processes.find("virtiofsd")]
+    threads = [int(tid) for pid in (sandbox.vmm, *servers) for tid in os.listdir(f"/proc/{pid}/task")]
+
+    assert frozenset(os.sched_getaffinity(sandbox.shim)) == one
+    assert servers
+    assert {frozenset(os.sched_getaffinity(tid)) for tid in threads} == {every}
+
+
+@contextlib.contextmanager
+def _confined(found: list[Process], cpus: frozenset[int]) -> Iterator[None]:
+    """All threads of the processes run on these CPUs until the end of the block."""
+    assert found
+
+    def pin(wanted: frozenset[int]) -> None:
+        for process in found:
+            for tid in os.listdir(f"/proc/{process.pid}/task"):
+                with contextlib.suppress(ProcessLookupError):
+                    os.sched_setaffinity(int(tid), wanted)
+
+    former = frozenset(os.sched_getaffinity(found[0].pid))
+    pin(cpus)
+    try:
+        yield
+    finally:
+        pin(former)

@@ -30,6 +30,8 @@ class FakeCgroups:
         self.classes: list[tuple[str, tuple[int, ...]]] = []
         """(resctrl group, processes) of every move."""
         self.pins: dict[int, tuple[int, ...]] = {}
+        self.widened: list[int] = []
+        """Threads and processes that may run on every CPU of their cgroups."""
         self.unpinnable: set[int] = set()
         """Threads and processes whose pinning the kernel refuses."""
         self.may_join, self.may_leave = asyncio.Event(), asyncio.Event()
@@ -106,7 +108,11 @@ class FakeCgroups:
     async def pin(self, tid: int, cpus: Iterable[int]) -> str:
         if tid in self.unpinnable:
             return "EINVAL"
-        self.pins[tid] = tuple(sorted(cpus))
+        if wanted := tuple(sorted(cpus)):
+            self.pins[tid] = wanted
+        else:
+            self.pins.pop(tid, None)
+            self.widened.append(tid)
         return ""
 
     async def pin_family(self, pid: int, cpus: Iterable[int], but: Collection[int]) -> str:

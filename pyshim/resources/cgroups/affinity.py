@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from fractions import Fraction
 
 from pyshim.concurrency.tasks import to_the_end
@@ -58,6 +58,17 @@ class CpuAffinity:
         if problem := await self._host.pin(os.getpid(), cpus):
             self._note(f"the shim is not where it is placed: {problem}")
 
+    async def widen(self, pids: Iterable[int]) -> None:
+        """The threads of the programs run on all CPUs of their cgroups, and follow a change of those.
+
+        They were started with the mask of containerd, which may be confined to a few CPUs (systemd's `CPUAffinity=`). A
+        cpuset does not undo an inherited mask since Linux 6.2.
+        """
+        if self.placed is None:
+            for pid in pids:
+                if problem := await self._host.pin_family(pid, (), ()):
+                    self._note(f"a thread has only containerd's CPUs: {problem}")
+
     async def pin_at_boot(self, threads: tuple[int, ...], group: Group) -> None:
         """`pin` on the placement's CPUs, before the guest runs; nothing without placement and NUMA nodes."""
         if self.placed is not None or self._nodes:
@@ -85,7 +96,9 @@ class CpuAffinity:
         if not cpus:
             cpus = cpu_set(await self._host.allowed(group, "cpus"), "cpuset.cpus")
         for vcpu, tid in enumerate(threads):
-            if problem := await self._host.pin(tid, vcpu_cpus(vcpu, self.pinning, cpus, self._nodes)):
+            is_free = self.placed is None and vcpu not in self.pinning.pairs and not self._nodes
+            own = () if is_free else vcpu_cpus(vcpu, self.pinning, cpus, self._nodes)
+            if problem := await self._host.pin(tid, own):
                 self._note(f"vCPU {vcpu} is not where it is pinned to: {problem}")
 
     async def _decide(self, vcpus: int, cpus: frozenset[int], base: Fraction) -> None:

@@ -187,18 +187,22 @@ class SandboxCgroups:
         vmm_pid = hypervisor.pid
         self._hypervisor, self._threads = hypervisor, ()
         self._pids.update({Member.VMM: vmm_pid, Member.VIRTIOFSD: virtiofsd_pid})
+        programs = tuple(filter(None, (vmm_pid, virtiofsd_pid, *hypervisor.helper_pids)))
         if not self._plan.groups or not vmm_pid:
+            await self._affinity.widen(programs)
             return
-        programs: tuple[int, ...] = (vmm_pid, virtiofsd_pid, *hypervisor.helper_pids)
         if (vmm_role := self._plan.members[Member.VMM]) in self._plan.with_device_list:
             await self._write_device_list([vmm_role])
-            programs = (virtiofsd_pid,)  # the others started in this cgroup
-        moved = self._host.join_family(self._plan.group(Role.DEVICES), filter(None, programs))
+            outside = programs[1 : 1 + bool(virtiofsd_pid)]  # the others started in this cgroup
+        else:
+            outside = programs
+        moved = self._host.join_family(self._plan.group(Role.DEVICES), outside)
         if self._plan.mode is CgroupMode.V2:
             await moved  # first, since it moves all threads
             await self._place_vcpus()
         else:
             await together(moved, self._place_vcpus())  # the VMM answers while the kernel moves it
+        await self._affinity.widen(programs)
         await self._affinity.pin_at_boot(self._threads, self._plan.group(Role.SANDBOX))
 
     async def allow(self, device: Device) -> None:

@@ -28,6 +28,8 @@ from pyshim.resources.cgroups.plan.cgroups import ROOT_CLASS
 log = logging.getLogger(__name__)
 
 RESCTRL = "/sys/fs/resctrl"
+EVERY_CPU = frozenset(range(os.sysconf("SC_NPROCESSORS_CONF")))
+"""Also those that are offline. The kernel takes of a mask the CPUs that the thread's cpuset has (cpuset(7))."""
 
 
 def _paths(groups: tuple[Group, ...]) -> str:
@@ -150,9 +152,12 @@ class LinuxCgroups:
 
     @within_s(CHANGE_S, "pin thread {tid}")
     async def pin(self, tid: int, cpus: Iterable[int]) -> str:
-        """The thread runs on these CPUs only. Returns the reason when the kernel refuses, else an empty text."""
+        """The thread runs on these CPUs only; without any, on all of its cgroup, also those that it gets later.
+
+        Returns the reason when the kernel refuses, else an empty text.
+        """
         try:
-            os.sched_setaffinity(tid, cpus)
+            os.sched_setaffinity(tid, tuple(cpus) or EVERY_CPU)
         except ProcessLookupError:
             return ""
         except (OSError, ValueError) as error:
@@ -161,7 +166,7 @@ class LinuxCgroups:
 
     @within_s(CHANGE_S, "pin process {pid} and its children")
     async def pin_family(self, pid: int, cpus: Iterable[int], but: Collection[int]) -> str:
-        """All threads of a process and of its descendants, except those in `but`, run on these CPUs only.
+        """All threads of a process and of its descendants, except those in `but`, run on these CPUs only, as of `pin`.
 
         Returns the reason when the kernel refuses.
         """

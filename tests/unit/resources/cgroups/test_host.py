@@ -1,16 +1,21 @@
 """The edges to cgroup v1 and v2 on plain directories, where only files matter; the kernel's part is in integration."""
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from pyshim.cleanup.release import release
+from pyshim.host.processes.children import Children
 from pyshim.model.confinement import Group, GroupSetting, HostOom, Role
 from pyshim.model.errors import FailedPrecondition
+from pyshim.model.host_facts import CgroupMode
 from pyshim.model.ledger import LedgerEntry, ResourceKind
 from pyshim.resources.cgroups.host import hierarchies
 from pyshim.resources.cgroups.host.hierarchies import Hierarchy, make_directory, mounted, place_of
+from pyshim.resources.cgroups.host.sandbox_cgroups import LinuxCgroups
 from pyshim.resources.cgroups.host.v1 import CgroupsV1
 from pyshim.resources.cgroups.host.v2 import CgroupsV2
 
@@ -195,3 +200,52 @@ def test_release_removes_the_group_in_every_hierarchy_it_was_in(tmp_path: Path) 
     release(entry)
 
     assert [sorted(path.name for path in root.rglob("*")) for root in roots] == [["pod1"], ["pod1"]]
+
+
+@pytest.mark.root
+async def test_a_program_of_a_confined_caller_runs_on_the_cpus_of_its_cgroup_as_they_are_and_as_they_become() -> None:
+    """A cpuset alone does not undo the mask that a program has inherited (since Linux 6.2), which is the control."""
+    found = [each for each in mounted() if "cpuset" in each.controllers]
+    if not found or not os.access(found[0].mount_point, os.W_OK) or len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("needs a writable cpuset hierarchy and two CPUs")
+    first, second, *_ = sorted(os.sched_getaffinity(0))
+    group = Group(role=Role.SANDBOX, path=f"/pyshim-cpus-{os.getpid()}", controllers=("cpuset",))
+    cgroups = LinuxCgroups(CgroupMode.V1, (found[0],))
+    directory = f"{found[0].mount_point}{group.path}"
+
+    def sets(value: str) -> GroupSetting:
+        return GroupSetting(role=Role.SANDBOX, controller="cpuset", file="cpuset.cpus", value=value, source="")
+
+    with confined_to(first):
+        program = await Children().spawn(("/bin/sleep", "600"))
+    await cgroups.make((group,))
+    try:
+        assert await cgroups.apply(group, (sets(f"{first},{second}"),)) == {}
+        await cgroups.join(group, (program.pid,))
+        inherited = os.sched_getaffinity(program.pid)
+
+        assert await cgroups.pin_family(program.pid, (), ()) == ""
+
+        assert os.sched_getaffinity(program.pid) == {first, second}
+        assert await cgroups.apply(group, (sets(f"{first}"),)) == {}
+        assert os.sched_getaffinity(program.pid) == {first}
+        assert await cgroups.apply(group, (sets(f"{first},{second}"),)) == {}
+        assert os.sched_getaffinity(program.pid) == {first, second}
+        assert inherited == {first} or kernel() < (6, 2), "the control"
+    finally:
+        await program.end()
+        os.rmdir(directory)
+
+
+@contextmanager
+def confined_to(cpu: int) -> Iterator[None]:
+    former = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {cpu})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, former)
+
+
+def kernel() -> tuple[int, ...]:
+    return tuple(int(word) for word in os.uname().release.split("-")[0].split(".")[:2])

@@ -225,12 +225,24 @@ async def test_vcpus_are_pinned_and_let_go_again() -> None:
     await rig.start()
 
     await rig.fit(_cpus("2"))
-    assert rig.host.pins == {71: (2,), 72: (2,)}
+    assert rig.host.pins == {72: (2,)}
     assert rig.cgroups.saved()["Pinned"] == {"1": 2}
     await rig.fit({"pids": {}})
 
-    assert rig.host.pins == {71: (0, 1, 2, 3), 72: (0, 1, 2, 3)}
+    assert rig.host.pins == {}
     assert rig.cgroups.saved()["Pinned"] == {}
+
+
+@pytest.mark.parametrize("mode", [CgroupMode.V1, CgroupMode.V2, CgroupMode.NONE])
+async def test_the_programs_of_a_vm_are_not_confined_to_the_cpus_of_containerd(mode: CgroupMode) -> None:
+    """Nor in a sandbox without cgroups; the shim stays where containerd is."""
+    rig = Rig(mode)
+    rig.helper_pids = (60,)
+
+    await rig.start()
+
+    assert {40, 50, 60} <= set(rig.host.widened)
+    assert os.getpid() not in rig.host.widened
 
 
 async def test_a_cancelled_wait_for_the_lock_releases_it() -> None:
