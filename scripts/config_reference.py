@@ -71,7 +71,9 @@ configuration allows that: `pod_annotations = ["io.katacontainers.*"]` of the ru
   must match the rest of the name. As in Kata, it may match any part (`path` enables `jailer_path`, too), unless
   `annotation_match = "anchored"` is set, as in the shipped files. No sandbox starts with an annotation that is not
   enabled.
-- Names under `io.katacontainers.config.runtime.` and `io.katacontainers.config.agent.` need no permission.
+- Names under `io.katacontainers.config.runtime.` and `io.katacontainers.config.agent.` need no permission, but for two
+  values that take a wall around the VM down: `disable_new_netns` true and `sandbox_cgroup_only` false, where the file
+  has the other value. `enable_wall_annotations` permits them, by name.
 - A path must exist, and it must match the list named below or be that of the file. In the lists, `*` does not match a
   slash.
 - Booleans are `true` or `false`; lists are JSON or comma-separated; memory is in MiB or has a unit (`2 GiB`).

@@ -1,7 +1,8 @@
 """Applies a pod's annotations to its sandbox's configuration, by Kata's rules.
 
 Annotations under `io.katacontainers.config.hypervisor.` need the file's permission (enable_annotations); those for
-runtime and agent do not. Values are checked like those of a file. An annotation that is not permitted is an error.
+runtime and agent only where their value takes a wall down (enable_wall_annotations). Values are checked like those of a
+file. An annotation that is not permitted is an error.
 
 Among them are Kata's asset hashes: a pod gives the SHA-512 of its kernel, image or hypervisor, and starts with no other
 file. Digests are stored on disk (`host/file_answers.py`): images have hundreds of megabytes, and each pod is a new
@@ -14,6 +15,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -114,6 +116,30 @@ _NEVER_ALLOWED: Mapping[str, str] = {
     "sandbox_bind_mounts": "a pod does not choose what of its node is shown to the guest"
 }
 """Keys whose annotation is always refused, with the reason. Kata ignores this annotation with a warning."""
+WALLS: Mapping[str, tuple[Any, str] | None] = {
+    "hypervisor_name": None,  # a table of the node's file
+    "name": None,
+    "agent_name": None,
+    "internetworking_model": None,  # "none" leaves the VM without a network
+    "disable_new_netns": (True, "QEMU would be in the host's network namespace"),
+    "sandbox_cgroup_only": (False, "processes and memory of the VM would be outside the pod's cgroup"),
+    "enable_vcpus_pinning": None,  # on CPUs of the pod's cgroup
+    "vfio_mode": None,  # of devices that the pod has
+    "create_container_timeout": None,
+    "disable_guest_seccomp": None,  # inside the guest
+    "sandbox_bind_mounts": None,  # always refused
+    "shared_mounts": None,
+    "experimental": None,
+    "experimental_force_guest_pull": None,
+    "guest_selinux_label": None,
+    "enable_pprof": None,  # to those who reach the monitor's socket: root
+    "enable_tracing": None,  # to the node's collector
+    "kernel_modules": None,  # inside the guest
+    "cdh_api_timeout": None,
+    "policy": None,  # inside the guest
+}
+"""For each key of runtime and agent that an annotation can set: the value that takes a wall around the VM down, and
+which; None if no value does."""
 _ANY_IF_UNLISTED = frozenset({"kernel", "image", "initrd", "firmware"})
 """Keys whose empty list permits any file, as in Kata, which has no lists for them."""
 
@@ -190,12 +216,22 @@ def _overridden(effective: Effective, key: Key, name: str, text: str, exists: Ca
     old = effective.of(key.table, key.name)
     if key.kind is PATH:
         _check_path(effective, old, name, value, exists)
+    _check_wall(effective, old, name, value)
     if key.name == "kernel_params":
         try:
             value = _merged_params(old.value, value)
         except InvalidArgument as exc:
             raise InvalidArgument(f"apply annotation '{name}': {exc}") from exc
     return Setting(key=key, value=value, place=None, annotation=name, is_default=False)
+
+
+def _check_wall(effective: Effective, old: Setting, name: str, value: Any) -> None:
+    wall = WALLS.get(old.key.name) if old.key.table is not Table.HYPERVISOR else None
+    if wall is None or value != wall[0] or value == old.value:
+        return
+    rule = effective.of(Table.RUNTIME, "enable_wall_annotations")
+    if old.key.name not in rule.value:
+        raise InvalidArgument(f"refuse annotation '{name}': {wall[1]}, and it is not in {_rule(effective, rule)}")
 
 
 def _check_path(effective: Effective, old: Setting, name: str, path: str, exists: Callable[[str], bool]) -> None:

@@ -174,6 +174,15 @@ RUNTIME: tuple[Key, ...] = (
         ann=True,
     ),
     _R.used(
+        "enable_wall_annotations",
+        WORDS,
+        (),
+        "The annotations io.katacontainers.config.runtime.NAME that a pod may set to what takes a wall around its VM"
+        " down: `disable_new_netns`, `sandbox_cgroup_only`.",
+        own=True,
+        field="",
+    ),
+    _R.used(
         "sandbox_cgroup_limits",
         BOOL,
         False,

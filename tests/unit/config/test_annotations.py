@@ -1,13 +1,15 @@
 """A pod may change some keys; others are refused with an error that names the rule."""
 
 import base64
+from contextlib import nullcontext
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pyshim.config.annotations import path_is_listed, with_annotations
+from pyshim.config.annotations import WALLS, path_is_listed, with_annotations
+from pyshim.config.catalogue import annotated
 from pyshim.config.effective import Effective
 from pyshim.config.keys import Table
 from pyshim.config.load import load_config, refused, typed, warnings
@@ -15,6 +17,7 @@ from pyshim.model.errors import FailedPrecondition, InvalidArgument
 
 from .documents import examined, options, write
 
+ROOT = Path(__file__).parents[3]
 C = "io.katacontainers.config."
 H = C + "hypervisor."
 ALL = '[hypervisor.qemu]\nenable_annotations = [".*"]\n'
@@ -101,6 +104,51 @@ def test_runtime_and_agent_need_no_permission(tmp_path: Path, table: Table, name
     assert effective.of(table, name).origin == f"annotation {annotation}"
 
 
+def test_the_table_of_walls_has_every_annotation_that_needs_no_other_permission() -> None:
+    """A new annotation of runtime or agent is looked at: does a value of it take a wall down?"""
+    keys = {key.name for key in annotated().values() if key.table is not Table.HYPERVISOR}
+
+    assert keys == WALLS.keys()
+
+
+NO_NETWORK = {C + "runtime.internetworking_model": "none"}
+WALL_ROWS = [
+    # name, the pod's value, the file's value and permissions, is it refused?
+    ("disable_new_netns", "true", "", True),
+    ("disable_new_netns", "true", 'enable_wall_annotations = ["sandbox_cgroup_only"]', True),
+    ("disable_new_netns", "true", 'enable_wall_annotations = ["disable_new_netns"]', False),
+    ("disable_new_netns", "false", 'disable_new_netns = true\ninternetworking_model = "none"', False),
+    ("disable_new_netns", "true", 'disable_new_netns = true\ninternetworking_model = "none"', False),
+    ("sandbox_cgroup_only", "false", "sandbox_cgroup_only = true", True),
+    ("sandbox_cgroup_only", "0", "sandbox_cgroup_only = true", True),
+    (
+        "sandbox_cgroup_only",
+        "false",
+        'sandbox_cgroup_only = true\nenable_wall_annotations = ["sandbox_cgroup_only"]',
+        False,
+    ),
+    ("sandbox_cgroup_only", "true", "", False),
+    ("sandbox_cgroup_only", "false", "", False),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "file", "refused"), WALL_ROWS, ids=str)
+def test_a_pod_takes_no_wall_down_without_the_files_permission(
+    tmp_path: Path, name: str, text: str, file: str, refused: bool
+) -> None:
+    annotations = {C + f"runtime.{name}": text, **(NO_NETWORK if name == "disable_new_netns" else {})}
+    source = write(tmp_path / "c.toml", f"{ALL}\n[runtime]\n{file}\n")
+    expected = pytest.raises(InvalidArgument, match=f"refuse annotation '.*{name}': .*enable_wall_annotations")
+
+    with expected if refused else nullcontext():
+        applied(source, source.read_text(), annotations)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("configuration-*.toml")), ids=lambda path: path.stem)
+def test_the_shipped_files_permit_no_annotation_that_takes_a_wall_down(path: Path) -> None:
+    assert value(examined(path), Table.RUNTIME, "enable_wall_annotations") == ()
+
+
 BAD = [
     (H + "default_vcpus", "many", "expected a number, not 'many'"),
     (H + "default_vcpus", "nan", "expected a number, not 'nan'"),
@@ -115,7 +163,7 @@ BAD = [
     (H + "kernel", "relative", "not an absolute path"),
     (H + "kernel", "/boot/../etc/passwd", "not an absolute path in its shortest form"),
     (H + "kernel", "/no/such/kernel", "does not exist"),
-    (C + "runtime.disable_new_netns", "true", 'needs internetworking_model = "none"'),
+    (C + "runtime.disable_new_netns", "true", "QEMU would be in the host's network namespace"),
     (C + "runtime.internetworking_model", "magic", "'magic' is not one of"),
 ]
 
