@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from hypervisors.base import Hypervisor
 from hypervisors.qemu.vm import QemuVm
-from hypervisors.remote.vm import RemoteVm
+from hypervisors.remote.vm import RemoteHypervisor
 from pyshim import log as shim_log
 from pyshim.agent.client import AgentClient, Wire
 from pyshim.agent.connect import Connector
@@ -257,7 +257,7 @@ class _Daemon:
 
         def hypervisor(ledger: Ledger, name: str) -> Hypervisor:
             if name == "remote":
-                return RemoteVm(ledger=ledger, on_lost=lost_vm)
+                return RemoteHypervisor(ledger=ledger, on_lost=lost_vm)
             return QemuVm(children=children, ledger=ledger)
 
         shim = ShimRecord(

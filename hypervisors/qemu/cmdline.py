@@ -1,4 +1,4 @@
-"""Builds QEMU's argv from a VmConfig. Pure and deterministic."""
+"""Builds QEMU's argv from a LocalVm. Pure and deterministic."""
 
 import itertools
 
@@ -9,7 +9,7 @@ from hypervisors.qemu.guards import NO_ENCRYPTION, Encryption
 from hypervisors.qemu.options import option
 from pyshim.model.errors import InvalidArgument
 from pyshim.model.places import VMM_NAME
-from pyshim.model.vm import SerialChannel, VhostUserVsockChannel, VmConfig
+from pyshim.model.vm import LocalVm, SerialChannel, VhostUserVsockChannel
 
 # Numbers of the descriptors that QEMU inherits.
 QMP_FD = 3
@@ -34,7 +34,7 @@ class NicFds(msgspec.Struct, frozen=True, kw_only=True):
     taps: tuple[int, ...]
 
 
-def nic_fds(config: VmConfig) -> tuple[NicFds, ...]:
+def nic_fds(config: LocalVm) -> tuple[NicFds, ...]:
     """The descriptor numbers of each NIC of `config.nics`."""
     numbers = itertools.count(_FIRST_NIC_FD)
     return tuple(
@@ -43,12 +43,12 @@ def nic_fds(config: VmConfig) -> tuple[NicFds, ...]:
     )
 
 
-def can_hotplug(config: VmConfig) -> bool:
+def can_hotplug(config: LocalVm) -> bool:
     """microvm has neither ACPI hotplug nor bridges."""
     return config.machine_type == "q35"
 
 
-def check_config(config: VmConfig) -> None:
+def check_config(config: LocalVm) -> None:
     """Raises InvalidArgument for what QEMU would accept without effect, or refuse without naming the cause.
 
     Machine, boot files, size, memory and channel of a plan fit together: the configuration and the planner see to that.
@@ -101,7 +101,7 @@ def _outside_quotes(text: str) -> str:
 
 
 def qemu_argv(
-    config: VmConfig,
+    config: LocalVm,
     *,
     guest_cid: int,
     image_bytes: int,
@@ -150,7 +150,7 @@ def qemu_argv(
     return tuple(args)
 
 
-def _devices(config: VmConfig, bus: devices.Bus, *, guest_cid: int, image_bytes: int) -> list[str]:
+def _devices(config: LocalVm, bus: devices.Bus, *, guest_cid: int, image_bytes: int) -> list[str]:
     hotplug = can_hotplug(config)
     args: list[str] = [*pci.iommu(config.pci)]
     if hotplug:
@@ -194,7 +194,7 @@ def _devices(config: VmConfig, bus: devices.Bus, *, guest_cid: int, image_bytes:
     return args
 
 
-def _boot(config: VmConfig) -> list[str]:
+def _boot(config: LocalVm) -> list[str]:
     args = ["-kernel", config.boot.kernel]
     if config.boot.initrd is not None:
         args += ("-initrd", config.boot.initrd)
@@ -206,7 +206,7 @@ def _boot(config: VmConfig) -> list[str]:
     return args
 
 
-def socket_paths(config: VmConfig) -> tuple[str, ...]:
+def socket_paths(config: LocalVm) -> tuple[str, ...]:
     """The paths of all Unix sockets that the driver, QEMU or the vsock program makes for this VM."""
     paths = [qmp_path(config)]
     match config.agent_channel:
@@ -219,9 +219,9 @@ def socket_paths(config: VmConfig) -> tuple[str, ...]:
     return tuple(paths)
 
 
-def qmp_path(config: VmConfig) -> str:
+def qmp_path(config: LocalVm) -> str:
     return f"{config.vm_dir}/qmp.sock"
 
 
-def extra_monitor_path(config: VmConfig) -> str:
+def extra_monitor_path(config: LocalVm) -> str:
     return f"{config.vm_dir}/extra-monitor.sock"

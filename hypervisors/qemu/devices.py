@@ -14,12 +14,12 @@ from pyshim.model.vm import (
     CpuConfig,
     ExtensionDisk,
     ImageDriver,
+    LocalVm,
     NicDevice,
     SerialChannel,
     ShareDevice,
     VhostUserNic,
     VhostUserVsockChannel,
-    VmConfig,
     VsockChannel,
 )
 
@@ -48,18 +48,18 @@ class Bus(msgspec.Struct, frozen=True, kw_only=True):
         return f"{device},disable-modern=true" if self.disable_modern and is_transitional else device
 
 
-def bus_of(config: VmConfig) -> Bus:
+def bus_of(config: LocalVm) -> Bus:
     is_pci = config.machine_type != "microvm"
     nested_kvm = config.nested and config.cpu.accelerator is Accelerator.KVM
     # A confidential guest cannot use the legacy protocol, which cannot mark memory that the host may read.
     return Bus(is_pci=is_pci, disable_modern=is_pci and nested_kvm and config.guard is None)
 
 
-def is_image_pmem(config: VmConfig) -> bool:
+def is_image_pmem(config: LocalVm) -> bool:
     return config.boot.image is not None and config.boot.image_driver is ImageDriver.PMEM
 
 
-def machine(config: VmConfig, more: Mapping[str, str]) -> Args:
+def machine(config: LocalVm, more: Mapping[str, str]) -> Args:
     """-machine with the properties of every VM and `more`.
 
     `mem-merge=off`, for hot-plugged memory too, keeps KSM from merging a guest's pages with equal ones of other
@@ -159,7 +159,7 @@ def agent_channel(channel: AgentChannel, bus: Bus, *, fd: int, guest_cid: int) -
             )
 
 
-def vhost_user_vsock(config: VmConfig) -> tuple[str, Fields]:
+def vhost_user_vsock(config: LocalVm) -> tuple[str, Fields]:
     """(QEMU's driver, fields) of the vsock device that a program serves.
 
     No QEMU can save this device. A copyable VM has it behind a bridge: it is unplugged before the machine is saved, and

@@ -34,7 +34,7 @@ from pyshim.model.confidential import (
 from pyshim.model.errors import FailedPrecondition
 from pyshim.model.host_facts import Accelerator
 from pyshim.model.ledger import Ledger, LedgerEntry, ResourceKind
-from pyshim.model.vm import ImageDriver, MemoryBacking, VmConfig
+from pyshim.model.vm import ImageDriver, LocalVm, MemoryBacking
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ def firmware(guard: Guard, path: str) -> tuple[str, ...]:
     return ("-bios", path)
 
 
-def problem(config: VmConfig, guard: Guard) -> str:
+def problem(config: LocalVm, guard: Guard) -> str:
     """The reason why this VM cannot be confidential; empty if it can.
 
     Without this check it would start with less protection than requested, or fail without the cause.
@@ -191,7 +191,7 @@ def tdx_object(guard: TdxGuard) -> tuple[str, ...]:
     return ("-object", json.dumps(fields, separators=(",", ":")))
 
 
-def _tdx_problem(config: VmConfig, guard: TdxGuard) -> str:
+def _tdx_problem(config: LocalVm, guard: TdxGuard) -> str:
     if config.cpu.model.partition(",")[0] != "host":
         return f"TDX runs with -cpu host only, not {config.cpu.model!r}"
     if len(guard.mrconfigid) not in (0, TDX_CONFIG_ID_BYTES):

@@ -34,12 +34,12 @@ from pyshim.model.vm import (
     Device,
     EmulatedDevice,
     GuestLocation,
+    LocalVm,
     MemoryBacking,
     MemoryConfig,
     NicDevice,
     ShareDevice,
     VfioDevice,
-    VmConfig,
 )
 
 log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ MEMORY_BLOCK_MIB = 128
 """Memory block of an x86-64 guest below 64 GiB (the kernel's MIN_MEMORY_BLOCK_SIZE); DIMMs come in multiples of it."""
 
 
-def capabilities_of(config: VmConfig) -> Capabilities:
+def capabilities_of(config: LocalVm) -> Capabilities:
     hotplug = can_hotplug(config)
     behind_bridge = hotplug and config.bridges > 0
     return Capabilities(
@@ -66,7 +66,7 @@ def capabilities_of(config: VmConfig) -> Capabilities:
 class Hotplug:
     """The devices, vCPUs and memory plugged into one running VM."""
 
-    def __init__(self, config: VmConfig, monitor: Monitor) -> None:
+    def __init__(self, config: LocalVm, monitor: Monitor) -> None:
         self._config = config
         self._qmp = monitor
         # Separate locks, so that a guest that is slow to release one resource does not delay the others.

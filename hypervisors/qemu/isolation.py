@@ -29,7 +29,7 @@ from pyshim.host.threads import in_own_thread
 from pyshim.model.confidential import TdxGuard, UnixQuotes
 from pyshim.model.errors import ResourceExhausted
 from pyshim.model.host_facts import Accelerator
-from pyshim.model.vm import VfioDevice, VhostUserVsockChannel, VmConfig
+from pyshim.model.vm import LocalVm, VfioDevice, VhostUserVsockChannel
 
 log = logging.getLogger(__name__)
 
@@ -38,12 +38,12 @@ ROOT_CAPABILITIES = frozenset({CAP_DAC_OVERRIDE, CAP_IPC_LOCK})
 locks all of the guest's memory. Disks, taps, vhost-net, vhost-vsock and QMP come as descriptors."""
 
 
-async def reserved_user(config: VmConfig) -> User | None:
+async def reserved_user(config: LocalVm) -> User | None:
     """The user reserved for the VM; None if none is configured, or if the shim's user namespace lacks the users."""
     return await reserve_user(config) if config.first_user_id and not missing_users_reason(config) else None
 
 
-async def isolated_qemu(config: VmConfig, reserved: User | None, fds: ExitStack) -> Isolation:
+async def isolated_qemu(config: LocalVm, reserved: User | None, fds: ExitStack) -> Isolation:
     """QEMU's isolation, valid until `fds` are closed. `reserved` is the VM's user."""
     view = await _view("qemu", _qemu_paths(config), config, fds)
     user = await _qemu_user(config, reserved, view)
@@ -51,7 +51,7 @@ async def isolated_qemu(config: VmConfig, reserved: User | None, fds: ExitStack)
 
 
 async def isolated_vsock_program(
-    channel: VhostUserVsockChannel, config: VmConfig, reserved: User | None, fds: ExitStack
+    channel: VhostUserVsockChannel, config: LocalVm, reserved: User | None, fds: ExitStack
 ) -> Isolation:
     """The vsock program's isolation, valid until `fds` are closed. Its directory exists and belongs to its user."""
     sees_host = config.is_privileged or is_script(channel.program)
@@ -70,7 +70,7 @@ async def isolated_vsock_program(
     return _isolation(config, view, user, frozenset())
 
 
-def _qemu_paths(config: VmConfig) -> tuple[ViewPath, ...]:
+def _qemu_paths(config: LocalVm) -> tuple[ViewPath, ...]:
     """The files that QEMU sees; empty for the host's."""
     program = config.hypervisor_path
     if reason := host_view_reason(config, is_script=is_script(program)):
@@ -79,7 +79,7 @@ def _qemu_paths(config: VmConfig) -> tuple[ViewPath, ...]:
     return vmm_view(config, program=os.path.realpath(program))
 
 
-async def _view(who: str, paths: tuple[ViewPath, ...], config: VmConfig, fds: ExitStack) -> View | None:
+async def _view(who: str, paths: tuple[ViewPath, ...], config: LocalVm, fds: ExitStack) -> View | None:
     """The mount namespace with `paths`; None without paths, and where it cannot be made.
 
     Some user namespaces do not allow it, or a file is missing.
@@ -103,7 +103,7 @@ async def _view(who: str, paths: tuple[ViewPath, ...], config: VmConfig, fds: Ex
     return made[0]
 
 
-async def _qemu_user(config: VmConfig, reserved: User | None, view: View | None) -> User | None:
+async def _qemu_user(config: LocalVm, reserved: User | None, view: View | None) -> User | None:
     """The user that QEMU runs as; None for root."""
     if not config.first_user_id:
         return None
@@ -118,7 +118,7 @@ async def _qemu_user(config: VmConfig, reserved: User | None, view: View | None)
     return None
 
 
-def _isolation(config: VmConfig, view: View | None, user: User | None, capabilities: frozenset[int]) -> Isolation:
+def _isolation(config: LocalVm, view: View | None, user: User | None, capabilities: frozenset[int]) -> Isolation:
     return Isolation(
         netns_path=config.netns_path,
         empty_netns=config.has_empty_netns,
@@ -129,7 +129,7 @@ def _isolation(config: VmConfig, view: View | None, user: User | None, capabilit
     )
 
 
-def host_view_reason(config: VmConfig, *, is_script: bool) -> str:
+def host_view_reason(config: LocalVm, *, is_script: bool) -> str:
     """The reason why QEMU has to see all files of the host, for the log; empty if it need not."""
     if config.is_privileged:
         return "privileged_vmm is set"
@@ -140,7 +140,7 @@ def host_view_reason(config: VmConfig, *, is_script: bool) -> str:
     return ""
 
 
-def vmm_view(config: VmConfig, *, program: str) -> tuple[ViewPath, ...]:
+def vmm_view(config: LocalVm, *, program: str) -> tuple[ViewPath, ...]:
     """The files that QEMU sees. `program` is the configured path of QEMU with its links resolved.
 
     Disks, taps, vhost-net, vhost-vsock, QMP and consoles are inherited open; memory is anonymous.
@@ -185,7 +185,7 @@ def vsock_view(channel: VhostUserVsockChannel) -> tuple[ViewPath, ...]:
     )
 
 
-def may_have_vfio(config: VmConfig) -> bool:
+def may_have_vfio(config: LocalVm) -> bool:
     """The VM boots with a VFIO device, or one can be plugged."""
     return config.pci.hot_plug is not None or any(isinstance(each.device, VfioDevice) for each in config.pci.placed)
 
@@ -196,7 +196,7 @@ id, so that a pod rarely gets the users of one that has just ended."""
 KVM = "/dev/kvm"
 
 
-def root_reason(config: VmConfig) -> str:
+def root_reason(config: LocalVm) -> str:
     """The reason why QEMU has to run as root, for the log; empty if it need not."""
     if config.is_privileged:
         return "privileged_vmm is set"
@@ -209,7 +209,7 @@ def root_reason(config: VmConfig) -> str:
     return ""
 
 
-def missing_users_reason(config: VmConfig, *, proc: str = "/proc/self") -> str:
+def missing_users_reason(config: LocalVm, *, proc: str = "/proc/self") -> str:
     """The reason why the shim cannot use the range of users, for the log; empty if it can.
 
     A user namespace has only some ids. Source: user_namespaces(7), "User and group ID mappings".
@@ -223,7 +223,7 @@ def missing_users_reason(config: VmConfig, *, proc: str = "/proc/self") -> str:
     return ""
 
 
-async def reserve_user(config: VmConfig) -> User:
+async def reserve_user(config: LocalVm) -> User:
     """Reserves this user and the next for the VM, whose directory must exist: its group becomes the user's.
 
     Both are free again when the directory is removed. Raises ResourceExhausted, OSError.
@@ -231,7 +231,7 @@ async def reserve_user(config: VmConfig) -> User:
     return await in_own_thread(_reserve, config)
 
 
-def _reserve(config: VmConfig) -> User:
+def _reserve(config: LocalVm) -> User:
     parent = os.path.dirname(config.vm_dir)
     with OwnedFd(os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as parent_fd:
         fcntl.flock(parent_fd.fileno(), fcntl.LOCK_EX)
@@ -254,7 +254,7 @@ def _groups_below(directory_fd: int) -> Iterator[int]:
             yield os.stat(name, dir_fd=directory_fd, follow_symlinks=False).st_gid
 
 
-def _groups(config: VmConfig) -> tuple[int, ...]:
+def _groups(config: LocalVm) -> tuple[int, ...]:
     """The group of /dev/kvm, which QEMU opens by name, if it gives access."""
     if config.cpu.accelerator is not Accelerator.KVM:
         return ()
@@ -267,7 +267,7 @@ def vsock_user(reserved: User) -> User:
     return User(id=reserved.id + 1)
 
 
-def grant_files(config: VmConfig, user: User) -> None:
+def grant_files(config: LocalVm, user: User) -> None:
     """QEMU can use the shim's files in the VM's directory, but cannot create or remove files there."""
     os.chmod(config.vm_dir, 0o710)
     for path, mode in ((config.share.socket_path if config.share else "", 0o660), (config.initdata, 0o640)):
@@ -276,7 +276,7 @@ def grant_files(config: VmConfig, user: User) -> None:
             os.chmod(path, mode)
 
 
-async def first_unusable(config: VmConfig, user: User, view: View | None) -> str:
+async def first_unusable(config: LocalVm, user: User, view: View | None) -> str:
     """The first file of the configuration that `user` cannot open in the mount namespace `view`; empty for none."""
     boot = config.boot
     wanted = {config.hypervisor_path: os.X_OK}

@@ -16,13 +16,13 @@ from pyshim.model.errors import Internal, InvalidArgument, ResourceExhausted, Sh
 from pyshim.model.vm import (
     FIRST_BRIDGE_SLOT,
     GuestLocation,
+    LocalVm,
     PciDevice,
     PciLayout,
     PciPort,
     PlacedDevice,
     PortKind,
     VfioDevice,
-    VmConfig,
 )
 
 log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ _PORT_CHASSIS, _SWITCH_CHASSIS, _DOWN_CHASSIS = 0, 1, 2
 _NO_IO: Fields = {"io-reserve": 0}
 
 
-def check_layout(config: VmConfig) -> None:
+def check_layout(config: LocalVm) -> None:
     """Raises InvalidArgument for PCIe ports and devices on a machine without PCI, and for hotplug behind no bridge."""
     layout = config.pci
     if config.machine_type != "q35" and (layout.ports or layout.placed or layout.hot_plug):
@@ -179,7 +179,7 @@ class BridgeSlots:
 class Bridges:
     """The bridges of one running VM."""
 
-    def __init__(self, config: VmConfig, monitor: Monitor) -> None:
+    def __init__(self, config: LocalVm, monitor: Monitor) -> None:
         self._qmp = monitor
         self._slots = BridgeSlots(config.bridges, config.pci.placed)
 
@@ -235,7 +235,7 @@ VFIO_TIMEOUT_S = 120.0
 
 
 class PciDevices:
-    def __init__(self, config: VmConfig, monitor: Monitor, bridges: Bridges) -> None:
+    def __init__(self, config: LocalVm, monitor: Monitor, bridges: Bridges) -> None:
         self._config = config
         self._qmp = monitor
         self._bridges = bridges

@@ -18,7 +18,7 @@ from pyshim.concurrency.tasks import cancel_all
 from pyshim.host.os_errors import describe_os_error
 from pyshim.host.processes.children import Child
 from pyshim.model.errors import DeadlineExceeded, Internal, ShimError, Unavailable
-from pyshim.model.vm import MemoryDump, VmConfig, VmExit, VmExitKind
+from pyshim.model.vm import LocalVm, MemoryDump, VmExit, VmExitKind
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class VmStartTimedOut(DeadlineExceeded):
 class QemuProcess:
     """One QEMU from its start to its exit."""
 
-    def __init__(self, config: VmConfig, child: Child, console: Console, vsock_program: Child | None) -> None:
+    def __init__(self, config: LocalVm, child: Child, console: Console, vsock_program: Child | None) -> None:
         self.monitor = Monitor(name=config.sandbox_id, on_event=self._on_event)
         self._config = config
         self._child = child

@@ -16,7 +16,7 @@ from pyshim.concurrency.tasks import thread_to_the_end
 from pyshim.host.fds import OwnedFd
 from pyshim.host.files import copy_sparse, copy_without_zeros
 from pyshim.model.units import MIB
-from pyshim.model.vm import MemoryBacking, VmConfig
+from pyshim.model.vm import LocalVm, MemoryBacking
 
 MEMORY, STATE = "memory", "state"
 _PAUSE_S = 0.005
@@ -30,7 +30,7 @@ _FD_NAME = "saved-machine"
 _ENDS = ("completed", "failed", "cancelled")
 
 
-def empty_memory(config: VmConfig) -> OwnedFd:
+def empty_memory(config: LocalVm) -> OwnedFd:
     """A memfd of the size of the VM's RAM. Raises OSError."""
     memory = OwnedFd(os.memfd_create("guest-memory", os.MFD_CLOEXEC))
     try:
@@ -41,7 +41,7 @@ def empty_memory(config: VmConfig) -> OwnedFd:
     return memory
 
 
-def saved_memory(config: VmConfig) -> OwnedFd | None:
+def saved_memory(config: LocalVm) -> OwnedFd | None:
     """The saved machine's memory file, open for reading; None if the VM needs a copy. Raises OSError.
 
     It needs a copy if other programs map its memory, and with `reclaim`, which has QEMU punch holes in the file.

@@ -55,6 +55,7 @@ from pyshim.model.vm import (
     Capabilities,
     Device,
     GuestLocation,
+    LocalVm,
     SerialChannel,
     ShareDevice,
     VfioDevice,
@@ -90,7 +91,7 @@ class QemuVm:
         self._ledger = ledger
         self._children = children
         self._phase = Phase.NEW
-        self._vm: VmConfig | None = None
+        self._vm: LocalVm | None = None
         self._vsock_program: Child | None = None
         self._console: Console | None = None
         self._process: QemuProcess | None = None
@@ -134,6 +135,8 @@ class QemuVm:
         with ExitStack() as fds:
             if self._phase is not Phase.NEW or self._vm is not None:
                 raise FailedPrecondition(f"create vm {config.sandbox_id!r}: this driver object has made its vm already")
+            if not isinstance(config, LocalVm):
+                raise InvalidArgument(f"create vm {config.sandbox_id!r}: a service makes it, not QEMU")
             check_config(config)
             image_bytes = check_files(config)
             self._vm = config
@@ -151,7 +154,7 @@ class QemuVm:
                 raise
         self._phase = Phase.CREATED
 
-    async def _create(self, config: VmConfig, image_bytes: int, fds: ExitStack) -> None:
+    async def _create(self, config: LocalVm, image_bytes: int, fds: ExitStack) -> None:
         self._make_vm_dir(config)
         reserved = await reserved_user(config)
         self._console = Console(log_path=f"{config.vm_dir}/console.log", to_log=config.debug)
@@ -200,7 +203,7 @@ class QemuVm:
 
     async def _launch_qemu(
         self,
-        config: VmConfig,
+        config: LocalVm,
         argv: tuple[str, ...],
         qemu_fds: Mapping[int, int],
         fds: ExitStack,
@@ -230,7 +233,7 @@ class QemuVm:
         await self._process.connect(connection)
         self._hotplug = Hotplug(config, self._process.monitor)
 
-    async def _continue_machine(self, config: VmConfig) -> None:
+    async def _continue_machine(self, config: LocalVm) -> None:
         """The guest is in the state of the saved machine. Raises VmStartFailed with QEMU's last output."""
         assert self._process is not None
         assert self._hotplug is not None
@@ -245,7 +248,7 @@ class QemuVm:
             raise VmStartFailed(f"continue vm {config.sandbox_id!r} from {config.saved_machine!r}: {cause}") from error
 
     async def _start_vsock_program(
-        self, channel: VhostUserVsockChannel, config: VmConfig, reserved: User | None
+        self, channel: VhostUserVsockChannel, config: LocalVm, reserved: User | None
     ) -> socket.socket:
         """The program serves the guest's vsock. Returns QEMU's connection to it."""
         directory = os.path.dirname(channel.device_path)
@@ -264,7 +267,7 @@ class QemuVm:
         self._entries.append(LedgerEntry(kind=ResourceKind.PROCESS, key=channel.device_path))
         return device
 
-    async def _encryption(self, config: VmConfig) -> Encryption:
+    async def _encryption(self, config: LocalVm) -> Encryption:
         if not isinstance(config.guard, SevGuard | SnpGuard):
             return NO_ENCRYPTION
         return await query_encryption(
@@ -275,7 +278,7 @@ class QemuVm:
             timeout_s=config.start_timeout_s,
         )
 
-    def _make_vm_dir(self, config: VmConfig) -> None:
+    def _make_vm_dir(self, config: LocalVm) -> None:
         """The VM's directory exists. `stop` removes it only if it was made here: it may have sockets of others."""
         if os.path.isdir(config.vm_dir):
             return
@@ -401,7 +404,7 @@ class QemuVm:
         """Empty before `create`."""
         return self._vm.sandbox_id if self._vm is not None else ""
 
-    def _config(self, doing: str) -> VmConfig:
+    def _config(self, doing: str) -> LocalVm:
         if self._vm is None:
             raise FailedPrecondition(f"{doing}: the vm was not created")
         return self._vm
@@ -422,7 +425,7 @@ class QemuVm:
         return self._process.monitor
 
 
-def check_files(config: VmConfig) -> int:
+def check_files(config: LocalVm) -> int:
     """The root image's size in bytes, 0 without one. Raises FailedPrecondition with the first unreadable file."""
     boot = config.boot
     files = {

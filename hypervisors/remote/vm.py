@@ -38,7 +38,7 @@ from pyshim.model.guest import AgentAddress, UnixAddress
 from pyshim.model.ledger import Ledger, LedgerEntry
 from pyshim.model.observation import span
 from pyshim.model.remote_vms import RemoteServiceConfig, RemoteVmState, remote_vm_entry
-from pyshim.model.vm import Capabilities, Device, GuestLocation, VmConfig, VmExit, VmExitKind
+from pyshim.model.vm import Capabilities, Device, GuestLocation, RemoteVm, VmConfig, VmExit, VmExitKind
 from pyshim.ttrpc import Code
 
 log = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ class Phase(StrEnum):
     ENDED = "ended"
 
 
-class RemoteVm:
+class RemoteHypervisor:
     """The remote driver; an object has one VM. `Hypervisor` describes the calls."""
 
     def __init__(
@@ -84,7 +84,7 @@ class RemoteVm:
         self._settle_s = settle_s
         self._settled_at = 0.0
         self._phase = Phase.NEW
-        self._vm: VmConfig | None = None
+        self._vm: RemoteVm | None = None
         self._agent_path = ""
         self._asked_until_s = 0
         self._entry: LedgerEntry | None = None
@@ -138,8 +138,7 @@ class RemoteVm:
             raise FailedPrecondition(
                 f"create remote vm {config.sandbox_id!r}: this driver object has made its vm already"
             )
-        _check_config(config)
-        self._vm = config
+        self._vm = config = _checked(config)
         self._exit = asyncio.get_running_loop().create_future()
         try:
             await self._create(config)
@@ -151,7 +150,7 @@ class RemoteVm:
             raise
         self._set_phase(Phase.CREATED)
 
-    async def _create(self, config: VmConfig) -> None:
+    async def _create(self, config: RemoteVm) -> None:
         remote = self._remote
         # Before the VM is in the ledger: a service that cannot be reached has made nothing.
         version = await self._version()
@@ -352,22 +351,20 @@ class RemoteVm:
 
     # Checks
 
-    def _config(self, doing: str) -> VmConfig:
+    def _config(self, doing: str) -> RemoteVm:
         if self._vm is None:
             raise FailedPrecondition(f"{doing}: the remote vm was not created")
         return self._vm
 
     @property
     def _remote(self) -> RemoteServiceConfig:
-        remote = self._config("reach service").remote
-        assert remote is not None, "_check_config has refused a VM without it"
-        return remote
+        return self._config("reach service").service
 
     @property
     def _service(self) -> RemoteService:
         return RemoteService(self._remote.socket_path)
 
-    def _require(self, doing: str, *phases: Phase) -> VmConfig:
+    def _require(self, doing: str, *phases: Phase) -> RemoteVm:
         if self._phase is Phase.ENDED:
             raise Unavailable(f"{doing}: the remote vm has ended")
         if self._phase not in phases:
@@ -375,15 +372,14 @@ class RemoteVm:
         return self._config(doing)
 
 
-def _check_config(config: VmConfig) -> None:
-    """Raises InvalidArgument or FailedPrecondition for a VM that no service can make."""
+def _checked(config: VmConfig) -> RemoteVm:
+    """`config`. Raises InvalidArgument or FailedPrecondition for a VM that no service can make."""
     action = f"create remote vm {config.sandbox_id!r}"
-    if config.remote is None:
+    if not isinstance(config, RemoteVm):
         raise InvalidArgument(f"{action}: no service was named")
-    if config.nics or config.vhost_user_nics:
-        raise InvalidArgument(f"{action}: its service connects the network; no device of this host can reach it")
     if config.netns_path and not os.path.exists(config.netns_path):
         raise FailedPrecondition(f"{action}: network namespace '{config.netns_path}' does not exist")
+    return config
 
 
 def _checked_agent_path(vm_id: str, path: str) -> str:

@@ -109,7 +109,7 @@ def plan_of(path: str, *, systemd: bool = False, **runtime: Any) -> Any:
         cgroups=cgroups,
         sizing=record,
         placement=None,
-        vm=SimpleNamespace(numa=()),
+        numa=(),
         numa_why="",
     )
 

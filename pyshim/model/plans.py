@@ -13,7 +13,7 @@ from pyshim.model.ids import ContainerId, HostPath, SandboxId
 from pyshim.model.oci import ContainerKind
 from pyshim.model.placement import Placed
 from pyshim.model.sizing import SizingRecord
-from pyshim.model.vm import BlockDevice, VmConfig
+from pyshim.model.vm import BlockDevice, GuestNode, LocalVm, VmConfig
 from pyshim.model.volumes import Bind, DirectVolume, HostMount, VirtiofsdPlan, VolumeCopy
 
 
@@ -71,10 +71,21 @@ class SandboxPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds after the start within which the agent must answer for the first time."""
     placement: Placed | None = None
     """The VM's place on the host, if the node's plugin has chosen one."""
-    warm_vm: VmConfig | None = None
+    warm_vm: LocalVm | None = None
     """The small VM that continues from a template and then grows to the size of `vm`; None without templates."""
     numa_why: str = ""
     """The reason for the guest's NUMA nodes in `vm.numa`, or for having one; empty without `enable_numa`."""
+
+    @property
+    def local_vm(self) -> LocalVm:
+        """`vm`, of a plan whose VM is on this host."""
+        assert isinstance(self.vm, LocalVm), "a remote VM has no devices, memory or processes on this host"
+        return self.vm
+
+    @property
+    def numa(self) -> tuple[GuestNode, ...]:
+        """As `LocalVm.numa`."""
+        return self.vm.numa if isinstance(self.vm, LocalVm) else ()
 
 
 class MemoryVolume(msgspec.Struct, frozen=True, kw_only=True):

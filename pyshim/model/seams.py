@@ -26,7 +26,7 @@ from pyshim.model.observation import Observation
 from pyshim.model.oci import OciHook, PodName
 from pyshim.model.sandbox import SandboxSnapshot
 from pyshim.model.task import Stdio, TaskEvent
-from pyshim.model.vm import NicDevice, VfioDevice, VhostUserNic, VmConfig
+from pyshim.model.vm import LocalVm, NicDevice, VfioDevice, VhostUserNic
 from pyshim.model.volumes import CopiedPiece, HostMount, Place, SourceFacts, TreeEntry, VirtiofsdPlan, VolumeStats
 
 
@@ -227,10 +227,10 @@ class Host(Protocol):
     async def disk_bytes(self, path: str) -> int:
         """The size of a block device or file."""
 
-    async def find_template(self, root: str, vm: VmConfig) -> str:
+    async def find_template(self, root: str, vm: LocalVm) -> str:
         """The directory of the template for the machine of `vm`. Raises NotFound without one."""
 
-    async def make_template(self, root: str, vm: VmConfig, source: str) -> None:
+    async def make_template(self, root: str, vm: LocalVm, source: str) -> None:
         """Another process has begun to make the template for the machine of `vm` from the configuration file `source`.
 
         Nothing is done while another template is being made, or if this one failed within the last hour.

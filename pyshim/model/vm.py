@@ -36,24 +36,30 @@ class BootConfig(msgspec.Struct, frozen=True, kw_only=True):
     firmware: str | None
 
 
-class CpuConfig(msgspec.Struct, frozen=True, kw_only=True):
-    accelerator: Accelerator
-    model: str
-    """QEMU's -cpu text, features included."""
+class VcpuCount(msgspec.Struct, frozen=True, kw_only=True):
     boot_vcpus: int
     max_vcpus: int
 
 
-class MemoryConfig(msgspec.Struct, frozen=True, kw_only=True):
+class CpuConfig(VcpuCount, frozen=True, kw_only=True):
+    accelerator: Accelerator
+    model: str
+    """QEMU's -cpu text, features included."""
+
+
+class MemorySize(msgspec.Struct, frozen=True, kw_only=True):
     boot_mib: int
     max_mib: int
     """The VM can grow to this size; 0 or `boot_mib`: it cannot grow."""
-    slots: int
-    backing: MemoryBacking
-    prealloc: bool
-    virtio_mem: bool
+    slots: int = 0
+    virtio_mem: bool = False
     """The VM is resized by one virtio-mem device of `max_mib - boot_mib`, which can also shrink, instead of by DIMMs in
     `slots`."""
+
+
+class MemoryConfig(MemorySize, frozen=True, kw_only=True):
+    backing: MemoryBacking
+    prealloc: bool
     reclaim: bool = False
     """A balloon device returns the pages that the guest reports as free to the host."""
     host_nodes: tuple[int, ...] = ()
@@ -61,12 +67,12 @@ class MemoryConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GuestNode(msgspec.Struct, frozen=True, kw_only=True):
-    """A NUMA node of the guest and the host resources behind it. Its number is its index in `VmConfig.numa`."""
+    """A NUMA node of the guest and the host resources behind it. Its number is its index in `LocalVm.numa`."""
 
     vcpus: tuple[int, ...]
     memory_mib: int
     distances: tuple[int, ...]
-    """The distance to every node of the guest, in the order of `VmConfig.numa`; 10 to itself."""
+    """The distance to every node of the guest, in the order of `LocalVm.numa`; 10 to itself."""
     memory_nodes: tuple[int, ...]
     """The host's NUMA nodes that its memory is allocated from while they have room."""
     cpus: tuple[int, ...]
@@ -303,8 +309,26 @@ class MemoryDump(msgspec.Struct, frozen=True, kw_only=True):
     """The dump has the guest's virtual addresses as well as the physical ones."""
 
 
-class VmConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The complete configuration of one VM."""
+class RemoteVm(msgspec.Struct, frozen=True, kw_only=True):
+    """The configuration of a VM that a service makes on another host."""
+
+    sandbox_id: str
+    uuid: str
+    vm_dir: str
+    """The sandbox's directory on this host."""
+    machine_type: str
+    """The service's name for a kind of instance; empty: the service chooses by the size."""
+    cpu: VcpuCount
+    memory: MemorySize
+    netns_path: str | None
+    """The namespace on this host that the service connects to the VM; None: the service makes one."""
+    service: RemoteServiceConfig
+    start_timeout_s: float
+    stop_timeout_s: float
+
+
+class LocalVm(msgspec.Struct, frozen=True, kw_only=True):
+    """The configuration of a VM on this host."""
 
     sandbox_id: str
     uuid: str
@@ -317,8 +341,7 @@ class VmConfig(msgspec.Struct, frozen=True, kw_only=True):
     cpu: CpuConfig
     memory: MemoryConfig
     share: ShareDevice | None
-    agent_channel: AgentChannel | None
-    """None for a remote VM, whose service returns the agent's address."""
+    agent_channel: AgentChannel
     nics: tuple[NicDevice, ...]
     bridges: int
     """Number of PCI bridges for hotplug."""
@@ -365,13 +388,14 @@ class VmConfig(msgspec.Struct, frozen=True, kw_only=True):
     saved_machine: str = ""
     """The directory of the template from which the VM continues, paused at first; empty: it boots. A template has no
     share, which is plugged afterwards."""
-    remote: RemoteServiceConfig | None = None
-    """Set for a remote VM; the fields that describe a VMM of this host are empty then."""
 
     @property
     def has_empty_netns(self) -> bool:
         """The VMM runs in a network namespace of its own that has no links."""
         return self.netns_path is None and not self.in_host_netns
+
+
+VmConfig = LocalVm | RemoteVm
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):

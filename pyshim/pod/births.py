@@ -19,7 +19,7 @@ from pyshim.model.host_facts import HostFacts
 from pyshim.model.observation import span, step
 from pyshim.model.plans import SandboxPlan
 from pyshim.model.seams import Agent, Host, Virtiofsd
-from pyshim.model.vm import VmConfig
+from pyshim.model.vm import LocalVm, RemoteVm, VmConfig
 from pyshim.pod.environment import Environment
 from pyshim.pod.health import END_REASON_S, SandboxHealth
 from pyshim.resources.cgroups.live import SandboxCgroups
@@ -203,7 +203,7 @@ class Boot:
 class Remote(Boot):
     """A service makes the VM on another host, where it boots."""
 
-    def __init__(self, config: VmConfig) -> None:
+    def __init__(self, config: RemoteVm) -> None:
         super().__init__(config)
         self.origin = f"{BOOTED} as {config.machine_type}" if config.machine_type else BOOTED
 
@@ -211,7 +211,7 @@ class Remote(Boot):
 class Continue:
     """The guest goes on from a template, and then gets the pod's size, share and interfaces."""
 
-    def __init__(self, template: str, base: VmConfig, environment: Environment) -> None:
+    def __init__(self, template: str, base: LocalVm, environment: Environment) -> None:
         """`template` is its directory, `base` the VM that was saved there."""
         self.origin = f"cloned from {template.rpartition('/')[2]}"
         self._template = template
@@ -233,8 +233,8 @@ class Continue:
         self._has_answered = True
         await step("grow vm", vm.resizer.grow_from(self._base, agent))
         with span("plug share and interfaces"):
-            if vm.plan.vm.share is not None:
-                await vm.hypervisor.plug(vm.plan.vm.share)
+            if (share := vm.plan.local_vm.share) is not None:
+                await vm.hypervisor.plug(share)
             await vm.network.plug()
         vm.network.close_taps()
         vm.is_clone = True
@@ -255,7 +255,7 @@ def births(plan: SandboxPlan, vm: VmConfig, template: str, environment: Environm
 
     `vm` is the plan's with its network, `template` a template's directory, empty for none.
     """
-    if plan.config.is_remote:
+    if isinstance(vm, RemoteVm):
         return (Remote(vm),)
     base = plan.warm_vm
     if base is None or not template or _has_to_boot(plan, vm, base):
@@ -266,7 +266,7 @@ def births(plan: SandboxPlan, vm: VmConfig, template: str, environment: Environm
 async def find_template(plan: SandboxPlan, host: Host) -> str:
     """The directory of the template to continue from; empty if the VM has to boot. May make one for later pods."""
     config, base = plan.config, plan.warm_vm
-    if base is None or _has_to_boot(plan, plan.vm, base):
+    if base is None or _has_to_boot(plan, plan.local_vm, base):
         return ""
     try:
         return await host.find_template(config.factory.template_path, base)
@@ -283,7 +283,7 @@ async def find_template(plan: SandboxPlan, host: Host) -> str:
     return ""
 
 
-def _has_to_boot(plan: SandboxPlan, vm: VmConfig, base: VmConfig) -> bool:
+def _has_to_boot(plan: SandboxPlan, vm: LocalVm, base: LocalVm) -> bool:
     if reason := reason_to_boot(vm, base):
         _log_boot(plan, reason)
     return bool(reason)

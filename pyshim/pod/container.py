@@ -362,7 +362,7 @@ class Container:
         self.init.require(Status.CREATED, Status.RUNNING, Status.PAUSED, verb="update")
 
         async def apply(after: Mapping[str, Any]) -> None:
-            await self._agent.update_container(self.id, guest_resources(after, self._sandbox.plan.vm.numa))
+            await self._agent.update_container(self.id, guest_resources(after, self._sandbox.plan.numa))
 
         await self._sandbox.vm.resizer.update(self.id, resources, apply)
         await resize_memory_volumes(self.plan.memory_volumes, host=self._env.host, agent=self._agent)

@@ -130,6 +130,6 @@ async def plan_container(
         sysctls=sandbox.sysctls,
         terminal=request.stdio.terminal,
         stdin=bool(request.stdio.stdin),
-        nodes=sandbox.vm.numa,
+        nodes=sandbox.numa,
         bound=await places_now(host, binds),
     )

@@ -18,6 +18,7 @@ from pyshim.model.ids import ContainerId, HostPath, SandboxId
 from pyshim.model.oci import ContainerKind, membership
 from pyshim.model.sandbox import CreateSandbox, EndedBy, Phase, PodConfig, SandboxReport, SandboxRequest
 from pyshim.model.task import ExitStatus, RuntimeOptions
+from pyshim.model.vm import LocalVm
 from pyshim.pod.creation import MAX_RESOLV_CONF_BYTES, read_spec
 from pyshim.pod.environment import Environment
 from pyshim.pod.hooks import ContainerHooks
@@ -158,7 +159,7 @@ def _info(sandbox: Sandbox) -> Mapping[str, str]:
     shown = {
         "vmmPid": vm.hypervisor.pid,
         "virtiofsdPid": vm.virtiofsd_pid,
-        "accelerator": plan.vm.cpu.accelerator,
+        "accelerator": plan.vm.cpu.accelerator if isinstance(plan.vm, LocalVm) else "",
         "hypervisor": plan.config.hypervisor_name,
         "agent": str(vm.hypervisor.agent_address),
         "configuration": plan.config.source,

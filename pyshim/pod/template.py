@@ -9,7 +9,7 @@ from typing import Protocol
 
 from hypervisors.base import Hypervisor
 from pyshim.model.seams import AgentConnector
-from pyshim.model.vm import VmConfig
+from pyshim.model.vm import LocalVm
 
 SETTLE_S = 2.0
 """Seconds from the end of the connection to the stop of the guest, which must notice that end. Kata waits as long."""
@@ -21,7 +21,7 @@ class SavableVm(Hypervisor, Protocol):
 
 
 async def make_template(
-    vm: VmConfig, directory: str, *, hypervisor: SavableVm, connector: AgentConnector, boot_timeout_s: float
+    vm: LocalVm, directory: str, *, hypervisor: SavableVm, connector: AgentConnector, boot_timeout_s: float
 ) -> None:
     """The machine is saved in `directory`, and its VM has ended. Raises ShimError."""
     try:

@@ -27,7 +27,7 @@ from pyshim.model.oci import OciHook
 from pyshim.model.places import METRICS_DIRECTORY
 from pyshim.model.remote_vms import RemoteVmState
 from pyshim.model.task import Stdio
-from pyshim.model.vm import VmConfig
+from pyshim.model.vm import LocalVm
 from pyshim.model.volumes import HostMount, Place, SourceFacts, TreeEntry, VirtiofsdPlan
 from pyshim.resources.cgroups.host.hierarchies import Hierarchy, mounted
 from pyshim.resources.cgroups.host.sandbox_cgroups import LinuxCgroups
@@ -140,13 +140,13 @@ class LinuxHost:
             return await asyncio.to_thread(measure)
 
     @within_s(READ_S, "find template in '{root}'")
-    async def find_template(self, root: str, vm: VmConfig) -> str:
+    async def find_template(self, root: str, vm: LocalVm) -> str:
         """The directory of a template; see `templates/store.py`."""
 
         return await _reading(root, lambda: TemplateStore(root).find(template_key(vm, machine_facts(vm))))
 
     @within_s(CHANGE_S, "make template in '{root}'")
-    async def make_template(self, root: str, vm: VmConfig, source: str) -> None:
+    async def make_template(self, root: str, vm: LocalVm, source: str) -> None:
         """The operator's command has been started. It boots a machine, and may end after the sandbox."""
         store = TemplateStore(root)
         key = await _reading(root, lambda: template_key(vm, machine_facts(vm)))

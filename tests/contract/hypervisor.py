@@ -21,7 +21,7 @@ from pyshim.model.errors import (
     Unimplemented,
 )
 from pyshim.model.ledger import Ledger, ResourceKind
-from pyshim.model.vm import BlockDevice, DiskBus, ScsiController, VmConfig, VmExitKind
+from pyshim.model.vm import BlockDevice, DiskBus, LocalVm, ScsiController, VmExitKind
 from tests.fakes.disks import disk as plain_disk
 from tests.fakes.ledger import FakeLedger
 
@@ -36,7 +36,7 @@ class Rig(ABC):
         """A fresh driver object, on `ledger` where given."""
 
     @abstractmethod
-    def config(self) -> VmConfig:
+    def config(self) -> LocalVm:
         """A VM that stays idle: 1 vCPU of at most 2, 256 MiB of at most 1024 in 4 slots, one bridge."""
 
     @abstractmethod
@@ -48,7 +48,7 @@ class Rig(ABC):
         """Processes and files that should be gone."""
 
 
-async def running(rig: Rig, config: VmConfig | None = None) -> Hypervisor:
+async def running(rig: Rig, config: LocalVm | None = None) -> Hypervisor:
     vm = rig.hypervisor()
     await vm.create(config or rig.config())
     await vm.start()

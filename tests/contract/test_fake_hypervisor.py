@@ -6,7 +6,7 @@ import pytest
 
 from hypervisors.base import Hypervisor
 from pyshim.model.ledger import Ledger
-from pyshim.model.vm import VmConfig
+from pyshim.model.vm import LocalVm
 from tests.contract.hypervisor import HypervisorContract, Rig
 from tests.fakes.hypervisor import FakeHypervisor
 from tests.fakes.ledger import FakeLedger
@@ -21,7 +21,7 @@ class FakeRig(Rig):
     def hypervisor(self, ledger: Ledger | None = None) -> Hypervisor:
         return FakeHypervisor(ledger or self.ledger)
 
-    def config(self) -> VmConfig:
+    def config(self) -> LocalVm:
         return self._config
 
     def kill_vmm(self, vm: Hypervisor) -> None:

@@ -25,7 +25,7 @@ from pyshim.cleanup.release import release
 from pyshim.host.processes.children import Children
 from pyshim.model.errors import AgentGone, DeadlineExceeded, FailedPrecondition, ShimError, Unavailable
 from pyshim.model.guest import GuestContainer, GuestDevice, GuestSandbox
-from pyshim.model.vm import EmulatedDevice, MemoryBacking, PciLayout, PortKind, VhostUserBackend, VmConfig
+from pyshim.model.vm import EmulatedDevice, LocalVm, MemoryBacking, PciLayout, PortKind, VhostUserBackend
 from pyshim.resources.devices.plan.pci_topology import pci_layout
 from tests.fakes import inputs
 from tests.fakes.disks import disk
@@ -74,7 +74,7 @@ echo "$all" > /run/cdi/all.json
 """
 
 
-def config(tmp_path: Path, layout: PciLayout) -> VmConfig:
+def config(tmp_path: Path, layout: PciLayout) -> LocalVm:
     plain = vm_config(uuid=OURS, vm_dir=str(tmp_path / "vm"), share=None, hypervisor_path=QEMU, pci=layout)
     boot = replace(
         plain.boot,

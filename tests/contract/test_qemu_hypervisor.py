@@ -11,7 +11,7 @@ from hypervisors.qemu.vm import QemuVm
 from pyshim.cleanup.release import release
 from pyshim.host.processes.children import Children
 from pyshim.model.ledger import Ledger
-from pyshim.model.vm import VmConfig
+from pyshim.model.vm import LocalVm
 from tests.contract.hypervisor import HypervisorContract, Rig
 from tests.fakes.ledger import FakeLedger
 from tests.fakes.tiny_kernel import HALT
@@ -30,7 +30,7 @@ class QemuRig(Rig):
     def hypervisor(self, ledger: Ledger | None = None) -> Hypervisor:
         return QemuVm(ledger=ledger or self.ledger, children=self.children)
 
-    def config(self) -> VmConfig:
+    def config(self) -> LocalVm:
         return self._config
 
     def kill_vmm(self, vm: Hypervisor) -> None:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from hypervisors.qemu.vm import QemuVm
 from pyshim.cleanup.release import release
 from pyshim.host.processes.children import Children
-from pyshim.model.vm import VmConfig, VmExitKind
+from pyshim.model.vm import LocalVm, VmExitKind
 from tests.fakes.disks import disk as plain_disk
 from tests.fakes.ledger import FakeLedger
 from tests.fakes.vm_config import OURS, vm_config
@@ -31,7 +31,7 @@ pytestmark = [
 ]
 
 
-def linux(tmp_path: Path, *extra_params: str) -> VmConfig:
+def linux(tmp_path: Path, *extra_params: str) -> LocalVm:
     """The project's own guest, talkative on its serial port."""
     config = vm_config(uuid=OURS, vm_dir=str(tmp_path / "vm"), share=None, hypervisor_path=QEMU)
     boot = replace(

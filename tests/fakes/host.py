@@ -14,7 +14,7 @@ from pyshim.model.oci import OciHook
 from pyshim.model.sandbox import SandboxSnapshot
 from pyshim.model.seams import MonitorRpc
 from pyshim.model.task import Stdio, TaskEvent
-from pyshim.model.vm import VmConfig
+from pyshim.model.vm import LocalVm
 from pyshim.model.volumes import HostMount, Place, SourceFacts, SourceKind, TreeEntry, VirtiofsdPlan
 from pyshim.resources.linux import LinuxHost
 from tests.fakes.cgroups import FakeCgroups
@@ -166,12 +166,12 @@ class FakeHost:
             return SourceFacts(kind=SourceKind.BLOCK, device_path=f"/dev/loop{path.rpartition(':')[2]}")
         return self.sources.get(path, SourceFacts(kind=SourceKind.DIRECTORY))
 
-    async def find_template(self, root: str, vm: VmConfig) -> str:
+    async def find_template(self, root: str, vm: LocalVm) -> str:
         if self.template is None:
             raise NotFound(f"find template in '{root}': there is none")
         return self.template
 
-    async def make_template(self, root: str, vm: VmConfig, source: str) -> None:
+    async def make_template(self, root: str, vm: LocalVm, source: str) -> None:
         self.faults.hit("make_template")
         self.templates_asked_for.append(source)
 

@@ -3,6 +3,7 @@
 import asyncio
 import os
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from hypervisors.qemu.vm import QemuVm
 from pyshim.concurrency.deadlines import given_s, within_s
@@ -23,6 +24,8 @@ from pyshim.model.vm import (
     Device,
     DiskBus,
     GuestLocation,
+    LocalVm,
+    RemoteVm,
     SerialChannel,
     VmConfig,
     VmExit,
@@ -49,6 +52,12 @@ def _stop_s(vm: "FakeHypervisor") -> float:
     return given_s(vm.config.stop_timeout_s if vm.config is not None else None)
 
 
+def _files(config: VmConfig) -> tuple[str | None, ...]:
+    if isinstance(config, RemoteVm):
+        return ()
+    return (config.hypervisor_path, config.boot.kernel, config.boot.initrd, config.boot.image)
+
+
 @deadlines_of(QemuVm)
 class FakeHypervisor:
     """`failpoint` gets the name of every call before it has an effect, and may raise or wait.
@@ -61,7 +70,8 @@ class FakeHypervisor:
     ) -> None:
         """With `files_exist` the paths of a config need not be real."""
         self.phase = "new"
-        self.config: VmConfig | None = None
+        self.config: Any = None
+        """The `VmConfig` that it was created with."""
         self.plugged: dict[str, Device] = {}
         self._ledger = ledger
         self._failpoint = failpoint
@@ -99,7 +109,7 @@ class FakeHypervisor:
 
     def capabilities(self) -> Capabilities:
         config = self._created("ask capabilities")
-        hotplug = config.machine_type == "q35"
+        hotplug = isinstance(config, LocalVm) and config.machine_type == "q35"
         return Capabilities(
             block_hotplug=hotplug and config.bridges > 0,
             network_hotplug=hotplug and config.bridges > 0,
@@ -112,7 +122,7 @@ class FakeHypervisor:
         self._failpoint("create")
         if self.config is not None or self.phase != "new":
             raise FailedPrecondition(f"create vm {config.sandbox_id!r}: this driver object has made its vm already")
-        for path in (config.hypervisor_path, config.boot.kernel, config.boot.initrd, config.boot.image):
+        for path in _files(config):
             if path is not None and not self._exists(path):
                 raise FailedPrecondition(f"start vm {config.sandbox_id!r}: open {path!r}: ENOENT")
         self.config = config
@@ -232,7 +242,7 @@ class FakeHypervisor:
 
     @property
     def pid(self) -> int:
-        return _FIRST_PID if self.config is not None and self.config.remote is None else 0
+        return _FIRST_PID if isinstance(self.config, LocalVm) else 0
 
     @property
     def helper_pids(self) -> tuple[int, ...]:
@@ -240,11 +250,12 @@ class FakeHypervisor:
 
     @property
     def agent_address(self) -> AgentAddress:
-        channel = self._created("ask agent address").agent_channel
+        config = self._created("ask agent address")
+        if isinstance(config, RemoteVm):
+            return UnixAddress("/run/peerpod/pods/agent.ttrpc")
+        channel = config.agent_channel
         if isinstance(channel, SerialChannel):
             return SerialAddress(channel.socket_path)
-        if channel is None:
-            return UnixAddress("/run/peerpod/pods/agent.ttrpc")
         return VsockAddress(4242, channel.port)
 
     def console_tail(self) -> str:
@@ -257,12 +268,12 @@ class FakeHypervisor:
     def _exists(self, path: str) -> bool:
         return self._files_exist or os.path.exists(path)
 
-    def _created(self, doing: str) -> VmConfig:
+    def _created(self, doing: str) -> Any:
         if self.config is None:
             raise FailedPrecondition(f"{doing}: the vm was not created")
         return self.config
 
-    def _in_phase(self, doing: str, *phases: str) -> VmConfig:
+    def _in_phase(self, doing: str, *phases: str) -> Any:
         if self.phase == "ended":
             raise Unavailable(f"{doing}: the vm has ended")
         if self.phase not in phases:

@@ -14,7 +14,7 @@ from hypervisors.qemu.vm import QemuVm
 from pyshim.host.processes.children import ChildExit
 from pyshim.model.ledger import Ledger, LedgerEntry, ResourceKind
 from pyshim.model.units import MIB
-from pyshim.model.vm import BlockDevice, Device, GuestLocation, SerialChannel, VmConfig
+from pyshim.model.vm import BlockDevice, Device, GuestLocation, LocalVm, SerialChannel
 from tests.fakes.hostile_qmp import value
 from tests.fakes.machine import Machine
 from tests.fakes.qmp_peer import Answer, QmpPeer, agree
@@ -124,7 +124,7 @@ class ScriptedQemu(QemuVm):
         self._file = directory / "file"
         self._file.write_bytes(b"x")
 
-    async def create(self, config: VmConfig) -> None:
+    async def create(self, config: LocalVm) -> None:
         file, vm_dir = str(self._file), str(self._directory / "vm")
         await super().create(
             replace(

@@ -7,16 +7,20 @@ from uuid import uuid4
 from msgspec.structs import replace
 
 from pyshim.model.host_facts import Accelerator
+from pyshim.model.remote_vms import RemoteServiceConfig
 from pyshim.model.vm import (
     BootConfig,
     CpuConfig,
     ImageDriver,
+    LocalVm,
     MemoryBacking,
     MemoryConfig,
+    MemorySize,
     NicDevice,
+    RemoteVm,
     SerialChannel,
     ShareDevice,
-    VmConfig,
+    VcpuCount,
 )
 from tests.fakes.tiny_kernel import bzimage
 
@@ -25,10 +29,10 @@ OURS = str(uuid4())
 """For VMs that really run: a VMM without a recorded pid is found, and killed, by it; it is no other run's."""
 
 
-def vm_config(**changes: Any) -> VmConfig:
+def vm_config(**changes: Any) -> LocalVm:
     """A q35 VM under TCG with virtio-fs, a root image with its loader, and the agent on a serial port."""
     vm_dir = changes.get("vm_dir", "/run/vc/vm/pod1")
-    config = VmConfig(
+    config = LocalVm(
         sandbox_id="pod1",
         uuid=UUID,
         vm_dir=vm_dir,
@@ -65,11 +69,28 @@ def vm_config(**changes: Any) -> VmConfig:
     return replace(config, **changes)
 
 
+def remote_vm_config(service: RemoteServiceConfig, **changes: Any) -> RemoteVm:
+    """A VM of one vCPU that `service` makes."""
+    config = RemoteVm(
+        sandbox_id="pod1",
+        uuid=UUID,
+        vm_dir="/run/vc/vm/pod1",
+        machine_type="",
+        cpu=VcpuCount(boot_vcpus=1, max_vcpus=1),
+        memory=MemorySize(boot_mib=256, max_mib=256),
+        netns_path=None,
+        service=service,
+        start_timeout_s=30.0,
+        stop_timeout_s=10.0,
+    )
+    return replace(config, **changes)
+
+
 def nic(index: int, *, taps: tuple[int, ...], vhosts: tuple[int, ...] = (), mtu: int = 1500) -> NicDevice:
     return NicDevice(id=f"net{index}", mac=f"02:00:ca:fe:00:{index:02x}", tap_fds=taps, vhost_fds=vhosts, mtu=mtu)
 
 
-def bootable(directory: Path, code: str, **changes: Any) -> VmConfig:
+def bootable(directory: Path, code: str, **changes: Any) -> LocalVm:
     """A VM that boots `code` (see tiny_kernel.py), with nothing but a kernel and a dummy initrd, all in `directory`."""
     kernel, initrd = directory / "kernel", directory / "initrd"
     kernel.write_bytes(bzimage(code))
@@ -78,9 +99,9 @@ def bootable(directory: Path, code: str, **changes: Any) -> VmConfig:
     return replace(config, boot=replace(config.boot, kernel=str(kernel), initrd=str(initrd), image=None))
 
 
-def with_boot(config: VmConfig, **changes: Any) -> VmConfig:
+def with_boot(config: LocalVm, **changes: Any) -> LocalVm:
     return replace(config, boot=replace(config.boot, **changes))
 
 
-def with_memory(config: VmConfig, **changes: Any) -> VmConfig:
+def with_memory(config: LocalVm, **changes: Any) -> LocalVm:
     return replace(config, memory=replace(config.memory, **changes))

@@ -27,6 +27,7 @@ from pyshim.model.oci import MAX_SPEC_BYTES, ContainerKind, OciSpec, membership,
 from pyshim.model.places import VM_ROOT
 from pyshim.model.plans import ContainerPlan, SandboxPlan
 from pyshim.model.task import RuntimeOptions
+from pyshim.model.vm import LocalVm, RemoteVm
 from pyshim.model.volumes import HostMount, SourceFacts
 from pyshim.node.cli.options import read_limited
 from pyshim.node.cli.output import config_option, examples, json_option, print_json
@@ -273,13 +274,14 @@ def _volume_facts(spec: OciSpec, config: Config) -> Mapping[str, SourceFacts]:
 def _argv(plan: SandboxPlan) -> tuple[str, ...]:
     """QEMU's command line. Descriptors, the CID and the size of a missing image are examples: only a running shim has
     the real ones."""
-    if plan.config.is_remote:
+    vm = plan.vm
+    if isinstance(vm, RemoteVm):
         return ()
-    check_config(plan.vm)
+    check_config(vm)
     image_bytes = 0
-    if is_image_pmem(plan.vm) and plan.vm.boot.image and os.path.exists(plan.vm.boot.image):
-        image_bytes = os.path.getsize(plan.vm.boot.image)
-    return qemu_argv(plan.vm, guest_cid=_FIRST_GUEST_CID, image_bytes=image_bytes)
+    if is_image_pmem(vm) and vm.boot.image and os.path.exists(vm.boot.image):
+        image_bytes = os.path.getsize(vm.boot.image)
+    return qemu_argv(vm, guest_cid=_FIRST_GUEST_CID, image_bytes=image_bytes)
 
 
 def lines(plan: Plan) -> Iterator[str]:
@@ -301,14 +303,17 @@ def lines(plan: Plan) -> Iterator[str]:
 
 def _sandbox_lines(plan: SandboxPlan) -> Iterator[str]:
     vm = plan.vm
-    yield f"vm             {vm.machine_type}, {vm.cpu.accelerator}, cpu {vm.cpu.model}"
+    local = vm if isinstance(vm, LocalVm) else None
+    described = f", {local.cpu.accelerator}, cpu {local.cpu.model}" if local is not None else ", by a service"
+    backing = f", {local.memory.backing}" if local is not None else ""
+    yield f"vm             {vm.machine_type or 'remote'}{described}"
     yield f"vCPUs          {vm.cpu.boot_vcpus}, up to {vm.cpu.max_vcpus}"
-    yield f"memory         {vm.memory.boot_mib} MiB, up to {vm.memory.max_mib} MiB, {vm.memory.backing}"
+    yield f"memory         {vm.memory.boot_mib} MiB, up to {vm.memory.max_mib} MiB{backing}"
     if plan.numa_why:
         yield f"NUMA           {plan.numa_why}"
-    for number, node in enumerate(vm.numa):
+    for number, node in enumerate(plan.numa):
         yield f"  node {number:<9}{node_text(node)}"
-    yield f"agent          {type(vm.agent_channel).__name__}"
+    yield f"agent          {type(local.agent_channel).__name__ if local is not None else 'named by the service'}"
     yield f"network        {plan.netns_path or 'an empty namespace'}"
     for group in plan.cgroups.groups:
         yield f"cgroup         {group.role} {group.path}"

@@ -27,7 +27,7 @@ from pyshim.model.ids import SandboxId
 from pyshim.model.places import REGISTER, VM_ROOT
 from pyshim.model.plans import SandboxPlan
 from pyshim.model.units import MIB
-from pyshim.model.vm import VmConfig
+from pyshim.model.vm import LocalVm
 from pyshim.node.cli.dry_run import empty_pod
 from pyshim.node.cli.listing import age_text
 from pyshim.node.cli.output import config_option, examples, json_option, print_json, print_table
@@ -103,7 +103,7 @@ def _make_missing(config: Config, lock: AbstractContextManager[object]) -> None:
     print(f"template {key} made: {config.factory.template_path}/{key}")
 
 
-async def _make(plan: SandboxPlan, vm: VmConfig, key: str, directory: str) -> None:
+async def _make(plan: SandboxPlan, vm: LocalVm, key: str, directory: str) -> None:
     sandbox_id = SandboxId(f"template-{key[:12]}")
     children = Children()
     shim = ShimRecord(
@@ -184,7 +184,7 @@ def _destroy(config_path: str | None) -> int:
     return 0
 
 
-def _planned(config: Config) -> tuple[SandboxPlan, VmConfig]:
+def _planned(config: Config) -> tuple[SandboxPlan, LocalVm]:
     """An empty pod, and the VM that it would continue with."""
     plan = empty_pod(config)
     if plan.warm_vm is None:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from pyshim.model.plans import SandboxPlan
+from pyshim.model.vm import LocalVm
 
 
 def kata_hypervisor_config(plan: SandboxPlan) -> Mapping[str, object]:
@@ -11,12 +12,13 @@ def kata_hypervisor_config(plan: SandboxPlan) -> Mapping[str, object]:
     InitrdPath is empty if there is an image: Kata refuses a state with both, and its `delete` then removes it.
     """
     config, vm = plan.config.hypervisor, plan.vm
+    bridges = vm.bridges if isinstance(vm, LocalVm) else 0
     return {
         "NumVCPUsF": float(plan.sizing.vcpus.exact),
         "DefaultMaxVCPUs": vm.cpu.max_vcpus,
         "MemorySize": vm.memory.boot_mib,
         "MemSlots": config.memory_slots,
-        "DefaultBridges": vm.bridges,
+        "DefaultBridges": bridges,
         "HypervisorPath": config.path,
         "KernelPath": config.kernel,
         "ImagePath": config.image,

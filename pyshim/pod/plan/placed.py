@@ -28,14 +28,14 @@ def placement_need(plan: SandboxPlan, spec: OciSpec) -> Need:
 
 def placed(plan: SandboxPlan, answer: Placed) -> SandboxPlan:
     """The plan with this answer. Guest RAM is on its nodes, unless passed-through devices determine others."""
-    nodes = plan.vm.memory.host_nodes or answer.placement.memory_nodes
-    memory = replace(plan.vm.memory, host_nodes=nodes)
-    return replace(plan, placement=answer, vm=replace(plan.vm, memory=memory))
+    nodes = plan.local_vm.memory.host_nodes or answer.placement.memory_nodes
+    memory = replace(plan.local_vm.memory, host_nodes=nodes)
+    return replace(plan, placement=answer, vm=replace(plan.local_vm, memory=memory))
 
 
 def with_guest_nodes(plan: SandboxPlan, machine: Machine) -> SandboxPlan:
     """The plan of a guest with those NUMA nodes of `machine` that its VM is on. Raises what `numa_plan` raises."""
-    vm = plan.vm
+    vm = plan.local_vm
     near = vm.memory.host_nodes if plan.placement is None else ()
     if not near:
         functions = [function for node in plan.devices.nodes() for function in node.functions]

@@ -10,12 +10,11 @@ from pyshim.model.confidential import Initdata
 from pyshim.model.config import HYPERVISOR_PREFIX, Config
 from pyshim.model.devices import PodDevices
 from pyshim.model.errors import FailedPrecondition, InvalidArgument
-from pyshim.model.host_facts import Accelerator
 from pyshim.model.ids import SandboxId
 from pyshim.model.oci import ANNOTATION_KEYS, Caller, OciSpec, pod_of
 from pyshim.model.remote_vms import RemoteServiceConfig
 from pyshim.model.sizing import SizingRecord
-from pyshim.model.vm import BootConfig, CpuConfig, ImageDriver, MemoryBacking, MemoryConfig, VmConfig
+from pyshim.model.vm import MemorySize, RemoteVm, VcpuCount
 from pyshim.resources.devices.plan.devices import check_kind_table
 from pyshim.resources.devices.plan.remote import remote_devices
 
@@ -50,50 +49,25 @@ def remote_vm(
     netns_path: str | None,
     initdata: Initdata | None,
     devices: PodDevices,
-) -> VmConfig:
+) -> RemoteVm:
     """The VM. Raises InvalidArgument naming key and file; Unimplemented for devices that remote guests cannot have."""
     service = _service(
         config, {**_annotations(sandbox_id, spec, config, sizing, initdata), **_device_annotations(config, devices)}
     )
     most_s = service.timeout_s + service.stop_timeout_s + _MARGIN_S
     vcpus, memory_mib = sizing.vcpus.granted, sizing.memory_mib.granted
-    return VmConfig(
+    return RemoteVm(
         sandbox_id=sandbox_id,
         uuid=uuid,
         vm_dir=vm_dir,
-        hypervisor_path="",
         machine_type=config.hypervisor.machine_type,
-        machine_options=(),
-        boot=BootConfig(
-            kernel="", kernel_params=(), initrd=None, image=None, image_driver=ImageDriver.VIRTIO_BLK, firmware=None
-        ),
-        # The service chooses the accelerator.
-        cpu=CpuConfig(accelerator=Accelerator.KVM, model="", boot_vcpus=vcpus, max_vcpus=vcpus),
-        memory=MemoryConfig(
-            boot_mib=memory_mib,
-            max_mib=memory_mib,
-            slots=0,
-            backing=MemoryBacking.PRIVATE,
-            prealloc=False,
-            virtio_mem=False,
-        ),
-        share=None,
-        agent_channel=None,
-        nics=(),
-        bridges=0,
-        scsi=None,
-        entropy_source="",
-        guard=None,
-        initdata="",
-        seccomp_sandbox="",
+        cpu=VcpuCount(boot_vcpus=vcpus, max_vcpus=vcpus),
+        memory=MemorySize(boot_mib=memory_mib, max_mib=memory_mib),
         netns_path=netns_path,
-        extra_monitor="",
-        nested=False,
-        debug=config.hypervisor.enable_debug,
+        service=service,
         # The driver has a deadline for each call, and acts after one that has passed.
         start_timeout_s=most_s,
         stop_timeout_s=most_s,
-        remote=service,
     )
 
 

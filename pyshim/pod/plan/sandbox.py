@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from functools import partial
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -23,6 +24,7 @@ from pyshim.model.vm import (
     CpuConfig,
     ExtensionDisk,
     ImageDriver,
+    LocalVm,
     MemoryConfig,
     MemoryDump,
     PciLayout,
@@ -82,74 +84,111 @@ def sandbox_plan(
     `sources` has the facts of the spec's mounts, `dns` the lines of its resolv.conf, `instances` the types of remote
     VMs.
     """
-    remote = config.is_remote
-    if not remote:
-        _check(config)
-    initdata = _initdata(config)
-    guard = None if remote else guard_of(config, host, initdata)
-    sizing = _sized(kind, spec, config, host, capacity)
-    if instances is not None:
-        config = _of_instance(config, instances, devices, sizing)
-    vm_dir = f"{VM_ROOT}/{sandbox_id}"
-    if remote:
-        netns_path, new_netns, labels = remote_netns_path(spec), False, NO_LABELS
-    else:
-        _check_network(kind, spec, config)
-        new_netns = _makes_netns(spec, config)
-        netns_path = f"{OWN_NETNS}{sandbox_id}" if new_netns else _netns_path(spec, config)
-        labels = _labels(spec, config)
-    share = share_plan(sandbox_id, config, vm_dir=vm_dir, labels=labels)
-    warm_vm = None
-    if remote:
-        vm = remote_vm(
-            sandbox_id=sandbox_id,
-            uuid=uuid,
-            vm_dir=vm_dir,
-            spec=spec,
-            config=config,
-            sizing=sizing,
-            netns_path=netns_path,
-            initdata=initdata,
-            devices=devices,
-        )
-    else:
-        sized = partial(
-            _vm,
-            sandbox_id=sandbox_id,
-            uuid=uuid,
-            vm_dir=vm_dir,
-            host=host,
-            share=share,
-            netns_path=netns_path,
-            guard=guard,
-            initdata=initdata,
-            devices=devices,
-            labels=labels,
-        )
-        vm = sized(config, sizing)
-        if config.factory.enable_template:
-            # One for pods of every size: small at first, with room to grow.
-            growing = replace(config, runtime=replace(config.runtime, static_sandbox_resource_mgmt=False))
-            warm_vm = sized(growing, template_size(config, host))
+    asked = _Asked(sandbox_id, kind, uuid, spec, config, host, devices, f"{VM_ROOT}/{sandbox_id}")
+    made = _remote(asked, instances) if config.is_remote else _local(asked, capacity)
     return SandboxPlan(
         sandbox_id=sandbox_id,
         kind=kind,
-        config=config,
-        vm=vm,
-        warm_vm=warm_vm,
-        share=share,
+        config=made.config,
+        vm=made.vm,
+        warm_vm=made.warm_vm,
+        share=made.share,
         guest=guest_sandbox(
             sandbox_id, kind, spec, config, sources, dns, host_name=host.hostname if _is_on_hosts_network(spec) else ""
         ),
-        sizing=sizing,
-        initdata=initdata if vm.initdata else None,
+        sizing=made.sizing,
+        initdata=made.initdata,
         cgroups=cgroup_plan(sandbox_id=sandbox_id, cgroups_path=spec.cgroups_path, config=config, host=host),
-        netns_path=netns_path,
-        new_netns=new_netns,
+        netns_path=made.vm.netns_path,
+        new_netns=made.new_netns,
         has_network_hooks=makes_network(spec),
         devices=devices,
         sysctls=pod_sysctls(spec),
-        agent_timeout_s=_agent_timeout_s(config, vm.cpu.accelerator),
+        agent_timeout_s=made.agent_timeout_s,
+    )
+
+
+class _Asked(NamedTuple):
+    sandbox_id: SandboxId
+    kind: ContainerKind
+    uuid: str
+    spec: OciSpec
+    config: Config
+    host: HostFacts
+    devices: PodDevices
+    vm_dir: str
+
+
+class _Made(NamedTuple):
+    """The part of the plan that depends on where the VM is made."""
+
+    config: Config
+    vm: VmConfig
+    share: SharePlan
+    sizing: SizingRecord
+    agent_timeout_s: float
+    warm_vm: LocalVm | None = None
+    new_netns: bool = False
+    initdata: Initdata | None = None
+
+
+def _remote(asked: _Asked, instances: InstanceTable | None) -> _Made:
+    spec, config = asked.spec, asked.config
+    sizing = static_size(config, unbounded(asked.host), workload(asked.kind, spec.annotations, spec.raw))
+    if instances is not None:
+        config = _of_instance(config, instances, asked.devices, sizing)
+    vm = remote_vm(
+        sandbox_id=asked.sandbox_id,
+        uuid=asked.uuid,
+        vm_dir=asked.vm_dir,
+        spec=spec,
+        config=config,
+        sizing=sizing,
+        netns_path=remote_netns_path(spec),
+        initdata=_initdata(config),
+        devices=asked.devices,
+    )
+    share = share_plan(asked.sandbox_id, config, vm_dir=asked.vm_dir, labels=NO_LABELS)
+    return _Made(config, vm, share, sizing, config.agent.dial_timeout_s)
+
+
+def _local(asked: _Asked, capacity: CapacityFacts) -> _Made:
+    spec, config, host = asked.spec, asked.config, asked.host
+    _check(config)
+    initdata = _initdata(config)
+    guard = guard_of(config, host, initdata)
+    sizing = _sized(asked.kind, spec, config, host, capacity)
+    _check_network(asked.kind, spec, config)
+    new_netns = _makes_netns(spec, config)
+    labels = _labels(spec, config)
+    share = share_plan(asked.sandbox_id, config, vm_dir=asked.vm_dir, labels=labels)
+    sized = partial(
+        _vm,
+        sandbox_id=asked.sandbox_id,
+        uuid=asked.uuid,
+        vm_dir=asked.vm_dir,
+        host=host,
+        share=share,
+        netns_path=f"{OWN_NETNS}{asked.sandbox_id}" if new_netns else _netns_path(spec, config),
+        guard=guard,
+        initdata=initdata,
+        devices=asked.devices,
+        labels=labels,
+    )
+    vm, warm_vm = sized(config, sizing), None
+    if config.factory.enable_template:
+        # One for pods of every size: small at first, with room to grow.
+        growing = replace(config, runtime=replace(config.runtime, static_sandbox_resource_mgmt=False))
+        warm_vm = sized(growing, template_size(config, host))
+    return _Made(
+        config,
+        vm,
+        share,
+        sizing,
+        _agent_timeout_s(config, vm.cpu.accelerator),
+        warm_vm=warm_vm,
+        new_netns=new_netns,
+        initdata=initdata,
     )
 
 
@@ -187,8 +226,6 @@ def _sized(
     kind: ContainerKind, spec: OciSpec, config: Config, host: HostFacts, capacity: CapacityFacts
 ) -> SizingRecord:
     """The size at boot; a VM that follows its containers boots with the defaults."""
-    if config.is_remote:
-        return static_size(config, unbounded(host), workload(kind, spec.annotations, spec.raw))
     if is_resizable(config):
         sizing = boot_size(config, host)
     else:
@@ -210,10 +247,10 @@ def _vm(
     initdata: Initdata | None,
     devices: PodDevices,
     labels: ProcessLabels,
-) -> VmConfig:
+) -> LocalVm:
     hypervisor = config.hypervisor
     room = headroom(config, host, sizing)
-    return VmConfig(
+    return LocalVm(
         sandbox_id=sandbox_id,
         uuid=uuid,
         vm_dir=vm_dir,

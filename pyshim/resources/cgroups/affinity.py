@@ -30,7 +30,7 @@ class CpuAffinity:
         on_change: Callable[[], None],
     ) -> None:
         self._sandbox_id = plan.sandbox_id
-        self._nodes = plan.vm.numa
+        self._nodes = plan.numa
         self._pins_vcpus = plan.config.runtime.enable_vcpus_pinning
         self._host = host
         self._records = records

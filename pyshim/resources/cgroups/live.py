@@ -66,7 +66,7 @@ class SandboxCgroups:
         self._config = plan.config
         self._sandbox_id = plan.sandbox_id
         self._plan = plan.cgroups
-        self._nodes = plan.vm.numa
+        self._nodes = plan.numa
         self._numa_why = plan.numa_why
         self._host = host
         self._records = records

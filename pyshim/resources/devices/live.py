@@ -74,7 +74,7 @@ class PassedDevices:
         self._find = find
         self._found: list[FoundDevice] = list(plan.devices.devices)
         self._known = plan.devices
-        self._paths = {placed.device.id: placed.pci_path for placed in plan.vm.pci.placed}
+        self._paths = {placed.device.id: placed.pci_path for placed in plan.local_vm.pci.placed}
         self._hot = PluggedDevices(vm_devices, tasks, forget=self._forget)
         # A device's name in the guest depends on all devices in the VM.
         self._lock = asyncio.Lock()

@@ -12,6 +12,7 @@ from pyshim.model.network import DirectNetwork, NetworkModel, Wiring
 from pyshim.model.observation import traced
 from pyshim.model.oci import ContainerKind
 from pyshim.model.seams import Agent, Network, NetworkConnector
+from pyshim.model.vm import LocalVm, VmConfig
 from pyshim.resources.devices.plan.devices import is_enabled
 from pyshim.resources.network.changes import NetworkChanges
 from pyshim.resources.network.plan.direct import direct_network
@@ -26,8 +27,6 @@ class SandboxNetwork:
     def __init__(self, services: SandboxServices, connector: NetworkConnector) -> None:
         self.connected: Network | None = None
         """None for a pod without a network of its own."""
-        self.vm = services.plan.vm
-        """The VM as planned, with its network devices once they are connected."""
         self._plan = services.plan
         self._services = services
         self._connector = connector
@@ -35,7 +34,7 @@ class SandboxNetwork:
     @traced("connect network")
     async def connect(self) -> None:
         plan, ledger = self._plan, self._services.ledger
-        iommufd = plan.vm.guard is not None
+        iommufd = isinstance(plan.vm, LocalVm) and plan.vm.guard is not None
         direct = await self._direct()
         if direct is not None:
             network = await self._connector.connect_direct(plan.netns_path, direct, ledger, iommufd=iommufd)
@@ -47,7 +46,11 @@ class SandboxNetwork:
             network = await connect(plan.netns_path, self._wiring(), ledger, iommufd=iommufd)
         self._services.undo.push(network.disconnect)
         self.connected = network
-        self.vm = vm_with_network(plan, network)
+
+    @property
+    def vm(self) -> VmConfig:
+        """The VM as planned, with its network devices if they are connected. Raises what `vm_with_network` raises."""
+        return self._plan.vm if self.connected is None else vm_with_network(self._plan, self.connected)
 
     def _wiring(self) -> Wiring:
         config = self._plan.config
@@ -102,7 +105,8 @@ class GuestNetwork:
 
     async def plug(self) -> None:
         """The interfaces are plugged into the running VM."""
-        for nic in self._network.vm.nics:
+        network = self._network.connected
+        for nic in network.nics if network is not None else ():
             self._plugged[nic.mac] = (await self._services.vm_devices.plug(nic)).pci_path
 
     def close_taps(self) -> None:
@@ -126,7 +130,7 @@ class GuestNetwork:
         """The guest's PCI path of each plugged interface and function, by MAC; functions that the VM did not boot with
         are plugged first.
         """
-        placed = {item.device.id: item.pci_path for item in self._network.vm.pci.placed}
+        placed = {item.device.id: item.pci_path for item in vm_with_network(self._plan, network).pci.placed}
         paths = dict(self._plugged)
         for mac, function in network.functions.items():
             if function.id not in placed:

@@ -23,7 +23,7 @@ from pyshim.model.plans import SandboxPlan
 from pyshim.model.seams import Agent
 from pyshim.model.sizing import Dimension, SizingRecord
 from pyshim.model.units import MIB
-from pyshim.model.vm import VmConfig
+from pyshim.model.vm import LocalVm, VmConfig
 from pyshim.resources.sizing.plan.resize import (
     Demand,
     ResizePlan,
@@ -85,7 +85,7 @@ class Resizer:
             with self._asking(container_id, resources):
                 await self._make_room()
 
-    async def grow_from(self, base: VmConfig, agent: Agent) -> None:
+    async def grow_from(self, base: LocalVm, agent: Agent) -> None:
         """A VM that runs with the size of `base` has the planned one; memory is rounded up to whole blocks.
 
         Raises ShimError when the VM cannot grow.
@@ -97,7 +97,7 @@ class Resizer:
             self._keep(self.record)
             await self._fit((), replace(self.record))  # a copy: `fit` places threads for a new record only
 
-    async def _grow_to(self, vcpus: int, memory_mib: int, base: VmConfig, agent: Agent) -> None:
+    async def _grow_to(self, vcpus: int, memory_mib: int, base: LocalVm, agent: Agent) -> None:
         if vcpus > self.vcpus:
             self.vcpus = await self._hypervisor.resize_vcpus(vcpus)
             await agent.online_cpu_memory(self.vcpus, cpu_only=True)

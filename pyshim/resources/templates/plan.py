@@ -9,7 +9,7 @@ import msgspec
 from msgspec.structs import replace
 
 from pyshim.model.confinement import NO_LABELS
-from pyshim.model.vm import AgentChannel, SerialChannel, VhostUserVsockChannel, VmConfig
+from pyshim.model.vm import AgentChannel, LocalVm, SerialChannel, VhostUserVsockChannel
 
 
 class MachineFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,7 +47,7 @@ class StoredTemplate(msgspec.Struct, frozen=True, kw_only=True):
 _KEY_CHARS = 32
 
 
-def reason_to_boot(vm: VmConfig, base: VmConfig) -> str:
+def reason_to_boot(vm: LocalVm, base: LocalVm) -> str:
     """The reason why `vm` cannot continue from a template of the size of `base`; empty if it can."""
     memory = vm.memory
     is_smaller = vm.cpu.boot_vcpus < base.cpu.boot_vcpus or memory.boot_mib < base.memory.boot_mib
@@ -55,7 +55,6 @@ def reason_to_boot(vm: VmConfig, base: VmConfig) -> str:
         base.memory.max_mib, base.memory.boot_mib
     )
     reasons = {
-        "its service makes it": vm.remote is not None,
         f"{vm.machine_type} takes no devices while it runs": vm.machine_type != "q35",
         "a confidential guest's memory cannot be copied": vm.guard is not None,
         "its guest reads initdata": bool(vm.initdata),
@@ -71,7 +70,7 @@ def reason_to_boot(vm: VmConfig, base: VmConfig) -> str:
     return next((reason for reason, holds in reasons.items() if holds), "")
 
 
-def template_vm(vm: VmConfig, *, sandbox_id: str, uuid: str, vm_dir: str) -> VmConfig:
+def template_vm(vm: LocalVm, *, sandbox_id: str, uuid: str, vm_dir: str) -> LocalVm:
     """The VM that is saved for `vm`, and for others like it: nothing of a pod is in it."""
     return replace(
         vm,
@@ -88,7 +87,7 @@ def template_vm(vm: VmConfig, *, sandbox_id: str, uuid: str, vm_dir: str) -> VmC
     )
 
 
-def template_key(vm: VmConfig, facts: MachineFacts) -> str:
+def template_key(vm: LocalVm, facts: MachineFacts) -> str:
     """The same for all VMs whose machines are equal, and for no others."""
     machine = replace(
         template_vm(vm, sandbox_id="", uuid="", vm_dir=""),

@@ -24,7 +24,7 @@ from pyshim.host.files import lock_within, open_directory
 from pyshim.host.os_errors import describe_os_error, os_errors
 from pyshim.model.errors import FailedPrecondition, Internal, NotFound, ResourceExhausted, Unavailable
 from pyshim.model.units import MIB
-from pyshim.model.vm import VmConfig
+from pyshim.model.vm import LocalVm
 from pyshim.resources.templates.plan import MachineFacts, StoredTemplate, Template
 
 MOST_TEMPLATES = 8
@@ -222,7 +222,7 @@ class TemplateStore:
         )
 
 
-def write_record(directory: str, key: str, vm: VmConfig, facts: MachineFacts) -> None:
+def write_record(directory: str, key: str, vm: LocalVm, facts: MachineFacts) -> None:
     """The machine in `directory` is described; call when its other files are complete."""
     template = Template(
         key=key,
@@ -255,7 +255,7 @@ def _remove(directory: str) -> None:
         os.rmdir(directory)
 
 
-def machine_facts(vm: VmConfig) -> MachineFacts:
+def machine_facts(vm: LocalVm) -> MachineFacts:
     """The facts of this host that determine the machine. Raises FailedPrecondition naming a file that is missing."""
     boot = vm.boot
     named = (vm.hypervisor_path, boot.kernel, boot.initrd, boot.image, boot.firmware)

@@ -74,7 +74,7 @@ async def make_share(services: SandboxServices) -> None:
     if plan.initdata is not None:
         from pyshim.resources.confidential.plan.initdata import disk_image  # few pods have any
 
-        await host.write_bytes(plan.vm.initdata, disk_image(plan.initdata), 0o600)
+        await host.write_bytes(plan.local_vm.initdata, disk_image(plan.initdata), 0o600)
     for mount in share.mounts:
         await host.make_directory(mount.target, 0o700)
         await host.mount(mount)

@@ -10,7 +10,7 @@ import pytest
 
 from hypervisors.base import Hypervisor
 from hypervisors.qemu.vm import Phase, QemuVm
-from hypervisors.remote.vm import RemoteVm
+from hypervisors.remote.vm import RemoteHypervisor
 from pyshim import serve
 from pyshim.agent.connect import Connector
 from pyshim.concurrency.deadlines import CHANGE_S, deadline_of, within, within_s
@@ -20,7 +20,6 @@ from pyshim.model.errors import DeadlineExceeded, ShimError
 from pyshim.model.guest import UnixAddress
 from pyshim.model.ledger import LedgerEntry, ResourceKind
 from pyshim.model.oci import OciHook
-from pyshim.model.remote_vms import RemoteServiceConfig
 from pyshim.model.vm import VfioDevice, VmConfig
 from pyshim.resources.cgroups.host.sandbox_cgroups import LinuxCgroups
 from pyshim.resources.linux import LinuxHost
@@ -77,9 +76,9 @@ CALLS: list[tuple[Callable[..., object], tuple[object, ...], str]] = [
     (QemuVm.resize_vcpus, (3,), "resize vm to 3 vCPUs: not done within 150 s"),
     (QemuVm.resize_memory, (512,), "resize vm to 512 MiB: not done within 150 s"),
     (QemuVm.vcpu_thread_ids, (), "list vCPU threads of vm: not done within 30 s"),
-    (RemoteVm.create, (CONFIG,), f"create vm '{CONFIG.sandbox_id}': not done within 110 s"),
-    (RemoteVm.start, (), "start vm: not done within 110 s"),
-    (RemoteVm.stop, (), "stop vm: not done within 210 s"),
+    (RemoteHypervisor.create, (CONFIG,), f"create vm '{CONFIG.sandbox_id}': not done within 110 s"),
+    (RemoteHypervisor.start, (), "start vm: not done within 110 s"),
+    (RemoteHypervisor.stop, (), "stop vm: not done within 210 s"),
     (
         HostNetworkConnector.connect_direct,
         (None, None, None),
@@ -120,7 +119,7 @@ SEAMS = [
     (seams.Host, LinuxHost),
     (seams.Cgroups, LinuxCgroups),
     (Hypervisor, QemuVm),
-    (Hypervisor, RemoteVm),
+    (Hypervisor, RemoteHypervisor),
     (seams.NetworkConnector, HostNetworkConnector),
     (seams.AgentConnector, Connector),
 ]
@@ -167,7 +166,7 @@ class _Patient:
         await asyncio.sleep(self._takes_s)
 
 
-@pytest.mark.parametrize("driver", [QemuVm, RemoteVm])
+@pytest.mark.parametrize("driver", [QemuVm, RemoteHypervisor])
 @pytest.mark.parametrize("name", ["start", "stop"])
 def test_start_and_stop_may_take_as_long_as_the_vms_config_says(driver: type, name: str) -> None:
     vm: Any = deadlines_of(driver)(type("Slow", (_Patient,), dict(vars(_Patient))))(2 * CHANGE_S)
@@ -176,8 +175,7 @@ def test_start_and_stop_may_take_as_long_as_the_vms_config_says(driver: type, na
         await vm.create(config)
         await getattr(vm, name)()
 
-    remote = RemoteServiceConfig(socket_path="/s", annotations={}, timeout_s=1, stop_timeout_s=1)
-    run_fast_forward(body(vm_config(remote=remote, start_timeout_s=3 * CHANGE_S, stop_timeout_s=3 * CHANGE_S)))
+    run_fast_forward(body(vm_config(start_timeout_s=3 * CHANGE_S, stop_timeout_s=3 * CHANGE_S)))
 
     with pytest.raises(ShimError, match=f"{name} vm: not done within 30 s"):
         run_fast_forward(body(vm_config(start_timeout_s=1, stop_timeout_s=1)))

@@ -10,7 +10,7 @@ import pytest
 from hypervisors.qemu.vm import QemuVm
 from pyshim.cleanup.release import release
 from pyshim.host.processes.children import Children
-from pyshim.model.vm import VmConfig, VmExit
+from pyshim.model.vm import LocalVm, VmExit
 from tests.fakes.ledger import FakeLedger
 from tests.fakes.tiny_kernel import HALT
 from tests.fakes.vm_config import bootable
@@ -25,7 +25,7 @@ class Bench:
         self.children = Children()
         self.vm = QemuVm(ledger=self.ledger, children=self.children)
 
-    def config(self, code: str = HALT, **changes: Any) -> VmConfig:
+    def config(self, code: str = HALT, **changes: Any) -> LocalVm:
         return bootable(self.directory, code, **changes)
 
     def vmm(self, script: str) -> str:

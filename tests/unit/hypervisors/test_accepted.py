@@ -20,7 +20,7 @@ from pyshim.host.file_answers import FileAnswers
 from pyshim.host.processes.children import Children
 from pyshim.model.host_facts import Accelerator
 from pyshim.model.ids import HostPath
-from pyshim.model.vm import BootConfig, MemoryBacking, NicDevice, SerialChannel, ShareDevice, VhostUserNic, VmConfig
+from pyshim.model.vm import BootConfig, LocalVm, MemoryBacking, NicDevice, SerialChannel, ShareDevice, VhostUserNic
 from pyshim.model.volumes import VirtiofsdPlan
 from pyshim.resources.volumes.host.virtiofsd import start_virtiofsd
 from pyshim.resources.volumes.host.virtiofsd_flavours import VirtiofsdFlavours
@@ -46,7 +46,7 @@ def free_hugepages() -> int:
     return next((int(line.split()[1]) for line in lines if line.startswith("HugePages_Free")), 0)
 
 
-def runnable(config: VmConfig, directory: Path) -> VmConfig:
+def runnable(config: LocalVm, directory: Path) -> LocalVm:
     """The same VM with real files in `directory`, under TCG and with less memory to allocate."""
     files = {"kernel": bzimage(HALT), "initrd": b"none", "image": bytes(4 << 20), "firmware": None}
     for name, content in files.items():
@@ -66,7 +66,7 @@ def runnable(config: VmConfig, directory: Path) -> VmConfig:
     return replace(changed, uuid=OURS, vm_dir=str(directory / "vm"))
 
 
-async def accepted(config: VmConfig, directory: Path) -> None:
+async def accepted(config: LocalVm, directory: Path) -> None:
     ledger, children = FakeLedger(release), Children()
     vm = QemuVm(ledger=ledger, children=children)
     virtiofsd = None

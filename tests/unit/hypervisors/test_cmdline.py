@@ -15,12 +15,12 @@ from pyshim.model.host_facts import Accelerator
 from pyshim.model.vm import (
     GuestNode,
     ImageDriver,
+    LocalVm,
     MemoryBacking,
     MemoryDump,
     ScsiController,
     VhostUserNic,
     VhostUserVsockChannel,
-    VmConfig,
     VsockChannel,
 )
 from tests.fakes.vm_config import nic, vm_config, with_boot, with_memory
@@ -36,11 +36,11 @@ NUMA = (
 )
 
 
-def _kvm(config: VmConfig) -> VmConfig:
+def _kvm(config: LocalVm) -> LocalVm:
     return replace(config, cpu=replace(config.cpu, accelerator=Accelerator.KVM, model="host,pmu=off"))
 
 
-def _microvm() -> VmConfig:
+def _microvm() -> LocalVm:
     base = vm_config()
     return replace(base, machine_type="microvm", machine_options=("pit=off", "rtc=on"), bridges=0, share=None)
 
@@ -90,7 +90,7 @@ CONFIGS = {
 }
 
 
-def argv_of(config: VmConfig) -> tuple[str, ...]:
+def argv_of(config: LocalVm) -> tuple[str, ...]:
     has_vsock = isinstance(config.agent_channel, VsockChannel)
     image_bytes = IMAGE_BYTES if config.boot.image else 0
     return qemu_argv(config, guest_cid=4242 if has_vsock else 0, image_bytes=image_bytes)
@@ -209,7 +209,7 @@ def test_a_kernel_parameter_that_cannot_be_quoted_is_refused(params: tuple[str, 
     ],
     ids=["microvm-dump", "kernel-parameter"],
 )
-def test_config_that_cannot_work_is_refused_before_anything_is_made(config: VmConfig, text: str) -> None:
+def test_config_that_cannot_work_is_refused_before_anything_is_made(config: LocalVm, text: str) -> None:
     with pytest.raises(InvalidArgument, match=text):
         check_config(config)
 

@@ -22,7 +22,7 @@ from pyshim.model.host_facts import CgroupMode
 from pyshim.model.ids import SandboxId
 from pyshim.model.oci import ContainerKind, parse_spec
 from pyshim.model.task import RuntimeOptions
-from pyshim.model.vm import ExtensionDisk, VmConfig
+from pyshim.model.vm import ExtensionDisk, LocalVm
 from pyshim.pod.plan.sandbox import sandbox_plan
 from tests.fakes.facts import PLENTY, host_facts
 from tests.fakes.vm_config import nic, vm_config
@@ -51,7 +51,7 @@ HOSTS = {
 needs_qemu = pytest.mark.skipif(shutil.which(QEMU) is None, reason=f"needs {QEMU}")
 
 
-def planned(shipped: str, facts: TeeFacts) -> VmConfig:
+def planned(shipped: str, facts: TeeFacts) -> LocalVm:
     """The VM of a shipped file on a KVM host with `facts`, with one NIC of two queues."""
     path = str(ROOT / f"configs/configuration-{shipped}.toml")
     host = host_facts(
@@ -77,7 +77,7 @@ def planned(shipped: str, facts: TeeFacts) -> VmConfig:
     return replace(plan.vm, hypervisor_path="qemu-system-x86_64", nics=(nic(0, taps=(40, 41), vhosts=(50, 51)),))
 
 
-def argv(config: VmConfig) -> tuple[str, ...]:
+def argv(config: LocalVm) -> tuple[str, ...]:
     check_config(config)
     return qemu_argv(config, guest_cid=4242, image_bytes=64 << 20, encryption=Encryption(51, 1))
 

@@ -20,7 +20,7 @@ from pyshim.host.processes.children import Children
 from pyshim.model.confidential import Guard, SevGuard, SnpGuard, TdxGuard, UnixQuotes, VsockQuotes
 from pyshim.model.errors import FailedPrecondition, InvalidArgument, ShimError
 from pyshim.model.host_facts import Accelerator
-from pyshim.model.vm import ImageDriver, MemoryBacking, VmConfig, VsockChannel
+from pyshim.model.vm import ImageDriver, LocalVm, MemoryBacking, VsockChannel
 from tests.fakes.ledger import FakeLedger
 from tests.fakes.vm_config import vm_config, with_boot, with_memory
 
@@ -31,7 +31,7 @@ SEV_ES = replace(SEV, policy=5)
 GUARDS = {"tdx": TDX, "snp": SNP, "sev": SEV, "sev-es": SEV_ES}
 
 
-def confidential(guard: Guard | None, **changes: Any) -> VmConfig:
+def confidential(guard: Guard | None, **changes: Any) -> LocalVm:
     base = vm_config(share=None, agent_channel=VsockChannel(port=1024), entropy_source="", guard=guard)
     model = "EPYC-v4,pmu=off" if isinstance(guard, SnpGuard) else "host,pmu=off"
     return replace(
@@ -43,7 +43,7 @@ def confidential(guard: Guard | None, **changes: Any) -> VmConfig:
     )
 
 
-def argv(config: VmConfig) -> tuple[str, ...]:
+def argv(config: LocalVm) -> tuple[str, ...]:
     return qemu_argv(config, guest_cid=42, image_bytes=1 << 20, encryption=Encryption(51, 1))
 
 
@@ -90,7 +90,7 @@ def test_a_nested_host_does_not_turn_the_modern_protocol_off(name: str) -> None:
     assert not any("disable-modern" in word for word in argv(confidential(GUARDS[name], nested=True)))
 
 
-def _cpu(config: VmConfig, **changes: Any) -> VmConfig:
+def _cpu(config: LocalVm, **changes: Any) -> LocalVm:
     return replace(config, cpu=replace(config.cpu, **changes))
 
 

@@ -23,7 +23,7 @@ from pyshim.cleanup.release import release
 from pyshim.host.fds import OwnedFd
 from pyshim.host.processes.children import Children
 from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, ShimError, Unavailable
-from pyshim.model.vm import GuestLocation, MemoryBacking, ShareDevice, VmConfig
+from pyshim.model.vm import GuestLocation, LocalVm, MemoryBacking, ShareDevice
 from tests.fakes.ledger import FakeLedger
 from tests.fakes.qmp_peer import Answer, QmpPeer
 from tests.fakes.tiny_kernel import FLOOD, say
@@ -55,20 +55,20 @@ async def printed(vm: QemuVm, text: str) -> None:
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> VmConfig:
+def config(tmp_path: Path) -> LocalVm:
     """A machine that says that it boots, and then prints `x` for ever."""
     return bootable(tmp_path, say("begin\n") + FLOOD, is_copyable=True)
 
 
 @pytest.fixture
-def saved(config: VmConfig, tmp_path: Path, runner: asyncio.Runner) -> Path:
+def saved(config: LocalVm, tmp_path: Path, runner: asyncio.Runner) -> Path:
     directory = tmp_path / "saved"
     directory.mkdir()
     runner.run(save(config, directory))
     return directory
 
 
-async def save(config: VmConfig, directory: Path) -> None:
+async def save(config: LocalVm, directory: Path) -> None:
     async with driver() as vm:
         await vm.create(config)
         await vm.start()
@@ -77,7 +77,7 @@ async def save(config: VmConfig, directory: Path) -> None:
 
 
 @needs_qemu
-async def test_several_vms_continue_from_one_saved_machine(saved: Path, config: VmConfig) -> None:
+async def test_several_vms_continue_from_one_saved_machine(saved: Path, config: LocalVm) -> None:
     modes = {path.name: path.stat().st_mode & 0o777 for path in saved.iterdir()}
     assert modes["state"] == 0o600
     assert modes["memory"] in (0o600, 0o644)  # by QEMU's version
@@ -85,20 +85,19 @@ async def test_several_vms_continue_from_one_saved_machine(saved: Path, config: 
     assert memory.st_size == config.memory.boot_mib << 20
     assert memory.st_blocks * 512 < memory.st_size // 4
     before = (saved / "memory").read_bytes()
-    async with driver() as vm:
-        for _ in range(2):
+    for _ in range(2):
+        async with driver() as vm:
             await vm.create(replace(config, saved_machine=str(saved)))
             await vm.start()
             await printed(vm, "xxx")
 
             assert "begin" not in vm.console_tail()
-            await vm.stop()
 
     assert (saved / "memory").read_bytes() == before, "a clone writes into memory of its own"
 
 
 @needs_qemu
-async def test_clones_that_map_the_saved_memory_write_to_private_copies(saved: Path, config: VmConfig) -> None:
+async def test_clones_that_map_the_saved_memory_write_to_private_copies(saved: Path, config: LocalVm) -> None:
     config = with_memory(replace(config, saved_machine=str(saved)), backing=MemoryBacking.PRIVATE)
     before = (saved / "memory").read_bytes()
     async with driver() as one, driver() as other:
@@ -127,7 +126,7 @@ async def test_clones_that_map_the_saved_memory_write_to_private_copies(saved: P
     ],
 )
 def test_memory_shared_with_other_programs_is_not_mapped_from_the_saved_file(
-    config: VmConfig, tmp_path: Path, change: dict[str, Any], mode: int, maps: bool
+    config: LocalVm, tmp_path: Path, change: dict[str, Any], mode: int, maps: bool
 ) -> None:
     memory = tmp_path / "memory"
     memory.write_bytes(bytes(1 << 20))
@@ -164,7 +163,7 @@ def overwrite(path: Path, at: int) -> None:
     ],
 )
 async def test_after_a_broken_saved_machine_another_vm_can_boot_in_its_place(
-    saved: Path, config: VmConfig, damage: Callable[[Path], None]
+    saved: Path, config: LocalVm, damage: Callable[[Path], None]
 ) -> None:
     damage(saved)
 
@@ -187,7 +186,7 @@ async def test_after_a_broken_saved_machine_another_vm_can_boot_in_its_place(
     ],
 )
 async def test_the_state_of_another_machine_is_refused_with_qemus_message(
-    saved: Path, config: VmConfig, other: Callable[[VmConfig], VmConfig]
+    saved: Path, config: LocalVm, other: Callable[[LocalVm], LocalVm]
 ) -> None:
     async with driver() as vm:
         with pytest.raises(VmStartFailed, match=r"(?s)continue vm 'pod1' from .*qemu-system-x86_64: "):
@@ -195,7 +194,7 @@ async def test_the_state_of_another_machine_is_refused_with_qemus_message(
 
 
 @needs_qemu
-async def test_a_vm_that_is_not_copyable_cannot_be_saved(config: VmConfig, tmp_path: Path) -> None:
+async def test_a_vm_that_is_not_copyable_cannot_be_saved(config: LocalVm, tmp_path: Path) -> None:
     async with driver() as vm:
         await vm.create(replace(config, is_copyable=False))
         await vm.start()

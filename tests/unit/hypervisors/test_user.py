@@ -20,7 +20,7 @@ from pyshim.cleanup.release import release
 from pyshim.host import syscalls
 from pyshim.host.processes.children import Children
 from pyshim.model.errors import ResourceExhausted
-from pyshim.model.vm import PciLayout, PortKind, VhostUserVsockChannel, VmConfig
+from pyshim.model.vm import LocalVm, PciLayout, PortKind, VhostUserVsockChannel
 from tests.fakes.disks import disk
 from tests.fakes.ledger import FakeLedger
 from tests.fakes.tiny_kernel import HALT
@@ -104,7 +104,7 @@ class Machine:
         self.ledger = FakeLedger(release)
         self.children = Children()
 
-    def config(self, name: str) -> VmConfig:
+    def config(self, name: str) -> LocalVm:
         own = self.directory / f"files-{name}"
         own.mkdir(mode=0o755)
         (self.directory / "vms").mkdir(exist_ok=True)
@@ -115,7 +115,7 @@ class Machine:
             first_user_id=FIRST,
         )
 
-    async def boot(self, config: VmConfig) -> QemuVm:
+    async def boot(self, config: LocalVm) -> QemuVm:
         vm = QemuVm(ledger=self.ledger, children=self.children)
         await vm.create(config)
         await vm.start()
@@ -282,7 +282,7 @@ async def test_the_vsock_program_has_the_next_user_and_a_view_of_its_own_directo
         (vm_config(), ""),
     ],
 )
-def test_each_need_of_root_has_its_reason(config: VmConfig, word: str) -> None:
+def test_each_need_of_root_has_its_reason(config: LocalVm, word: str) -> None:
     assert word in root_reason(config)
     assert bool(root_reason(config)) is bool(word)
 

@@ -12,13 +12,13 @@ from pyshim.model.host_facts import Accelerator
 from pyshim.model.vm import (
     EmulatedDevice,
     ExtensionDisk,
+    LocalVm,
     PciLayout,
     PlacedDevice,
     PortKind,
     VfioDevice,
     VhostUserNic,
     VhostUserVsockChannel,
-    VmConfig,
 )
 from tests.fakes.vm_config import vm_config
 
@@ -30,7 +30,7 @@ CODE = {
 NODES = {"/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"}
 
 
-def kept(config: VmConfig, program: str = QEMU) -> dict[str, ViewPath]:
+def kept(config: LocalVm, program: str = QEMU) -> dict[str, ViewPath]:
     return {each.path: each for each in vmm_view(config, program=program)}
 
 
@@ -160,7 +160,7 @@ def test_the_vsock_program_sees_its_own_directory_and_code() -> None:
     ],
     ids=["plain", "script", "privileged", "sockets"],
 )
-def test_each_need_of_the_hosts_files_has_its_reason(config: VmConfig, is_script: bool, word: str) -> None:
+def test_each_need_of_the_hosts_files_has_its_reason(config: LocalVm, is_script: bool, word: str) -> None:
     reason = host_view_reason(config, is_script=is_script)
 
     assert word in reason

@@ -25,7 +25,7 @@ from pyshim.host.processes.identity import arguments
 from pyshim.host.syscalls import CAP_DAC_OVERRIDE, CAP_IPC_LOCK
 from pyshim.model.errors import FailedPrecondition, InvalidArgument, ShimError
 from pyshim.model.ledger import ResourceKind
-from pyshim.model.vm import MemoryDump, VmConfig, VmExitKind, VsockChannel
+from pyshim.model.vm import LocalVm, MemoryDump, VmExitKind, VsockChannel
 from tests.fakes.ledger import FakeLedger
 from tests.fakes.tiny_kernel import FLOOD, HALT, PANIC_EVENT, POWER_OFF, RESET, say
 
@@ -61,7 +61,7 @@ async def test_the_exit_of_a_guest_has_its_kind_and_last_lines(
     assert [word for word in words if word not in ended.reason] == []
 
 
-def panics_with_dump(bench: Bench, directory: Path, *, paging: bool = False) -> VmConfig:
+def panics_with_dump(bench: Bench, directory: Path, *, paging: bool = False) -> LocalVm:
     return bench.config(PANIC_EVENT + HALT, memory_dump=MemoryDump(directory=str(directory), paging=paging))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hypervisors.remote.vm import RemoteVm
+from hypervisors.remote.vm import RemoteHypervisor
 from pyshim.cleanup.lost_vms import lost_vms
 from pyshim.cleanup.release import release, release_all
 from pyshim.model.errors import NotFound, ShimError, Unimplemented
@@ -38,7 +38,7 @@ class RemoteStack(Stack):
     def __init__(self, service: FakeRemoteService, *faults: Fault, timeout_s: float = 60.0) -> None:
         super().__init__()
         self.service = service
-        self.vms: list[RemoteVm] = []
+        self.vms: list[RemoteHypervisor] = []
         self.points = Failpoints(faults)
         self.document = {
             "hypervisor": {
@@ -48,7 +48,7 @@ class RemoteStack(Stack):
 
     def _hypervisor(self, ledger: Any, name: str) -> Any:
         assert name == "remote"
-        self.vms.append(RemoteVm(ledger=ledger))
+        self.vms.append(RemoteHypervisor(ledger=ledger))
         return seam(self.points, "hypervisor", self.vms[-1])
 
     def held(self) -> list[LedgerEntry]:

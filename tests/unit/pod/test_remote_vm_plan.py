@@ -12,6 +12,7 @@ from pyshim.model.errors import FailedPrecondition, InvalidArgument
 from pyshim.model.host_facts import HostFacts
 from pyshim.model.oci import ContainerKind, OciSpec
 from pyshim.model.plans import SandboxPlan
+from pyshim.model.vm import RemoteVm
 from pyshim.pod.plan.remote_vm import LEAST_STOP_TIMEOUT_S
 from pyshim.resources.confidential.plan.initdata import encode, parse
 from tests.fakes.inputs import host, spec
@@ -42,8 +43,8 @@ def make(
 
 
 def annotations_of(plan: SandboxPlan) -> dict[str, str]:
-    assert plan.vm.remote is not None
-    return dict(plan.vm.remote.annotations)
+    assert isinstance(plan.vm, RemoteVm)
+    return dict(plan.vm.service.annotations)
 
 
 def test_the_annotations_describe_the_vm_to_the_service() -> None:
@@ -156,7 +157,7 @@ def test_nothing_of_this_host_is_in_the_plan() -> None:
     plan = make(remote(), host(), spec(linux=NETWORK))
 
     assert plan.share.virtiofsd is None
-    assert (plan.vm.share, plan.vm.agent_channel, plan.vm.guard, plan.vm.initdata) == (None, None, None, "")
+    assert (plan.warm_vm, plan.initdata, plan.new_netns) == (None, None, False)
     assert [storage.driver for storage in plan.guest.storages] == ["ephemeral"]
     assert plan.config.runtime.experimental_force_guest_pull
 
@@ -164,9 +165,9 @@ def test_nothing_of_this_host_is_in_the_plan() -> None:
 def test_a_short_timeout_for_the_start_does_not_shorten_the_end() -> None:
     plan = make(remote({"remote_hypervisor_timeout": 20}), host(), spec(linux=NETWORK))
 
-    assert plan.vm.remote is not None
-    assert plan.vm.remote.timeout_s == 20
-    assert plan.vm.remote.stop_timeout_s == LEAST_STOP_TIMEOUT_S
+    assert isinstance(plan.vm, RemoteVm)
+    assert plan.vm.service.timeout_s == 20
+    assert plan.vm.service.stop_timeout_s == LEAST_STOP_TIMEOUT_S
     assert min(plan.vm.start_timeout_s, plan.vm.stop_timeout_s) > 20 + LEAST_STOP_TIMEOUT_S, "all of it fits in there"
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from pyshim.model.ids import ContainerId
-from pyshim.model.vm import VmConfig
+from pyshim.model.vm import LocalVm
 from tests.unit.pod.conftest import DOCUMENT, Stack
 
 WARM = {**DOCUMENT, "factory": {"enable_template": True}}
@@ -17,7 +17,7 @@ async def end(stack: Stack) -> None:
     await stack.delete_last(container_id)
 
 
-def booted_after_a_clone(stack: Stack) -> VmConfig:
+def booted_after_a_clone(stack: Stack) -> LocalVm:
     """The configuration of the VM that has booted after a clone failed, of which nothing is left."""
     clone, vm = stack.hypervisors
     assert not clone.is_running

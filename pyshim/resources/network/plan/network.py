@@ -16,7 +16,7 @@ from pyshim.model.guest import NetworkAddress, NetworkInterface, NetworkNeighbou
 from pyshim.model.network import AddressReport, LinkReport, NetworkModel, NetworkScan, RouteReport
 from pyshim.model.plans import SandboxPlan
 from pyshim.model.seams import Network
-from pyshim.model.vm import MemoryBacking, NicDevice, VmConfig
+from pyshim.model.vm import LocalVm, MemoryBacking, NicDevice
 from pyshim.resources.devices.plan.devices import PASSING_TIMEOUT_S, device_layout
 
 OWN_NETNS = "/run/netns/pyshim-"
@@ -309,13 +309,13 @@ def _described(report: RouteReport) -> str:
     return f"route to {report.destination or 'default'}{via}"
 
 
-def vm_with_network(plan: SandboxPlan, network: Network) -> VmConfig:
+def vm_with_network(plan: SandboxPlan, network: Network) -> LocalVm:
     """The planned VM with its network devices; functions that are to be hot plugged have a port waiting for them.
 
     Raises FailedPrecondition for a confidential guest that would have to share its memory, and what `pci_layout` does.
     """
     sockets = network.vhost_user_nics
-    vm = replace(plan.vm, nics=network.nics, vhost_user_nics=sockets)
+    vm = replace(plan.local_vm, nics=network.nics, vhost_user_nics=sockets)
     if sockets and vm.guard is not None:
         raise FailedPrecondition(
             f"connect '{sockets[0].socket_path}': a confidential guest shares no memory with the host"

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from hypervisors.remote.vm import RemoteVm
+from hypervisors.remote.vm import RemoteHypervisor
 from pyshim.cleanup.release import release
 from pyshim.model.ledger import ResourceKind
 from pyshim.model.remote_vms import RemoteServiceConfig
-from pyshim.model.vm import VmConfig
+from pyshim.model.vm import RemoteVm
 from tests.fakes.ledger import FakeLedger
 from tests.fakes.remote_service import FakeRemoteService
-from tests.fakes.vm_config import vm_config
+from tests.fakes.vm_config import remote_vm_config
 
 VM = "pod1"
 REMOTE = ResourceKind.REMOTE_VM
@@ -41,16 +41,16 @@ def ledger() -> FakeLedger:
     return FakeLedger(undo=lambda entry: release(entry, timeout_s=1))
 
 
-def config(service: FakeRemoteService, *, timeout_s: float = LONG_S, stop_timeout_s: float = LONG_S) -> VmConfig:
-    remote = RemoteServiceConfig(
+def config(service: FakeRemoteService, *, timeout_s: float = LONG_S, stop_timeout_s: float = LONG_S) -> RemoteVm:
+    found = RemoteServiceConfig(
         socket_path=service.path, annotations={"a": "1", "b": ""}, timeout_s=timeout_s, stop_timeout_s=stop_timeout_s
     )
-    return vm_config(remote=remote, agent_channel=None, share=None, netns_path="/proc/self/ns/net")
+    return remote_vm_config(found, netns_path="/proc/self/ns/net")
 
 
 async def live(service: FakeRemoteService, ledger: FakeLedger) -> None:
     """One VM from `create` to `stop`, as it should go."""
-    vm = RemoteVm(ledger=ledger)
+    vm = RemoteHypervisor(ledger=ledger)
     await vm.create(config(service))
     await vm.start()
     await vm.stop()

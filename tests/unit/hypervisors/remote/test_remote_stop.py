@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import pytest
 
-from hypervisors.remote.vm import RemoteVm
+from hypervisors.remote.vm import RemoteHypervisor
 from pyshim.cleanup.lost_vms import lost_vms
 from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, Unavailable
 from pyshim.ttrpc import Code
@@ -21,7 +21,7 @@ async def test_a_stop_whose_caller_gives_up_goes_on_and_is_joined(
     allowed = threading.Event()
     service.behave["StopVM"] = when(allowed)
 
-    vm = RemoteVm(ledger=ledger)
+    vm = RemoteHypervisor(ledger=ledger)
     await vm.create(config(service))
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(SHORT_S):
@@ -39,7 +39,7 @@ async def test_a_stop_without_an_answer_stays_in_the_ledger_and_may_be_repeated(
 ) -> None:
     service.behave["StopVM"] = never
 
-    vm = RemoteVm(ledger=ledger)
+    vm = RemoteHypervisor(ledger=ledger)
     await vm.create(config(service, stop_timeout_s=SHORT_S))
     with pytest.raises(DeadlineExceeded, match=f"stop remote vm '{VM}'"):
         await vm.stop()
@@ -55,7 +55,7 @@ async def test_a_stop_without_an_answer_stays_in_the_ledger_and_may_be_repeated(
 async def test_a_second_stop_of_a_vm_that_is_gone_is_success(service: FakeRemoteService, ledger: FakeLedger) -> None:
     service.behave["StopVM"] = done_unsaid
 
-    vm = RemoteVm(ledger=ledger)
+    vm = RemoteHypervisor(ledger=ledger)
     await vm.create(config(service))
     stopping = asyncio.create_task(vm.stop())
     await asyncio.to_thread(service.called, "StopVM")
@@ -72,7 +72,7 @@ async def test_other_not_found_answers_to_stop_do_not_count_as_stopped(
 ) -> None:
     service.behave["StopVM"] = lambda call: call.fail(Code.UNKNOWN, f"stop {VM}: lookup api.cloud: no such host")
 
-    vm = RemoteVm(ledger=ledger)
+    vm = RemoteHypervisor(ledger=ledger)
     await vm.create(config(service))
     with pytest.raises(FailedPrecondition, match="no such host"):
         await vm.stop()
@@ -82,7 +82,7 @@ async def test_other_not_found_answers_to_stop_do_not_count_as_stopped(
 
 
 async def test_stop_is_repeated_while_the_service_restarts(service: FakeRemoteService, ledger: FakeLedger) -> None:
-    vm = RemoteVm(ledger=ledger)
+    vm = RemoteHypervisor(ledger=ledger)
     await vm.create(config(service))
     service.close()
     stopping = asyncio.create_task(vm.stop())
@@ -94,7 +94,7 @@ async def test_stop_is_repeated_while_the_service_restarts(service: FakeRemoteSe
 
 
 async def test_the_vm_stays_in_the_ledger_without_its_service(service: FakeRemoteService, ledger: FakeLedger) -> None:
-    vm = RemoteVm(ledger=ledger, retry_s=0)
+    vm = RemoteHypervisor(ledger=ledger, retry_s=0)
     await vm.create(config(service))
     service.close()
     with pytest.raises(Unavailable, match="No such file"):
@@ -108,7 +108,7 @@ async def test_a_started_vm_that_its_service_has_forgotten_is_lost_and_not_gone(
 ) -> None:
     lost: list[str] = []
 
-    vm = RemoteVm(ledger=ledger, on_lost=lost.append)
+    vm = RemoteHypervisor(ledger=ledger, on_lost=lost.append)
     await vm.create(config(service))
     await vm.start()
     service.crash()
@@ -126,7 +126,7 @@ async def test_a_started_vm_that_its_service_has_forgotten_is_lost_and_not_gone(
 async def test_a_vm_whose_start_was_never_sent_is_not_lost(
     service: FakeRemoteService, ledger: FakeLedger, method: str
 ) -> None:
-    vm = RemoteVm(ledger=ledger, settle_s=0)
+    vm = RemoteHypervisor(ledger=ledger, settle_s=0)
     if method == "StartVM":
         await vm.create(config(service))
     service.crash()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from hypervisors.remote.vm import RemoteVm
+from hypervisors.remote.vm import RemoteHypervisor
 from protos import hypervisor_pb2 as pb
 from pyshim.model.errors import (
     DeadlineExceeded,
@@ -34,6 +34,7 @@ from tests.fakes.disks import disk
 from tests.fakes.ledger import FakeLedger
 from tests.fakes.remote_service import Call, FakeRemoteService, after, done_unsaid, hang_up, never, when
 from tests.fakes.unix_sockets import crowded
+from tests.fakes.vm_config import vm_config
 from tests.unit.hypervisors.remote.conftest import LONG_S, REMOTE, SHORT_S, VM, config, held_state, live
 
 pytestmark = pytest.mark.usefixtures("no_task_left")
@@ -47,7 +48,7 @@ def listening(path: str) -> socket.socket:
 
 
 async def test_a_vm_is_created_started_and_stopped(service: FakeRemoteService, ledger: FakeLedger) -> None:
-    vm = RemoteVm(ledger=ledger)
+    vm = RemoteHypervisor(ledger=ledger)
 
     await vm.create(config(service))
     assert str(vm.agent_address) == f"unix://{service.agent_path}"
@@ -68,7 +69,7 @@ async def test_calls_of_the_service_have_spans_with_the_instance_type(
 ) -> None:
     trace = Trace(time.monotonic_ns)
 
-    vm = RemoteVm(ledger=ledger)
+    vm = RemoteHypervisor(ledger=ledger)
 
     async def life() -> None:
         await vm.create(replace(config(service), machine_type=machine_type))
@@ -115,7 +116,7 @@ async def test_the_ledger_has_the_vm_before_create_vm_is_sent(service: FakeRemot
 async def test_an_agent_path_that_is_no_socket_is_refused(service: FakeRemoteService, ledger: FakeLedger) -> None:
     Path(service.agent_path).write_text("")
 
-    vm = RemoteVm(ledger=ledger)
+    vm = RemoteHypervisor(ledger=ledger)
     await vm.create(config(service))
     with pytest.raises(FailedPrecondition, match="is not a socket"):
         await vm.start()
@@ -127,7 +128,7 @@ async def test_an_agent_path_that_is_no_socket_is_refused(service: FakeRemoteSer
 async def test_start_fails_when_the_service_has_died_after_create(
     service: FakeRemoteService, ledger: FakeLedger
 ) -> None:
-    vm = RemoteVm(ledger=ledger)
+    vm = RemoteHypervisor(ledger=ledger)
     await vm.create(config(service))
     service.crash()
     with pytest.raises(Unavailable, match=f"start remote vm '{VM}'"):
@@ -146,7 +147,7 @@ async def test_a_slow_service_is_no_failure(service: FakeRemoteService, ledger: 
     assert (service.vms, ledger.held) == ({}, {})
 
 
-REFUSED: dict[str, tuple[Callable[[RemoteVm], Awaitable[object]], type[ShimError]]] = {
+REFUSED: dict[str, tuple[Callable[[RemoteHypervisor], Awaitable[object]], type[ShimError]]] = {
     "pause": (lambda vm: vm.pause(), Unimplemented),
     "resume": (lambda vm: vm.resume(), Unimplemented),
     "plug": (lambda vm: vm.plug(disk("disk-1", "/none")), Unimplemented),
@@ -161,10 +162,10 @@ REFUSED: dict[str, tuple[Callable[[RemoteVm], Awaitable[object]], type[ShimError
 async def test_changes_of_a_remote_vm_are_refused_and_not_offered(
     service: FakeRemoteService,
     ledger: FakeLedger,
-    call: Callable[[RemoteVm], Awaitable[object]],
+    call: Callable[[RemoteHypervisor], Awaitable[object]],
     error: type[ShimError],
 ) -> None:
-    vm = RemoteVm(ledger=ledger)
+    vm = RemoteHypervisor(ledger=ledger)
     await vm.create(config(service))
     await vm.start()
     offered = vm.capabilities()
@@ -182,7 +183,7 @@ async def test_changes_of_a_remote_vm_are_refused_and_not_offered(
 async def test_calls_before_create_are_refused_and_one_object_has_one_vm(
     service: FakeRemoteService, ledger: FakeLedger
 ) -> None:
-    vm = RemoteVm(ledger=ledger)
+    vm = RemoteHypervisor(ledger=ledger)
     for call in (vm.start, vm.pause, vm.wait, vm.vcpu_thread_ids):
         with pytest.raises(FailedPrecondition):
             await call()
@@ -203,7 +204,7 @@ async def test_calls_before_create_are_refused_and_one_object_has_one_vm(
 
 
 async def test_stop_is_fine_before_create_and_forbids_it_after(service: FakeRemoteService, ledger: FakeLedger) -> None:
-    vm = RemoteVm(ledger=ledger)
+    vm = RemoteHypervisor(ledger=ledger)
     await vm.stop()
     with pytest.raises(FailedPrecondition):
         await vm.create(config(service))
@@ -219,7 +220,7 @@ async def test_an_agent_socket_that_listens_is_accepted(service: FakeRemoteServi
 
 
 async def test_the_ledger_entry_has_the_details_for_a_clean_up(service: FakeRemoteService, ledger: FakeLedger) -> None:
-    vm = RemoteVm(ledger=ledger, clock_s=lambda: 1000.25, late_s=10)
+    vm = RemoteHypervisor(ledger=ledger, clock_s=lambda: 1000.25, late_s=10)
     await vm.create(config(service))
     assert ledger.held[REMOTE, VM] == LedgerEntry(
         kind=REMOTE,
@@ -236,7 +237,7 @@ async def test_the_ledger_entry_has_the_details_for_a_clean_up(service: FakeRemo
 
 
 async def test_without_a_ledger_entry_no_call_is_sent(service: FakeRemoteService) -> None:
-    vm = RemoteVm(ledger=FakeLedger(full_after=0))
+    vm = RemoteHypervisor(ledger=FakeLedger(full_after=0))
     with pytest.raises(FailedPrecondition, match="ENOSPC"):
         await vm.create(config(service))
 
@@ -246,7 +247,7 @@ async def test_without_a_ledger_entry_no_call_is_sent(service: FakeRemoteService
 async def test_an_unreachable_service_leaves_no_ledger_entry(tmp_path: Path, ledger: FakeLedger) -> None:
     absent = FakeRemoteService(str(tmp_path))
 
-    vm = RemoteVm(ledger=ledger)
+    vm = RemoteHypervisor(ledger=ledger)
     with pytest.raises(Unavailable, match=rf"connect remote hypervisor '{absent.path}': No such file.*\(hint"):
         await vm.create(config(absent))
 
@@ -257,7 +258,7 @@ async def test_a_service_with_a_full_listen_queue_is_waited_for(service: FakeRem
     service.close()
 
     with crowded(service.path):
-        vm = RemoteVm(ledger=ledger)
+        vm = RemoteHypervisor(ledger=ledger)
         creating = asyncio.create_task(vm.create(config(service)))
         await asyncio.sleep(SHORT_S)
         service.open()
@@ -270,7 +271,7 @@ async def test_a_service_with_a_full_listen_queue_is_waited_for(service: FakeRem
 async def test_a_service_without_version_is_accepted(service: FakeRemoteService, ledger: FakeLedger) -> None:
     service.behave["Version"] = lambda call: call.fail(Code.UNIMPLEMENTED, "unknown method")
 
-    vm = RemoteVm(ledger=ledger)
+    vm = RemoteHypervisor(ledger=ledger)
     await vm.create(config(service))
     await vm.stop()
 
@@ -289,7 +290,7 @@ async def test_an_invalid_agent_path_ends_the_vm(
 ) -> None:
     service.agent_path = path
 
-    vm = RemoteVm(ledger=ledger)
+    vm = RemoteHypervisor(ledger=ledger)
     with pytest.raises(FailedPrecondition, match=f"create remote vm '{VM}': the service gave .*{words}"):
         await vm.create(config(service))
 
@@ -332,7 +333,7 @@ async def test_a_failed_creation_leaves_no_vm_and_no_ledger_entry(
 ) -> None:
     service.behave["CreateVM"] = behaviour
 
-    vm = RemoteVm(ledger=ledger, late_s=SHORT_S, settle_s=SHORT_S)
+    vm = RemoteHypervisor(ledger=ledger, late_s=SHORT_S, settle_s=SHORT_S)
     with pytest.raises(error, match=words):
         await vm.create(config(service, timeout_s=SHORT_S if behaviour is never else LONG_S))
 
@@ -360,7 +361,7 @@ async def test_stop_waits_for_a_call_whose_caller_gave_up(
     allowed = threading.Event()
     service.behave[method] = when(allowed)
 
-    vm = RemoteVm(ledger=ledger)
+    vm = RemoteHypervisor(ledger=ledger)
 
     async def life() -> None:
         await vm.create(config(service))
@@ -385,7 +386,7 @@ async def test_a_vm_that_is_made_after_the_deadline_is_stopped(service: FakeRemo
     """The service has the VM only once it has made it: StopVM before that would find nothing."""
     service.behave["CreateVM"] = after(4 * SHORT_S)
 
-    vm = RemoteVm(ledger=ledger)
+    vm = RemoteHypervisor(ledger=ledger)
     with pytest.raises(DeadlineExceeded, match=f"create remote vm '{VM}': .* has not answered within 0.3 s"):
         await vm.create(config(service, timeout_s=SHORT_S))
 
@@ -412,7 +413,7 @@ async def test_a_vm_that_is_made_after_its_call_has_ended_is_stopped(
     service.behave["CreateVM"] = ended_and_made
 
     with pytest.raises(ShimError, match=words):
-        await RemoteVm(ledger=ledger, settle_s=LONG_S).create(config(service))
+        await RemoteHypervisor(ledger=ledger, settle_s=LONG_S).create(config(service))
 
     assert service.methods().count("StopVM") > 1
     assert (service.vms, ledger.held) == ({}, {})
@@ -431,7 +432,7 @@ async def test_the_ledger_has_a_creation_whose_outcome_is_unknown(
 
     service.behave["CreateVM"] = gone
 
-    vm = RemoteVm(ledger=ledger, clock_s=lambda: 1000.25, retry_s=0, settle_s=SHORT_S)
+    vm = RemoteHypervisor(ledger=ledger, clock_s=lambda: 1000.25, retry_s=0, settle_s=SHORT_S)
     with pytest.raises(Unavailable, match="closed the connection"):
         await vm.create(config(service))
     detail = ledger.held[REMOTE, VM].detail
@@ -447,7 +448,7 @@ async def test_after_a_stop_no_vm_is_created(service: FakeRemoteService, ledger:
     allowed = threading.Event()
     service.behave["Version"] = when(allowed)
 
-    vm = RemoteVm(ledger=ledger)
+    vm = RemoteHypervisor(ledger=ledger)
     creating = asyncio.create_task(vm.create(config(service)))
     await asyncio.to_thread(service.called, "Version")
     await vm.stop()
@@ -460,7 +461,6 @@ async def test_after_a_stop_no_vm_is_created(service: FakeRemoteService, ledger:
 
 
 BAD_CONFIGS: dict[str, tuple[dict[str, Any], type[ShimError], str]] = {
-    "no service": ({"remote": None}, InvalidArgument, "no service was named"),
     "no such namespace": ({"netns_path": "/none/such"}, FailedPrecondition, "'/none/such' does not exist"),
 }
 
@@ -470,6 +470,11 @@ async def test_a_vm_that_no_service_can_make_is_refused_without_a_call(
     service: FakeRemoteService, ledger: FakeLedger, changes: dict[str, Any], error: type[ShimError], words: str
 ) -> None:
     with pytest.raises(error, match=words):
-        await RemoteVm(ledger=ledger).create(replace(config(service), **changes))
+        await RemoteHypervisor(ledger=ledger).create(replace(config(service), **changes))
 
     assert service.calls == []
+
+
+async def test_a_vm_of_this_host_is_refused(ledger: FakeLedger) -> None:
+    with pytest.raises(InvalidArgument, match="no service was named"):
+        await RemoteHypervisor(ledger=ledger).create(vm_config())

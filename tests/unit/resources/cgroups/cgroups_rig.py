@@ -19,7 +19,6 @@ from pyshim.resources.cgroups.plan.cgroups import cgroup_plan
 from tests.fakes.cgroups import FakeCgroups
 from tests.fakes.host import FakeHost, FakeRecords
 from tests.fakes.ledger import FakeLedger
-from tests.fakes.vm_config import vm_config
 from tests.unit.pod.conftest import FACTS
 
 
@@ -69,7 +68,7 @@ class Rig:
             cgroups=self.plan,
             sizing=self.record,
             placement=placement,
-            vm=replace(vm_config(), numa=nodes),
+            numa=nodes,
             numa_why="as on the host" if nodes else "",
         )
         self.cgroups = SandboxCgroups(plan=plan, host=self.host, records=self.records, on_change=self._changed)

@@ -23,7 +23,6 @@ from pyshim.resources.cgroups.live import SandboxCgroups
 from pyshim.state.records import SandboxRecords
 from pyshim.state.schema import ShimRecord
 from pyshim.state.store import StateStore
-from tests.fakes.vm_config import vm_config
 
 from .cgroups_rig import Rig, sizing_record
 
@@ -59,7 +58,7 @@ async def test_one_of_two_simultaneous_sandboxes_with_the_same_cgroups_path_is_r
             cgroups=rig.plan,
             sizing=rig.record,
             placement=None,
-            vm=vm_config(),
+            numa=(),
             numa_why="",
         )
         cgroups = SandboxCgroups(plan=plan, host=rig.host, records=records, on_change=lambda: None)

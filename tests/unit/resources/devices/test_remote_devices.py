@@ -8,6 +8,7 @@ import pytest
 from integration.remote.edits import edit_container
 from pyshim.model.devices import DeviceQuestion, DeviceRequest, FoundDevice, PodDevices
 from pyshim.model.errors import FailedPrecondition, ShimError, Unimplemented
+from pyshim.model.vm import RemoteVm
 from tests.unit.pod.conftest import Stack
 from tests.unit.resources.devices.test_instances import TABLE
 
@@ -64,10 +65,9 @@ async def test_the_vm_is_chosen_by_the_sum_and_each_container_has_its_share(stac
 
     assert questions[0].names_only
     vm = stack.hypervisors[0].config
-    assert vm is not None
-    assert vm.remote is not None
-    assert vm.remote.annotations[f"{HYPERVISOR}default_gpus"] == "4"
-    claims = json.loads(vm.remote.annotations["io.pyshim.device-claims"])
+    assert isinstance(vm, RemoteVm)
+    assert vm.service.annotations[f"{HYPERVISOR}default_gpus"] == "4"
+    claims = json.loads(vm.service.annotations["io.pyshim.device-claims"])
     assert [(claim["container"], claim["device"], claim["origin"]) for claim in claims] == [
         ("a", "nvidia.com/pgpu=GPU-1", "device plugin"),
         ("b", "nvidia.com/gpu=claimed", "claim ns/two"),
@@ -170,9 +170,8 @@ async def test_devices_of_a_claim_choose_the_instance_type(stack: Stack) -> None
     await stack.run("b1", ["sleep"], annotations=member("b"))
 
     vm = stack.hypervisors[-1].config
-    assert vm is not None
-    assert vm.remote is not None
-    found = vm.remote.annotations
+    assert isinstance(vm, RemoteVm)
+    found = vm.service.annotations
     assert stack.records[0].snapshots[-1].origin == "booted as p5.48xlarge"
     words = ("machine_type", "default_gpus", "default_gpu_model")
     assert [found[f"{HYPERVISOR}{word}"] for word in words] == ["p5.48xlarge", "2", "H100"]

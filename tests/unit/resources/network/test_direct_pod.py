@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from pyshim.model.errors import FailedPrecondition, InvalidArgument, ShimError
-from pyshim.model.vm import MemoryBacking, PortKind, VmConfig
+from pyshim.model.vm import LocalVm, MemoryBacking, PortKind
 from tests.unit.pod.conftest import DOCUMENT, Stack
 
 FILE = "/run/kata-containers/dans/c1.json"
@@ -29,7 +29,7 @@ FIRST = device("eth1", "02:00:00:00:00:08", type="vfio", pci_device_id=CARD)
 SECOND = device("eth2", "02:00:00:00:00:09", type="vfio", pci_device_id=OTHER)
 
 
-async def started(stack: Stack, *devices: dict[str, Any], **hypervisor: Any) -> VmConfig:
+async def started(stack: Stack, *devices: dict[str, Any], **hypervisor: Any) -> LocalVm:
     stack.host.files[FILE] = json.dumps({"devices": list(devices)}).encode()
     qemu = {**DOCUMENT["hypervisor"]["qemu"], **hypervisor}
     stack.document = {"hypervisor": {"qemu": qemu}, "runtime": {"experimental_force_guest_pull": True}}

@@ -432,9 +432,11 @@ async def test_what_a_container_asks_for_after_an_update_is_on_disk(
     with pytest.raises(ShimError, match="busy") if refused else nullcontext():
         await stack.pod.update(container, update)
 
-    assert stack.pod._sandbox is not None
+    life = stack.pod.life
+    assert life is not None
+    assert life.sandbox is not None
     (on_disk,) = (each for each in stack.records[-1].snapshots[-1].containers if each.container_id == container)
-    assert on_disk.resources == stack.pod._sandbox.resizer.asked(container)
+    assert on_disk.resources == life.sandbox.vm.resizer.asked(container)
     assert (on_disk.resources == resources(cpus=1, mib=256)) == refused
 
 

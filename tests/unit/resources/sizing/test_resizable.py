@@ -10,14 +10,14 @@ from pyshim.config.sources import Source
 from pyshim.model.host_facts import HostFacts
 from pyshim.model.oci import OciSpec
 from pyshim.model.units import MIB
-from pyshim.model.vm import VmConfig
+from pyshim.model.vm import LocalVm
 from tests.fakes.inputs import host, spec
 from tests.fakes.sandbox_plans import planned
 
 ONLINE_AT_ONCE, MOVABLE = "memhp_default_state=online", "memory_hotplug.online_policy=auto-movable"
 
 
-def vm_for(host: HostFacts, spec: Callable[..., OciSpec], *, static: bool = False, **qemu: Any) -> VmConfig:
+def vm_for(host: HostFacts, spec: Callable[..., OciSpec], *, static: bool = False, **qemu: Any) -> LocalVm:
     """The VM for one container of 1.5 CPUs and 300 MiB."""
     base = {"path": "/bin/qemu", "kernel": "/k", "image": "/i", "virtio_fs_daemon": "/v", "rootfs_type": "erofs"}
     tables = {

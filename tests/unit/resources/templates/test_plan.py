@@ -11,11 +11,11 @@ from pyshim.model.vm import (
     AgentChannel,
     EmulatedDevice,
     GuestNode,
+    LocalVm,
     PciLayout,
     PlacedDevice,
     VhostUserNic,
     VhostUserVsockChannel,
-    VmConfig,
     VsockChannel,
 )
 from pyshim.resources.templates.plan import MachineFacts, reason_to_boot, template_key, template_vm
@@ -55,7 +55,7 @@ def test_an_ordinary_vm_may_continue_whatever_its_pod_brings() -> None:
         (replace(vm_config(), cpu=replace(BASE.cpu, boot_vcpus=8)), "larger than a VM can grow to"),
     ],
 )
-def test_a_vm_that_has_to_boot_says_why(vm: VmConfig, reason: str) -> None:
+def test_a_vm_that_has_to_boot_says_why(vm: LocalVm, reason: str) -> None:
     assert reason in reason_to_boot(vm, BASE)
 
 
@@ -95,7 +95,7 @@ def test_what_a_pod_brings_leaves_the_key_as_it_is(changes: dict[str, Any]) -> N
         replace(vm_config(), cpu=replace(vm_config().cpu, boot_vcpus=2)),
     ],
 )
-def test_what_shapes_the_machine_is_in_the_key(other: VmConfig) -> None:
+def test_what_shapes_the_machine_is_in_the_key(other: LocalVm) -> None:
     assert template_key(vm_config(), FACTS) != template_key(other, FACTS)
 
 
