@@ -424,10 +424,14 @@ def test_a_hook_is_refused_what_the_shim_has_given_up(
     assert confined or "EPERM" not in answers
 
 
-RUST_VIRTIOFSD = shutil.which("virtiofsd")
+RUST_VIRTIOFSD = shutil.which("virtiofsd", path=f"{os.environ['PATH']}:/usr/libexec")
+needs_rust_virtiofsd = pytest.mark.skipif(
+    RUST_VIRTIOFSD is None,
+    reason="needs the Rust virtiofsd on PATH (hint: Debian 13's package, or cargo install virtiofsd)",
+)
 
 
-@pytest.mark.skipif(RUST_VIRTIOFSD is None, reason="needs the Rust virtiofsd on PATH (hint: cargo install virtiofsd)")
+@needs_rust_virtiofsd
 @pytest.mark.parametrize(
     ("arguments", "more"),
     [([], set()), (["--inode-file-handles=prefer"], {"dac_read_search"})],
@@ -455,3 +459,24 @@ def test_the_rust_virtiofsd_has_the_documented_rights_and_serves_files_of_any_ow
     assert (made.st_uid, made.st_gid, made.st_mode & 0o7777) == (1879048192, 65534, 0o2750)
     assert seen.lines == ["4000000000:4000000001:700", "1879048192:65534:2750", "0:0:644"]
     assert not (shared / "n").exists()
+
+
+@needs_rust_virtiofsd
+def test_the_rust_virtiofsd_creates_with_a_supplementary_group(
+    ctr: Ctr, name: str, plain_rootfs: Path, scratch: Path
+) -> None:
+    """As fsGroup gives it. The guest's kernel sends the group since Linux 6.3."""
+    config = shim_config.with_keys(scratch, {"virtio_fs_daemon": RUST_VIRTIOFSD})
+    shared = scratch / "shared"
+    shared.mkdir()
+    os.chown(shared, 0, 1001)
+    shared.chmod(0o2775)
+    script = "touch /v/a; mkdir /v/d; ln -s x /v/l; mkfifo /v/p; mv /v/a /v/b; ln /v/b /v/h; stat -c '%n %u:%g' /v/*"
+    spec = oci.spec("sh", "-ec", script, name=name, rootfs=plain_rootfs)
+    spec["process"]["user"] = {"uid": 1002, "gid": 1003, "additionalGids": [1001]}
+    spec["mounts"].append({"destination": "/v", "type": "bind", "source": str(shared), "options": ["rbind", "rw"]})
+
+    done = ctr(*ctr.run_words("--rm", "--config", oci.write(spec, scratch), config=config), name)
+
+    assert done.lines == [f"/v/{entry} 1002:1001" for entry in "bdhlp"]
+    assert {(shared / entry).lstat().st_gid for entry in "bdhlp"} == {1001}

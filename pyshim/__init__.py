@@ -4,3 +4,8 @@ Read docs/ARCHITECTURE.md for the rooms of this package and which way imports go
 """
 
 __version__ = "0.1.0"
+PYTHONS = ("3.11", "3.12", "3.13", "3.14")
+"""The supported versions of CPython: the locked dependencies have wheels for them, and the unit tests run on each.
+
+The one list, for the installer, `scripts/check --pythons`, the payload of an image and the workflow.
+"""

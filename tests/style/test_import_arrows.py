@@ -174,8 +174,8 @@ def broken_arrows(path: Path) -> list[str]:
 
 
 def _allows(target: str, module: str) -> bool:
-    # The bare package holds the version and no code: every room may read it.
-    return _within(module, target) or module in ("pyshim", "pyshim.__version__")
+    # The bare package holds the version and the supported Pythons and no code: every room may read it.
+    return _within(module, target) or module in ("pyshim", "pyshim.__version__", "pyshim.PYTHONS")
 
 
 def _sources(*below: str) -> list[Path]:

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from hashlib import file_digest, sha256
 
-from pyshim import __version__
+from pyshim import PYTHONS, __version__
 from pyshim.host.writers import writable_below, writable_by_others
 from pyshim.model.errors import FailedPrecondition, NotFound
 from pyshim.node.install.plan import Release, packages_path, python_path
@@ -43,8 +43,11 @@ class Sources:
             self._made.cleanup()
 
     def release(self) -> Release:
-        """The release, named by a digest of its content. Raises NotFound for a missing part."""
-        python = f"{sys.version_info.major}.{sys.version_info.minor}"
+        """The release, named by a digest of its content.
+
+        Raises NotFound for a missing part, FailedPrecondition for an unsupported Python.
+        """
+        python = supported_python(f"{sys.version_info.major}.{sys.version_info.minor}")
         digest = sha256(f"{python}\n".encode())
         with zipfile.ZipFile(self.wheel()) as archive:
             for item in sorted(archive.infolist(), key=lambda item: item.filename):
@@ -110,6 +113,13 @@ class Sources:
         where = ["--no-index", "--find-links", self._wheels] if self._wheels is not None else []
         run_step("install the locked dependencies", [*pip, "--no-deps", *where, "--require-hashes", "-r", self.lock])
         run_step("install the wheel", [*pip, "--no-deps", "--no-index", self.wheel()])
+
+
+def supported_python(version: str) -> str:
+    """`version`, if the locked dependencies have wheels for it. Raises FailedPrecondition."""
+    if version not in PYTHONS:
+        raise FailedPrecondition(f"install for Python {version}: the supported versions are {', '.join(PYTHONS)}")
+    return version
 
 
 def _built_wheel(checkout: str, directory: str) -> str:

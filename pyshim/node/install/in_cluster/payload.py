@@ -13,6 +13,7 @@ from contextlib import contextmanager
 
 import msgspec
 
+from pyshim import PYTHONS
 from pyshim.host.processes.children import Children
 from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, NotFound
 from pyshim.node.install.plan import PREFIX
@@ -144,10 +145,11 @@ def _on_host(stage: str, handler: str) -> str:
     return f"{called}={stage}/{os.path.basename(file)}" if equals else handler
 
 
-_NEEDS_PYTHON = """\
+_NEEDS_PYTHON = f"""\
 import sys
-if sys.version_info < (3, 11):
-    sys.exit(f"{sys.executable} is Python {sys.version.split()[0]}; 3.11 or later is needed")
+version = "%d.%d" % sys.version_info[:2]
+if version not in {PYTHONS!r}:
+    sys.exit(sys.executable + " is Python " + version + "; the supported versions are {", ".join(PYTHONS)}")
 """
 
 

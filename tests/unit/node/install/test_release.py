@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from integration.framework.waiting import eventually
+from pyshim import PYTHONS
+from pyshim.model.errors import FailedPrecondition
 from pyshim.node.cli.installation import undone_at_sigterm
-from pyshim.node.install.release import run_step
+from pyshim.node.install.release import run_step, supported_python
 
 
 class Step:
@@ -64,3 +66,9 @@ def _is_ended(pid: str) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except (FileNotFoundError, ProcessLookupError):
         return True
+
+
+def test_a_python_without_locked_wheels_is_refused_by_name() -> None:
+    assert [supported_python(version) for version in PYTHONS] == list(PYTHONS)
+    with pytest.raises(FailedPrecondition, match=r"install for Python 3\.10: the supported versions are 3\.11, "):
+        supported_python("3.10")
