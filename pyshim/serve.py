@@ -52,7 +52,7 @@ from pyshim.resources.devices.host.finder import DeviceFinder
 from pyshim.resources.linux import LinuxHost
 from pyshim.resources.machine import read_machine
 from pyshim.resources.network.host.pod_network import HostNetworkConnector
-from pyshim.resources.placement_call import asked
+from pyshim.resources.placement_call import ask_for_placement
 from pyshim.resources.probe import probe_host
 from pyshim.resources.sizing.host import probe_capacity
 from pyshim.start.address import unlink
@@ -291,7 +291,7 @@ class _Daemon:
             find_devices=partial(_find_devices, children),
             serve_monitor=self._serve_monitor,
             export_trace=self._export_trace,
-            ask_placement=asked,
+            ask_placement=ask_for_placement,
             read_machine=_read_machine,
         )
         return environment if faults is None else faults.environment(environment)

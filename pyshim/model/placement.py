@@ -5,7 +5,7 @@ import msgspec
 from pyshim.model.units import SHARES_PER_CPU
 
 
-class Need(msgspec.Struct, frozen=True, kw_only=True):
+class PlacementRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What one VM needs at its boot."""
 
     sandbox_id: str
@@ -48,14 +48,14 @@ def whole_cpus(*, shares: int, quota: int, period: int, cgroup_parent: str) -> i
     return cpus
 
 
-class Placed(msgspec.Struct, frozen=True, kw_only=True):
+class SavedPlacement(msgspec.Struct, frozen=True, kw_only=True):
     """A request and its answer, as in a sandbox's state file."""
 
-    need: Need
+    request: PlacementRequest = msgspec.field(name="need")
     placement: Placement
 
 
 SERVICE, METHOD = "pyshim.nri.Placements", "Place"
-"""The plugin's ttrpc method. Request and reply are a `Need` and a `Placement` in JSON."""
+"""The plugin's ttrpc method. Request and reply are a `PlacementRequest` and a `Placement` in JSON."""
 SOCKET = "/run/pyshim/nri/placement.sock"
 """The plugin's default socket."""

@@ -11,7 +11,7 @@ from pyshim.model.devices import PodDevices
 from pyshim.model.guest import GuestContainer, GuestSandbox, Storage
 from pyshim.model.ids import ContainerId, HostPath, SandboxId
 from pyshim.model.oci import ContainerKind
-from pyshim.model.placement import Placed
+from pyshim.model.placement import SavedPlacement
 from pyshim.model.sizing import SizingRecord
 from pyshim.model.vm import BlockDevice, GuestNode, LocalVm, VmConfig
 from pyshim.model.volumes import Bind, DirectVolume, HostMount, VirtiofsdPlan, VolumeCopy
@@ -69,7 +69,7 @@ class SandboxPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The pod's kernel settings, which are part of each container's spec."""
     agent_timeout_s: float
     """Seconds after the start within which the agent must answer for the first time."""
-    placement: Placed | None = None
+    placement: SavedPlacement | None = None
     """The VM's place on the host, if the node's plugin has chosen one."""
     warm_vm: LocalVm | None = None
     """The small VM that continues from a template and then grows to the size of `vm`; None without templates."""

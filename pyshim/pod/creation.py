@@ -8,7 +8,7 @@ from pyshim.model.errors import NotFound, ShimError
 from pyshim.model.host_facts import HostFacts
 from pyshim.model.observation import step
 from pyshim.model.oci import MAX_SPEC_BYTES, OciSpec, parse_spec
-from pyshim.model.placement import Placed
+from pyshim.model.placement import SavedPlacement
 from pyshim.model.plans import ContainerPlan, SandboxPlan
 from pyshim.model.sandbox import SandboxRequest
 from pyshim.model.seams import Host
@@ -18,7 +18,7 @@ from pyshim.pod.environment import Environment
 from pyshim.pod.plan.container import container_plan
 from pyshim.pod.plan.guest_sandbox import dns_lines, resolv_conf
 from pyshim.pod.plan.guest_spec import refuse_host_members
-from pyshim.pod.plan.placed import placed, placement_need, with_guest_nodes
+from pyshim.pod.plan.placement import placement_request, with_guest_nodes, with_placement
 from pyshim.pod.plan.sandbox import sandbox_plan
 from pyshim.resources.devices.live import log_found
 from pyshim.resources.devices.plan.devices import sandbox_question
@@ -52,7 +52,7 @@ async def plan_sandbox(env: Environment, request: SandboxRequest, config: Config
         dns=await _dns(env.host, spec),
     )
     if not config.is_remote:
-        plan = await _with_guest_nodes(env, await _with_placement(env, plan, spec))
+        plan = await _with_guest_nodes(env, await _place(env, plan, spec))
     return plan, facts
 
 
@@ -64,20 +64,20 @@ async def _instances(host: Host, config: Config) -> InstanceTable | None:
     return read_instances(await host.read_bytes(path, MAX_BYTES + 1), path)
 
 
-async def _with_placement(env: Environment, plan: SandboxPlan, spec: OciSpec) -> SandboxPlan:
+async def _place(env: Environment, plan: SandboxPlan, spec: OciSpec) -> SandboxPlan:
     """`plan`, with a placement on the host if the configuration names a plugin and the plugin answers."""
     path = plan.config.runtime.placement_socket
     if not path:
         return plan
-    need = placement_need(plan, spec)
+    request = placement_request(plan, spec)
     try:
-        placement = await step("ask for placement", env.ask_placement(path, need))
+        placement = await step("ask for placement", env.ask_placement(path, request))
     except ShimError as error:
         level = logging.DEBUG if isinstance(error, NotFound) else logging.WARNING
         log.log(level, "vm is not placed", extra={"sandbox": plan.sandbox_id, "error": str(error)})
         return plan
     log.info("vm is placed", extra={"sandbox": plan.sandbox_id, "why": placement.why})
-    return placed(plan, Placed(need=need, placement=placement))
+    return with_placement(plan, SavedPlacement(request=request, placement=placement))
 
 
 async def _with_guest_nodes(env: Environment, plan: SandboxPlan) -> SandboxPlan:

@@ -6,10 +6,10 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from pyshim.model.errors import FailedPrecondition, NotFound, Unavailable
-from pyshim.model.placement import METHOD, SERVICE, Need, Placement
+from pyshim.model.placement import METHOD, SERVICE, Placement, PlacementRequest
 from pyshim.ttrpc import Client, RemoteError, TtrpcError, connected_unix_socket
 
-AskPlacement = Callable[[str, Need], Awaitable[Placement]]
+AskPlacement = Callable[[str, PlacementRequest], Awaitable[Placement]]
 """The placement that the plugin at a socket's path gives a VM. Raises NotFound where the node has no plugin,
 Unavailable for one that does not answer, FailedPrecondition when it has no placement."""
 ANSWER_S = 2.0
@@ -18,14 +18,14 @@ _MAX_REPLY_BYTES = 256 << 10
 """Enough for two lists of all CPUs that a kernel can have."""
 
 
-async def asked(path: str, need: Need) -> Placement:
+async def ask_for_placement(path: str, request: PlacementRequest) -> Placement:
     """See `AskPlacement`."""
     try:
         async with asyncio.timeout(ANSWER_S):
             client = Client(await connected_unix_socket(path))
             async with client:
                 reply = await client.call(
-                    SERVICE, METHOD, msgspec.json.encode(need), timeout_s=None, max_reply_bytes=_MAX_REPLY_BYTES
+                    SERVICE, METHOD, msgspec.json.encode(request), timeout_s=None, max_reply_bytes=_MAX_REPLY_BYTES
                 )
         return msgspec.json.decode(reply, type=Placement)
     except TimeoutError as error:

@@ -6,7 +6,7 @@ from pyshim.model.devices import DeviceQuestion, PodDevices
 from pyshim.model.errors import FailedPrecondition, NotFound
 from pyshim.model.ids import SandboxId
 from pyshim.model.observation import Trace
-from pyshim.model.placement import Need, Placement
+from pyshim.model.placement import Placement, PlacementRequest
 
 
 async def no_devices(question: DeviceQuestion) -> PodDevices:
@@ -16,7 +16,7 @@ async def no_devices(question: DeviceQuestion) -> PodDevices:
     return PodDevices()
 
 
-async def no_plugin(path: str, _need: Need) -> Placement:
+async def no_plugin(path: str, _need: PlacementRequest) -> Placement:
     """Raises NotFound."""
     raise NotFound(f"ask '{path}' for a placement: no plugin runs")
 

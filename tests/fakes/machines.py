@@ -4,7 +4,7 @@ from typing import Any
 
 from pyshim.model.host_facts import Machine, Node
 from pyshim.model.units import MIB
-from pyshim.node.nri.assignments import Need
+from pyshim.node.nri.assignments import PlacementRequest
 from pyshim.node.nri.description import Description, machine
 
 TWO_SOCKETS = Description(sockets=2, dies=2, cores=4, threads=2, memory_mib=65536)
@@ -38,8 +38,8 @@ def with_device_memory(of: Description, size_mib: int) -> Machine:
     return Machine(cpus=plain.cpus, nodes=tuple(nodes))
 
 
-def need(sandbox_id: str, vcpus: int, **members: Any) -> Need:
+def need(sandbox_id: str, vcpus: int, **members: Any) -> PlacementRequest:
     """Of 1 GiB, and exclusive, unless `members` say otherwise."""
     memory_mib = members.pop("memory_mib", 1024)
     asked = {"name": f"default/{sandbox_id}", "exclusive": True, "memory_bytes": memory_mib * MIB, **members}
-    return Need(sandbox_id=sandbox_id, vcpus=vcpus, **asked)
+    return PlacementRequest(sandbox_id=sandbox_id, vcpus=vcpus, **asked)

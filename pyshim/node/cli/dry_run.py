@@ -35,7 +35,7 @@ from pyshim.node.cli.sizing_text import record_lines
 from pyshim.node.kubernetes.manifest import PodManifest, overhead_of, pod_sizing, pods_in, read_documents
 from pyshim.node.kubernetes.pod_vm import PASSED_ON
 from pyshim.pod.plan.container import container_plan
-from pyshim.pod.plan.placed import with_guest_nodes
+from pyshim.pod.plan.placement import with_guest_nodes
 from pyshim.pod.plan.sandbox import sandbox_plan
 from pyshim.resources.devices.plan.instances import MAX_BYTES, MOST_OFFERED, VENDOR, InstanceTable, read_instances
 from pyshim.resources.machine import read_machine

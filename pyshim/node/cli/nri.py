@@ -21,7 +21,7 @@ from pyshim.node.cli.output import config_option, examples, json_option, print_j
 from pyshim.node.cli.sandboxes import state_dir_option
 from pyshim.node.kubernetes.manifest import PodManifest, pod_sizing, pods_in, read_documents
 from pyshim.node.kubernetes.pod_vm import pod_config, pod_need
-from pyshim.node.nri.assignments import Assignments, Need, PlacementError, keep, place_or_share, shared_cpus
+from pyshim.node.nri.assignments import Assignments, PlacementError, PlacementRequest, keep, place_or_share, shared_cpus
 from pyshim.node.nri.description import read_description
 from pyshim.node.nri.policies import DEFAULT, OURS, load
 from pyshim.node.nri.policy import GuardedPolicy
@@ -145,7 +145,7 @@ def run(
     log.set_up(debug=False)
     machine = read_machine()
     check_reserved(machine, reserved)
-    place: Callable[[Assignments, Need], Assignments] = place_or_share
+    place: Callable[[Assignments, PlacementRequest], Assignments] = place_or_share
     if policy_name != DEFAULT:
         place = GuardedPolicy(load(policy_name), on_refusal=_log_refusal).place
     pods = Pods(Assignments(machine=machine, reserved=reserved), frozenset(handlers), rdt_classes, place)
@@ -155,7 +155,7 @@ def run(
     return 0
 
 
-def _log_refusal(need: Need, reason: str) -> None:
+def _log_refusal(need: PlacementRequest, reason: str) -> None:
     logger.warning(
         "policy refused, the default answers", extra={"sandbox": need.sandbox_id, "pod": need.name, "error": reason}
     )
@@ -225,7 +225,7 @@ def plan(
     return 1 if refused else 0
 
 
-def _print_refusal(need: Need, reason: str) -> None:
+def _print_refusal(need: PlacementRequest, reason: str) -> None:
     print(f"pyshim: place {need.name}: the policy's answer is refused: {reason}", file=sys.stderr)
 
 
@@ -236,13 +236,13 @@ def _with_running(assignments: Assignments, state_dir: str) -> Assignments:
     store = StateStore(root=state_dir)
     for _shim, placed in placed_sandboxes(store, sorted(store.sandbox_ids())):
         try:
-            assignments = keep(assignments, placed.need, placed.placement)
+            assignments = keep(assignments, placed.request, placed.placement)
         except PlacementError as error:
             print(f"pyshim: {error}", file=sys.stderr)
     return assignments
 
 
-def _needs(paths: tuple[str, ...], source: Source, host: HostFacts) -> Iterator[Need]:
+def _needs(paths: tuple[str, ...], source: Source, host: HostFacts) -> Iterator[PlacementRequest]:
     """One for each VM on the node. Raises InvalidArgument for more than MAX_PODS pods, and names that come twice."""
     seen: set[str] = set()
     for path in paths:
@@ -260,7 +260,7 @@ def _needs(paths: tuple[str, ...], source: Source, host: HostFacts) -> Iterator[
                 yield replace(need, sandbox_id=name, name=name)
 
 
-def _need(pod: PodManifest, path: str, source: Source, host: HostFacts) -> Need | None:
+def _need(pod: PodManifest, path: str, source: Source, host: HostFacts) -> PlacementRequest | None:
     """The shim's request; None for a pod with a remote VM."""
     config = pod_config(source, pod.annotations)
     if config.is_remote:
@@ -268,7 +268,9 @@ def _need(pod: PodManifest, path: str, source: Source, host: HostFacts) -> Need 
     return pod_need(pod.title.partition(" ")[2], pod_sizing(pod, path, None), config, host)
 
 
-def _print(assignments: Assignments, running: list[Need], needs: list[Need], refused: dict[str, str]) -> None:
+def _print(
+    assignments: Assignments, running: list[PlacementRequest], needs: list[PlacementRequest], refused: dict[str, str]
+) -> None:
     rows = []
     for need in (*running, *needs):
         size = (need.name, str(need.vcpus), str(need.memory_bytes // MIB))
@@ -284,7 +286,7 @@ def _print(assignments: Assignments, running: list[Need], needs: list[Need], ref
     print(f"\nshared CPUs: {cpuset_text(shared_cpus(assignments))}")
 
 
-def _document(assignments: Assignments, needs: list[Need], refused: dict[str, str]) -> dict[str, object]:
+def _document(assignments: Assignments, needs: list[PlacementRequest], refused: dict[str, str]) -> dict[str, object]:
     pods = []
     for need in needs:
         found: dict[str, object] = {"name": need.name, "vcpus": need.vcpus, "memoryMiB": need.memory_bytes // MIB}

@@ -9,7 +9,7 @@ from pyshim.config.sources import Source
 from pyshim.model.config import Config
 from pyshim.model.host_facts import HostFacts
 from pyshim.model.oci import ContainerKind
-from pyshim.model.placement import Need, whole_cpus
+from pyshim.model.placement import PlacementRequest, whole_cpus
 from pyshim.model.sizing import SizingRecord
 from pyshim.model.units import MIB
 from pyshim.node.kubernetes.pod_size import PodSizing
@@ -88,7 +88,7 @@ def _grown(request: Workload, config: Config, host: HostFacts) -> SizingRecord:
     return resize_plan(vm, (containers,), config, host).record
 
 
-def pod_need(name: str, pod: PodSizing, config: Config, host: HostFacts) -> Need:
+def pod_need(name: str, pod: PodSizing, config: Config, host: HostFacts) -> PlacementRequest:
     """`name` is the pod's NAMESPACE/NAME, which stands for the sandbox's id, too."""
     record = boot_record(pod, config, host)
     cpu = requested_cpu(ContainerKind.POD_SANDBOX, pod.sandbox_annotations(), {})
@@ -98,7 +98,7 @@ def pod_need(name: str, pod: PodSizing, config: Config, host: HostFacts) -> Need
         period=cpu.period_us,
         cgroup_parent=_GUARANTEED if pod.is_guaranteed() else _BURSTABLE,
     )
-    return Need(
+    return PlacementRequest(
         sandbox_id=name,
         name=name,
         vcpus=record.vcpus.granted,

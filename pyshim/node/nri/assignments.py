@@ -21,16 +21,16 @@ from msgspec.structs import replace
 
 from pyshim.model.errors import InvalidArgument
 from pyshim.model.host_facts import cpuset_text
-from pyshim.model.placement import Need, Placement
+from pyshim.model.placement import Placement, PlacementRequest
 from pyshim.node.nri.capacity import Assignments, Capacity, Other, PlacementError
 from pyshim.node.nri.choice import action_on, exclusive_placement, nodes_text, shared_placement
 
 __all__ = [
     "Assignments",
-    "Need",
     "Other",
     "Placement",
     "PlacementError",
+    "PlacementRequest",
     "apply",
     "check_need",
     "free_cpus",
@@ -44,7 +44,7 @@ __all__ = [
 ]
 
 
-def place(assignments: Assignments, need: Need) -> Assignments:
+def place(assignments: Assignments, need: PlacementRequest) -> Assignments:
     """`need` has a placement, and shared VMs use the CPUs that remain shared.
 
     The same need again changes nothing; another need of the same sandbox replaces it.
@@ -59,16 +59,16 @@ def place(assignments: Assignments, need: Need) -> Assignments:
     if not capacity.shared:
         raise PlacementError(f"{action_on(need)}: no CPU is left to share")
     placement = exclusive_placement(capacity, need) if need.exclusive else shared_placement(capacity, need)
-    return _with_placement(before, need, placement)
+    return _add(before, need, placement)
 
 
-def check_need(need: Need) -> None:
+def check_need(need: PlacementRequest) -> None:
     """Raises InvalidArgument for an empty need."""
     if need.vcpus < 1 or need.memory_bytes < 0:
         raise InvalidArgument(f"{action_on(need)}: {need.vcpus} vCPUs and {need.memory_bytes} bytes are no VM")
 
 
-def place_within(assignments: Assignments, need: Need, nodes: tuple[int, ...]) -> Placement:
+def place_within(assignments: Assignments, need: PlacementRequest, nodes: tuple[int, ...]) -> Placement:
     """The placement that `place` makes on CPUs of these nodes. Raises PlacementError."""
     capacity = Capacity(release(assignments, need.sandbox_id), nodes)
     if not capacity.of_nodes(capacity.shared, nodes):
@@ -77,7 +77,7 @@ def place_within(assignments: Assignments, need: Need, nodes: tuple[int, ...]) -
 
 
 def apply(
-    assignments: Assignments, need: Need, placement: Placement, moved: Mapping[str, tuple[int, ...]]
+    assignments: Assignments, need: PlacementRequest, placement: Placement, moved: Mapping[str, tuple[int, ...]]
 ) -> Assignments:
     """`need` has `placement`, which a policy chose, and the VMs in `moved` have new CPU nodes.
 
@@ -107,7 +107,7 @@ def apply(
     return keep(replace(assignments, placements=placements), replace(need, exclusive=placement.exclusive), ordered)
 
 
-def _check_nodes(capacity: Capacity, need: Need, nodes: tuple[int, ...]) -> None:
+def _check_nodes(capacity: Capacity, need: PlacementRequest, nodes: tuple[int, ...]) -> None:
     if not nodes or (without := {node for node in nodes if node not in capacity.cpu_nodes}):
         raise PlacementError(f"{action_on(need)}: no CPU in node {cpuset_text(without) if nodes else 'none'}")
 
@@ -118,7 +118,9 @@ def free_cpus(assignments: Assignments) -> tuple[int, ...]:
 
 
 def place_or_share(
-    assignments: Assignments, need: Need, place: Callable[[Assignments, Need], Assignments] = place
+    assignments: Assignments,
+    need: PlacementRequest,
+    place: Callable[[Assignments, PlacementRequest], Assignments] = place,
 ) -> Assignments:
     """As `place`, but a VM that finds no exclusive CPUs gets shared ones; its need and `why` say so."""
     try:
@@ -145,7 +147,7 @@ def release(assignments: Assignments, sandbox_id: str) -> Assignments:
     )
 
 
-def keep(assignments: Assignments, need: Need, placement: Placement) -> Assignments:
+def keep(assignments: Assignments, need: PlacementRequest, placement: Placement) -> Assignments:
     """`need` has its `placement` from an earlier run of the plugin: the nodes, and the CPUs if they are exclusive.
 
     Raises PlacementError when a CPU of it is offline, reserved or taken, or a node is not there.
@@ -159,7 +161,7 @@ def keep(assignments: Assignments, need: Need, placement: Placement) -> Assignme
             raise PlacementError(f"{action_on(need, 'keep')}: not free any more: CPU {cpuset_text(lost)}")
         if not capacity.shared - set(placement.vcpu_cpus):
             raise PlacementError(f"{action_on(need, 'keep')}: no CPU would be left to share")
-    return _with_placement(before, need, placement)
+    return _add(before, need, placement)
 
 
 def with_others(assignments: Assignments, others: Iterable[Other]) -> Assignments:
@@ -172,7 +174,7 @@ def shared_cpus(assignments: Assignments) -> tuple[int, ...]:
     return tuple(sorted(Capacity(assignments).shared))
 
 
-def _with_placement(assignments: Assignments, need: Need, placement: Placement) -> Assignments:
+def _add(assignments: Assignments, need: PlacementRequest, placement: Placement) -> Assignments:
     return _with_shared_cpus(
         replace(
             assignments,

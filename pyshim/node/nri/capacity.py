@@ -10,7 +10,7 @@ import msgspec
 
 from pyshim.model.errors import ResourceExhausted
 from pyshim.model.host_facts import Machine
-from pyshim.model.placement import Need, Placement
+from pyshim.model.placement import Placement, PlacementRequest
 
 LEVELS = ("node", "socket", "die", "l3")
 """The groups of CPUs, from far to near."""
@@ -40,7 +40,7 @@ class Assignments(msgspec.Struct, frozen=True, kw_only=True):
     machine: Machine
     reserved: tuple[int, ...]
     """CPUs that never become exclusive, like the kubelet's `reservedSystemCPUs`; shared unless they are isolated."""
-    needs: Mapping[str, Need] = {}
+    needs: Mapping[str, PlacementRequest] = {}
     """By sandbox id."""
     placements: Mapping[str, Placement] = {}
     """By sandbox id."""

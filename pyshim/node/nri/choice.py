@@ -7,7 +7,7 @@ from fractions import Fraction
 import msgspec
 
 from pyshim.model.host_facts import cpuset_text
-from pyshim.model.placement import Need, Placement
+from pyshim.model.placement import Placement, PlacementRequest
 from pyshim.model.units import MIB
 from pyshim.node.nri.capacity import LEVELS, Capacity, PlacementError
 
@@ -20,7 +20,7 @@ class _NodeChoice(msgspec.Struct, frozen=True, kw_only=True):
     memory_fits: bool
 
 
-def _node_choices(capacity: Capacity, need: Need, cpus: Iterable[int], wanted: int) -> list[_NodeChoice]:
+def _node_choices(capacity: Capacity, need: PlacementRequest, cpus: Iterable[int], wanted: int) -> list[_NodeChoice]:
     """The candidates with the fewest and nearest nodes that have `wanted` of `cpus`, and the memory if any have it.
 
     There is at least one, since all nodes together suffice.
@@ -51,7 +51,7 @@ def _node_choices(capacity: Capacity, need: Need, cpus: Iterable[int], wanted: i
 # ---- shared VMs
 
 
-def shared_placement(capacity: Capacity, need: Need) -> Placement:
+def shared_placement(capacity: Capacity, need: PlacementRequest) -> Placement:
     """A placement on the nodes whose shared CPUs have the fewest vCPUs each."""
     wanted = min(need.vcpus, len(capacity.of_nodes(capacity.shared, capacity.cpu_nodes)))
 
@@ -74,14 +74,14 @@ def shared_placement(capacity: Capacity, need: Need) -> Placement:
     )
 
 
-def _load(capacity: Capacity, choice: _NodeChoice, need: Need) -> Fraction:
+def _load(capacity: Capacity, choice: _NodeChoice, need: PlacementRequest) -> Fraction:
     return sum((capacity.load[node] for node in choice.cpu_nodes), Fraction(need.vcpus))
 
 
 # ---- exclusive VMs
 
 
-def exclusive_placement(capacity: Capacity, need: Need) -> Placement:
+def exclusive_placement(capacity: Capacity, need: PlacementRequest) -> Placement:
     """A placement with one exclusive CPU for each vCPU."""
     must_keep_one = capacity.shared <= capacity.free  # no shared CPU is reserved
     if must_keep_one and not capacity.free <= capacity.shared:
@@ -108,7 +108,7 @@ def exclusive_placement(capacity: Capacity, need: Need) -> Placement:
     )
 
 
-def _best_cpus(capacity: Capacity, need: Need) -> tuple[_NodeChoice, tuple[int, ...]]:
+def _best_cpus(capacity: Capacity, need: PlacementRequest) -> tuple[_NodeChoice, tuple[int, ...]]:
     """The nodes and the exclusive CPUs that cost the least."""
     choices = _node_choices(capacity, need, capacity.free, need.vcpus)
     found = [
@@ -208,7 +208,7 @@ def _harm_to_shared_vms(capacity: Capacity, cpus: tuple[int, ...], choice: _Node
 # ---- texts
 
 
-def action_on(need: Need, verb: str = "place") -> str:
+def action_on(need: PlacementRequest, verb: str = "place") -> str:
     return f"{verb} sandbox '{need.sandbox_id}' ({need.name})"
 
 
@@ -240,7 +240,7 @@ def _sharing_text(capacity: Capacity, cpus: tuple[int, ...]) -> str:
     return f", sharing {_count(len(split), 'core')} with others" if split else ""
 
 
-def _drawbacks(capacity: Capacity, choice: _NodeChoice, need: Need) -> str:
+def _drawbacks(capacity: Capacity, choice: _NodeChoice, need: PlacementRequest) -> str:
     """The drawbacks of the nodes, as text."""
     if not choice.memory_nodes:
         return "; the memory of the nodes is unknown"

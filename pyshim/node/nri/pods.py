@@ -20,7 +20,7 @@ import msgspec
 from msgspec.structs import replace
 
 from pyshim.model.host_facts import Machine
-from pyshim.model.placement import Need, Placement
+from pyshim.model.placement import Placement, PlacementRequest
 from pyshim.node.nri.assignments import (
     Assignments,
     Other,
@@ -41,7 +41,7 @@ class NriPod(msgspec.Struct, frozen=True, kw_only=True):
     """`NAMESPACE/POD`."""
     handler: str
     """The runtime handler; empty for the runtime's default."""
-    need: Need
+    need: PlacementRequest
     """The need of a VM of the pod's size, as far as the runtime reports it."""
 
 
@@ -99,10 +99,10 @@ class Pods:
         assignments: Assignments,
         handlers: frozenset[str],
         rdt_classes: Mapping[str, str] = _NO_CLASSES,
-        place: Callable[[Assignments, Need], Assignments] = place_or_share,
+        place: Callable[[Assignments, PlacementRequest], Assignments] = place_or_share,
     ) -> None:
         """`rdt_classes` names the class of EXCLUSIVE and of SHARED VMs, where they have one; `place` is the policy."""
-        self._by_policy = place
+        self._policy = place
         self.assignments = assignments
         self._rdt_classes = rdt_classes
         self._handlers = handlers
@@ -120,7 +120,7 @@ class Pods:
 
     # ---- from shims
 
-    def place_for_shim(self, need: Need) -> Placement:
+    def place_for_shim(self, need: PlacementRequest) -> Placement:
         """The placement of a VM about to boot. Raises PlacementError, and InvalidArgument for an empty need.
 
         Without room for exclusive CPUs the VM runs on shared ones.
@@ -129,7 +129,7 @@ class Pods:
         self._requested.add(need.sandbox_id)
         return self.assignments.placements[need.sandbox_id]
 
-    def restore(self, need: Need, placement: Placement) -> None:
+    def restore(self, need: PlacementRequest, placement: Placement) -> None:
         """A running shim has this placement from an earlier run of the plugin. If its CPUs are taken by now, it loses
         the placement, with a warning."""
         if need.sandbox_id in self.assignments.placements:
@@ -252,12 +252,12 @@ class Pods:
         except PlacementError as error:
             log.warning("pod not placed", extra={"sandbox": pod.id, "pod": pod.name, "error": str(error)})
 
-    def _place(self, need: Need) -> None:
-        self.assignments = self._by_policy(self.assignments, need)
+    def _place(self, need: PlacementRequest) -> None:
+        self.assignments = self._policy(self.assignments, need)
         placement = self.assignments.placements[need.sandbox_id]
         log.info("placed", extra={"sandbox": need.sandbox_id, "pod": need.name, "why": placement.why})
 
-    def _keep(self, need: Need, placement: Placement) -> bool:
+    def _keep(self, need: PlacementRequest, placement: Placement) -> bool:
         try:
             self.assignments = keep(self.assignments, need, placement)
         except PlacementError as error:

@@ -10,7 +10,7 @@ from importlib.metadata import EntryPoint, entry_points
 from itertools import combinations
 
 from pyshim.model.errors import InvalidArgument
-from pyshim.model.placement import Need
+from pyshim.model.placement import PlacementRequest
 from pyshim.node.nri.assignments import Assignments, PlacementError, place, place_within
 from pyshim.node.nri.policy import Decision, Policy
 
@@ -20,14 +20,14 @@ Nodes = tuple[int, ...]
 class Topology:
     """The default: the fewest and nearest nodes, and the group of CPUs that is filled best."""
 
-    def place(self, assignments: Assignments, need: Need) -> Decision:
+    def place(self, assignments: Assignments, need: PlacementRequest) -> Decision:
         return Decision(placement=place(assignments, need).placements[need.sandbox_id])
 
 
 class Packed:
     """The fewest NUMA nodes and sockets are busy, so that the others can sleep or stay whole for a large VM."""
 
-    def place(self, assignments: Assignments, need: Need) -> Decision:
+    def place(self, assignments: Assignments, need: PlacementRequest) -> Decision:
         busy, sockets = _busy(assignments), _sockets(assignments)
         busy_sockets = {sockets[node] for node in busy}
         free = _vcpus_by_node(assignments)
@@ -43,7 +43,7 @@ class Packed:
 class Spread:
     """The socket, and in it the node, with the fewest vCPUs for each CPU: VMs have caches and memory to themselves."""
 
-    def place(self, assignments: Assignments, need: Need) -> Decision:
+    def place(self, assignments: Assignments, need: PlacementRequest) -> Decision:
         used, sockets = _vcpus_by_node(assignments), _sockets(assignments)
         cpus = {node: sum(cpu.node == node and cpu.online for cpu in assignments.machine.cpus) for node in sockets}
 
@@ -87,7 +87,7 @@ def _loaded(entry: EntryPoint) -> Policy:
     return policy
 
 
-def _first(assignments: Assignments, need: Need, cost: Callable[[Nodes], tuple[object, ...]]) -> Decision:
+def _first(assignments: Assignments, need: PlacementRequest, cost: Callable[[Nodes], tuple[object, ...]]) -> Decision:
     """A placement on the nodes that cost the least among those with room. Raises PlacementError if none have room."""
     sockets = _sockets(assignments)
     pairs = (pair for pair in combinations(sockets, 2) if sockets[pair[0]] == sockets[pair[1]])

@@ -13,7 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from pyshim.host.threads import daemon_thread
-from pyshim.model.placement import Need, Placement
+from pyshim.model.placement import Placement, PlacementRequest
 from pyshim.node.nri.assignments import (
     Assignments,
     PlacementError,
@@ -40,7 +40,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
 class Policy(Protocol):
     """A policy is pure: its answer depends on the arguments only, and it changes nothing."""
 
-    def place(self, assignments: Assignments, need: Need) -> Decision:
+    def place(self, assignments: Assignments, need: PlacementRequest) -> Decision:
         """The CPUs and nodes for `need`, which has no placement yet, and the reason in `placement.why`.
 
         `assignments` has the machine, the VMs placed on it, and the containers outside them. The CPUs of an
@@ -56,14 +56,16 @@ class _Refused(Exception):
 class GuardedPolicy:
     """Calls a policy, and the default one if its answer cannot be used."""
 
-    def __init__(self, policy: Policy, *, on_refusal: Callable[[Need, str], None], within_s: float = WITHIN_S) -> None:
+    def __init__(
+        self, policy: Policy, *, on_refusal: Callable[[PlacementRequest, str], None], within_s: float = WITHIN_S
+    ) -> None:
         """`on_refusal` is called with the reason before the default policy answers."""
         self._policy = policy
         self._on_refusal = on_refusal
         self._within_s = within_s
         self._late: threading.Thread | None = None
 
-    def place(self, assignments: Assignments, need: Need) -> Assignments:
+    def place(self, assignments: Assignments, need: PlacementRequest) -> Assignments:
         """As `assignments.place_or_share`. Raises PlacementError, InvalidArgument."""
         check_need(need)
         if assignments.needs.get(need.sandbox_id) == need:
@@ -74,7 +76,7 @@ class GuardedPolicy:
             self._on_refusal(need, str(refused))
             return place_or_share(assignments, need)
 
-    def _placed(self, assignments: Assignments, need: Need) -> Assignments:
+    def _placed(self, assignments: Assignments, need: PlacementRequest) -> Assignments:
         """Raises PlacementError when the policy finds no room, _Refused."""
         decision = self._decision(assignments, need)
         if decision.placement.exclusive and not need.exclusive:
@@ -84,7 +86,7 @@ class GuardedPolicy:
         except PlacementError as error:
             raise _Refused(str(error).partition(": ")[2]) from error
 
-    def _decision(self, assignments: Assignments, need: Need) -> Decision:
+    def _decision(self, assignments: Assignments, need: PlacementRequest) -> Decision:
         try:
             # Checks the types, since the object comes from another program's code.
             found = msgspec.convert(msgspec.to_builtins(self._answer(assignments, need)), Decision)
@@ -95,7 +97,7 @@ class GuardedPolicy:
         why = "".join(each if each.isprintable() else " " for each in found.placement.why[:MAX_WHY_CHARS])
         return replace(found, placement=replace(found.placement, why=why))
 
-    def _answer(self, assignments: Assignments, need: Need) -> object:
+    def _answer(self, assignments: Assignments, need: PlacementRequest) -> object:
         """Calls the policy in a thread, which cannot be ended. While a late call runs, it is not called again."""
         if self._late is not None and self._late.is_alive():
             raise _Refused("an earlier answer is still due")

@@ -1,8 +1,8 @@
 """The plugin's service for shims: the socket for requests before a VM boots, and the placements in their states.
 
-The one ttrpc call has JSON messages: a `Need` in, a `Placement` out. A placement ends with the process that requested
-it, so there is no call for its end. The sandbox's state has the placement as well, and a restarted plugin reads it
-there.
+The one ttrpc call has JSON messages: a `PlacementRequest` in, a `Placement` out. A placement ends with the process that
+requested it, so there is no call for its end. The sandbox's state has the placement as well, where a restarted plugin
+reads it.
 """
 
 import logging
@@ -14,7 +14,7 @@ import msgspec
 
 from pyshim.host.processes.identity import Ends, ProcessRef, is_alive, start_ticks
 from pyshim.model.errors import InvalidArgument, ShimError
-from pyshim.model.placement import METHOD, SERVICE, Need, Placed
+from pyshim.model.placement import METHOD, SERVICE, PlacementRequest, SavedPlacement
 from pyshim.node.nri.pods import Pods
 from pyshim.state.schema import NotOurState
 from pyshim.state.store import StateStore
@@ -47,8 +47,8 @@ class Shims:
     def find(self, store: StateStore) -> None:
         """The placements of running sandboxes are restored."""
         for shim, placed in placed_sandboxes(store, store.entered_ids()):
-            self._pods.restore(placed.need, placed.placement)
-            self._watch(shim, placed.need.sandbox_id)
+            self._pods.restore(placed.request, placed.placement)
+            self._watch(shim, placed.request.sandbox_id)
 
     async def serve(self, listener: socket.socket) -> None:
         """Answers shims until cancelled."""
@@ -61,7 +61,7 @@ class Shims:
     def _place(self, payload: bytes, call: CallContext) -> bytes:
         """Raises PlacementError, with which the VM boots unplaced, and InvalidArgument."""
         try:
-            need = msgspec.json.decode(payload, type=Need)
+            need = msgspec.json.decode(payload, type=PlacementRequest)
         except msgspec.DecodeError as error:
             raise InvalidArgument(f"read need of a sandbox: {error}") from error
         placement = self._pods.place_for_shim(need)
@@ -83,7 +83,7 @@ class Shims:
             self._on_change()
 
 
-def placed_sandboxes(store: StateStore, sandbox_ids: Iterable[str]) -> Iterator[tuple[ProcessRef, Placed]]:
+def placed_sandboxes(store: StateStore, sandbox_ids: Iterable[str]) -> Iterator[tuple[ProcessRef, SavedPlacement]]:
     """The sandboxes that have a placement and a running shim. A state that cannot be read is logged."""
     for sandbox_id in sandbox_ids:
         try:
@@ -99,12 +99,12 @@ def placed_sandboxes(store: StateStore, sandbox_ids: Iterable[str]) -> Iterator[
             yield shim, placed
 
 
-def _placed(cgroups: Mapping[str, object]) -> Placed | None:
+def _placed(cgroups: Mapping[str, object]) -> SavedPlacement | None:
     value = cgroups.get("Placed")
     if value is None:
         return None
     try:
-        return msgspec.convert(value, Placed)
+        return msgspec.convert(value, SavedPlacement)
     except msgspec.ValidationError as error:
         raise InvalidArgument(f"read placement: {error}") from error
 

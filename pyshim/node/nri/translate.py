@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from protos.nri import v1alpha1_pb2 as pb
 from pyshim.model.host_facts import cpu_set, cpuset_text
-from pyshim.model.placement import Need, whole_cpus
+from pyshim.model.placement import PlacementRequest, whole_cpus
 from pyshim.node.nri.pods import CpuSet, NriContainer, NriPod
 
 EVENTS = (
@@ -127,7 +127,7 @@ def _pod(message: pb.PodSandbox) -> NriPod:
     resources, overhead = message.linux.pod_resources, message.linux.pod_overhead
     whole = _whole_cpus(resources.cpu, message.linux.cgroup_parent)
     quota, period = resources.cpu.quota.value, resources.cpu.period.value
-    need = Need(
+    need = PlacementRequest(
         sandbox_id=message.id,
         name=name,
         vcpus=max(1, -(-quota // period)) if quota > 0 and period > 0 else 1,

@@ -26,10 +26,10 @@ from pyshim.model.plans import SandboxPlan
 from pyshim.model.seams import Cgroups, Records
 from pyshim.model.sizing import SizingRecord
 from pyshim.model.units import MIB
-from pyshim.model.vm import Device, VmExit, VmExitKind
+from pyshim.model.vm import BlockDevice, Device, VmExit, VmExitKind
 from pyshim.resources.cgroups.affinity import CpuAffinity
 from pyshim.resources.cgroups.applied import AppliedSettings
-from pyshim.resources.cgroups.plan.block_io import Device as BlockDevice
+from pyshim.resources.cgroups.plan.block_io import Device as LimitedDevice
 from pyshim.resources.cgroups.plan.block_io import block_io_settings, limited_devices
 from pyshim.resources.cgroups.plan.cgroups import rdt_class
 from pyshim.resources.cgroups.plan.settings import (
@@ -82,7 +82,7 @@ class SandboxCgroups:
         self._threads: tuple[int, ...] = ()
         self._pids: dict[Member, int] = {}
         self._rdt_class = ""
-        self._io_limited: frozenset[BlockDevice] = frozenset()
+        self._io_limited: frozenset[LimitedDevice] = frozenset()
         self._lock = asyncio.Lock()
         self._left = False
 
@@ -207,15 +207,17 @@ class SandboxCgroups:
 
     async def allow(self, device: Device) -> None:
         """The VMM may open the device that is plugged next."""
-        path = getattr(device, "path", "")
+        path = device.path if isinstance(device, BlockDevice) else ""
         if roles := self._plan.with_device_list:
             rules = await self._host.device_rules((path,) if path else ())
             await self._settings.apply(setting for role in roles for setting in allowed_devices(role, rules))
 
     # ---- while it runs
 
-    async def fit(self, containers: Iterable[Resources], record: SizingRecord) -> None:
+    async def fit(self, containers: Iterable[Resources], record: SizingRecord, *, has_new_vcpus: bool = False) -> None:
         """CPU sets, limits, block I/O and thread places follow the containers and the VM's size.
+
+        Threads are placed if the record is another, or with `has_new_vcpus`.
 
         Raises InvalidArgument for CPUs that the host or the pod's cgroup lacks and for a real-time slice,
         FailedPrecondition for a limit on a device that the host lacks.
@@ -229,7 +231,7 @@ class SandboxCgroups:
         async with self._lock:
             if self._left:
                 return
-            former, same_size = self.saved(), record is self._record
+            former, same_size = self.saved(), record is self._record and not has_new_vcpus
             self._record = record
             by_containers, mems = cpuset_union(containers, "cpus"), cpuset_union(containers, "mems")
             cpus = by_containers or self._affinity.placement_cpus

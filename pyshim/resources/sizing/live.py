@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 from msgspec.structs import replace
 
@@ -44,6 +44,13 @@ _NO_BLOCKS = 1
 Resources = Mapping[str, Any]
 
 
+class Fit(Protocol):
+    async def __call__(
+        self, containers: Iterable[Resources], record: SizingRecord, *, has_new_vcpus: bool = False
+    ) -> None:
+        """As `SandboxCgroups.fit`."""
+
+
 class Resizer:
     """`record` is the newest sizing decision; `on_change` is called after it has changed.
 
@@ -59,7 +66,7 @@ class Resizer:
         agent: Callable[[], Agent],
         tasks: TaskOwner,
         on_change: Callable[[], None],
-        fit: Callable[[Iterable[Resources], SizingRecord], Awaitable[None]],
+        fit: Fit,
     ) -> None:
         self._plan = plan
         self._host = host
@@ -95,7 +102,7 @@ class Resizer:
         await self._grow_to(*planned, base, agent)
         if planned != (base.cpu.boot_vcpus, base.memory.boot_mib):
             self._keep(self.record)
-            await self._fit((), replace(self.record))  # a copy: `fit` places threads for a new record only
+            await self._fit((), self.record, has_new_vcpus=True)
 
     async def _grow_to(self, vcpus: int, memory_mib: int, base: LocalVm, agent: Agent) -> None:
         if vcpus > self.vcpus:

@@ -5,7 +5,7 @@ from msgspec.structs import replace
 
 from pyshim.model.errors import FailedPrecondition, InvalidArgument, NotFound, ShimError, Unavailable
 from pyshim.model.host_facts import MachineError
-from pyshim.model.placement import Need, Placement
+from pyshim.model.placement import Placement, PlacementRequest
 from pyshim.node.nri.description import Description, machine
 from tests.unit.pod.conftest import DOCUMENT, Stack
 
@@ -26,11 +26,13 @@ _PLACEMENT = Placement(
 )
 
 
-def _asking(stack: Stack, answer: Placement | ShimError = _PLACEMENT, **runtime: object) -> list[tuple[str, Need]]:
+def _asking(
+    stack: Stack, answer: Placement | ShimError = _PLACEMENT, **runtime: object
+) -> list[tuple[str, PlacementRequest]]:
     """The configuration names a plugin, which answers so. Returns the requests that it gets."""
-    asked: list[tuple[str, Need]] = []
+    asked: list[tuple[str, PlacementRequest]] = []
 
-    async def ask(path: str, need: Need) -> Placement:
+    async def ask(path: str, need: PlacementRequest) -> Placement:
         asked.append((path, need))
         if isinstance(answer, ShimError):
             raise answer

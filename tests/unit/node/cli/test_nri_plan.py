@@ -10,7 +10,7 @@ import pytest
 from pyshim.config.sources import named_file, read_source
 from pyshim.host.processes.identity import start_ticks
 from pyshim.model.ids import SandboxId
-from pyshim.model.placement import Need, Placed
+from pyshim.model.placement import PlacementRequest, SavedPlacement
 from pyshim.node.cli.command import run
 from pyshim.node.kubernetes.agreement import explain_pod
 from pyshim.node.kubernetes.manifest import pod_sizing, pods_in, read_documents
@@ -112,13 +112,13 @@ def _web(name: str, node: str, cpus: str, load: str) -> dict[str, object]:
 def test_the_vms_that_run_here_come_first(
     files: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    need = Need(sandbox_id="s1", name="prod/here", vcpus=1, memory_bytes=0, exclusive=False)
+    need = PlacementRequest(sandbox_id="s1", name="prod/here", vcpus=1, memory_bytes=0, exclusive=False)
     placed = place(Assignments(machine=read_machine(), reserved=()), need).placements["s1"]
     store = StateStore(root=str(tmp_path / "sbs"))
     ticks = start_ticks(os.getpid())
     assert ticks is not None
     shim = ShimRecord(pid=os.getpid(), start_ticks=ticks, socket="unix:///x", namespace="default")
-    cgroups = {"Placed": msgspec.to_builtins(Placed(need=need, placement=placed))}
+    cgroups = {"Placed": msgspec.to_builtins(SavedPlacement(request=need, placement=placed))}
     taken = msgspec.structs.replace(snapshot(), cgroups=cgroups)
     store.save(SandboxState(sandbox_id=SandboxId("s1"), shim=shim, snapshot=taken, ledger=()))
     here = ["nri", "plan", files["pods.yaml"], "--config", files["config.toml"], "--state-dir", store.root, "--json"]

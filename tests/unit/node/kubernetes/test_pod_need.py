@@ -12,11 +12,11 @@ from pyshim.config.load import build_config
 from pyshim.config.sources import Source
 from pyshim.model.config import Config
 from pyshim.model.oci import ContainerKind, parse_spec
-from pyshim.model.placement import Need
+from pyshim.model.placement import PlacementRequest
 from pyshim.model.units import GIB
 from pyshim.node.kubernetes.pod_size import PodContainer, PodSizing, with_defaults
 from pyshim.node.kubernetes.pod_vm import pod_need
-from pyshim.pod.plan.placed import placement_need
+from pyshim.pod.plan.placement import placement_request
 from tests.fakes.facts import host_facts
 from tests.fakes.sandbox_plans import planned
 
@@ -31,7 +31,7 @@ def config(*, policy: str = "overhead", static: bool = True) -> Config:
     return build_config(Source(path="/etc/test.toml", directory="/etc", document=tables))
 
 
-def asked_by_the_shim(pod: PodSizing, of: Config) -> Need:
+def asked_by_the_shim(pod: PodSizing, of: Config) -> PlacementRequest:
     """containerd's annotations of the pod, and the cgroup that the kubelet has for its class."""
     parent = "/kubepods" if pod.is_guaranteed() else "/kubepods/burstable"
     document: dict[str, Any] = {
@@ -47,7 +47,7 @@ def asked_by_the_shim(pod: PodSizing, of: Config) -> Need:
         "linux": {"cgroupsPath": f"{parent}/pod1/s1", "namespaces": [{"type": "network", "path": "/run/netns/1"}]},
     }
     spec = parse_spec(json.dumps(document).encode(), "config.json")
-    return placement_need(planned(of, HOST, spec, sandbox_id="prod/db", kind=ContainerKind.POD_SANDBOX), spec)
+    return placement_request(planned(of, HOST, spec, sandbox_id="prod/db", kind=ContainerKind.POD_SANDBOX), spec)
 
 
 def container(cpu: Fraction, memory: int, *, requested: bool = True, **more: Any) -> PodContainer:

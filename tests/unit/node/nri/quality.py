@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from pyshim.model.host_facts import Machine
 from pyshim.model.units import MIB
-from pyshim.node.nri.assignments import Assignments, Need, place, release
+from pyshim.node.nri.assignments import Assignments, PlacementRequest, place, release
 from pyshim.node.nri.description import Description, machine
 from tests.fakes.machines import ALL, need
 
@@ -22,7 +22,7 @@ _STEPS = 400
 _SEED = 21
 
 Taken = Mapping[str, tuple[int, ...]]
-Chooser = Callable[["Story", Need], tuple[tuple[int, ...], tuple[int, ...]]]
+Chooser = Callable[["Story", PlacementRequest], tuple[tuple[int, ...], tuple[int, ...]]]
 
 
 class Figures(NamedTuple):
@@ -95,14 +95,14 @@ class Story:
         return len(mine & others) > len(chosen) % 2
 
 
-def by_policy(story: Story, asked: Need) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def by_policy(story: Story, asked: PlacementRequest) -> tuple[tuple[int, ...], tuple[int, ...]]:
     story.assignments = place(story.assignments, asked)
     placement = story.assignments.placements[asked.sandbox_id]
     with_memory = tuple(node.id for node in story.machine.nodes if node.memory_bytes)
     return placement.vcpu_cpus, placement.memory_nodes or with_memory
 
 
-def by_number(story: Story, asked: Need) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def by_number(story: Story, asked: PlacementRequest) -> tuple[tuple[int, ...], tuple[int, ...]]:
     taken = {cpu for had in story.taken.values() for cpu in had}
     chosen = tuple([cpu for cpu in sorted(story.cpus) if cpu not in taken][: asked.vcpus])
     nodes = {story.cpus[cpu].node for cpu in chosen}

@@ -14,10 +14,10 @@ from pyshim.model.host_facts import checked_machine as checked
 from pyshim.model.units import MIB
 from pyshim.node.nri.assignments import (
     Assignments,
-    Need,
     Other,
     Placement,
     PlacementError,
+    PlacementRequest,
     keep,
     place,
     place_or_share,
@@ -39,7 +39,7 @@ from tests.fakes.machines import (
 )
 
 
-def placed(of: Description | Machine, *needs: Need, reserved: tuple[int, ...] = ()) -> Assignments:
+def placed(of: Description | Machine, *needs: PlacementRequest, reserved: tuple[int, ...] = ()) -> Assignments:
     """`needs` one after the other."""
     there = machine(of) if isinstance(of, Description) else of
     assignments = Assignments(machine=there, reserved=reserved)
@@ -369,7 +369,7 @@ _needs = st.builds(
 _steps = st.lists(st.one_of(_needs, st.sampled_from("abcdef")), max_size=12)
 
 
-def walked(there: Machine, steps: Sequence[Need | str], reserved: Iterable[int] = ()) -> list[Assignments]:
+def walked(there: Machine, steps: Sequence[PlacementRequest | str], reserved: Iterable[int] = ()) -> list[Assignments]:
     """The assignments after each step: a need is placed, a sandbox released. What is refused changes nothing."""
     found = [Assignments(machine=there, reserved=tuple(reserved))]
     for step in steps:
@@ -377,14 +377,14 @@ def walked(there: Machine, steps: Sequence[Need | str], reserved: Iterable[int] 
         try:
             found.append(release(before, step) if isinstance(step, str) else place(before, step))
         except PlacementError:
-            assert isinstance(step, Need)
+            assert isinstance(step, PlacementRequest)
             assert step.exclusive
     return found
 
 
 @given(there=machines(), steps=_steps, reserved=st.sets(st.integers(min_value=0, max_value=3)))
 def test_no_cpu_has_two_owners_and_no_owned_one_is_shared(
-    there: Machine, steps: list[Need | str], reserved: set[int]
+    there: Machine, steps: list[PlacementRequest | str], reserved: set[int]
 ) -> None:
     online = {cpu.id for cpu in there.cpus if cpu.online}
     isolated = {cpu.id for cpu in there.cpus if cpu.isolated}
@@ -409,7 +409,7 @@ def test_no_cpu_has_two_owners_and_no_owned_one_is_shared(
 
 @given(there=machines(), steps=_steps, last=_needs)
 def test_a_placement_that_is_released_leaves_everything_as_it_was(
-    there: Machine, steps: list[Need | str], last: Need
+    there: Machine, steps: list[PlacementRequest | str], last: PlacementRequest
 ) -> None:
     before = release(walked(there, steps)[-1], last.sandbox_id)
     after = walked_one(before, last)
@@ -417,7 +417,7 @@ def test_a_placement_that_is_released_leaves_everything_as_it_was(
     assert release(after, last.sandbox_id) == before
 
 
-def walked_one(before: Assignments, asked: Need) -> Assignments:
+def walked_one(before: Assignments, asked: PlacementRequest) -> Assignments:
     try:
         return place(before, asked)
     except PlacementError:
@@ -425,14 +425,14 @@ def walked_one(before: Assignments, asked: Need) -> Assignments:
 
 
 @given(there=machines(), steps=_steps)
-def test_the_same_story_has_the_same_end(there: Machine, steps: list[Need | str]) -> None:
+def test_the_same_story_has_the_same_end(there: Machine, steps: list[PlacementRequest | str]) -> None:
     mixed = Machine(cpus=tuple(reversed(there.cpus)), nodes=there.nodes)
 
     assert walked(there, steps)[-1] == walked(checked(mixed), steps)[-1]
 
 
 @given(there=machines(), steps=_steps)
-def test_exclusive_vms_never_move(there: Machine, steps: list[Need | str]) -> None:
+def test_exclusive_vms_never_move(there: Machine, steps: list[PlacementRequest | str]) -> None:
     story = walked(there, steps)
     for before, after in pairwise(story):
         for sandbox_id, placement in before.placements.items():
@@ -444,7 +444,7 @@ def test_exclusive_vms_never_move(there: Machine, steps: list[Need | str]) -> No
 
 
 @given(there=machines(), steps=_steps)
-def test_a_restart_restores_every_placement(there: Machine, steps: list[Need | str]) -> None:
+def test_a_restart_restores_every_placement(there: Machine, steps: list[PlacementRequest | str]) -> None:
     before = walked(there, steps)[-1]
     again = Assignments(machine=there, reserved=())
     for sandbox_id, placement in sorted(before.placements.items(), reverse=True):

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from pyshim.model.errors import InvalidArgument
-from pyshim.model.placement import Need, Placement
+from pyshim.model.placement import Placement, PlacementRequest
 from pyshim.node.nri.assignments import Assignments, PlacementError, free_cpus, place, place_or_share, shared_cpus
 from pyshim.node.nri.description import machine
 from pyshim.node.nri.pods import Pods
@@ -22,10 +22,10 @@ EMPTY = Assignments(machine=machine(TWO_SOCKETS), reserved=(0, 16))
 class Foreign:
     """A policy of another package, whose function a test gives."""
 
-    def __init__(self, function: Callable[[Assignments, Need], object]) -> None:
+    def __init__(self, function: Callable[[Assignments, PlacementRequest], object]) -> None:
         self._function = function
 
-    def place(self, assignments: Assignments, asked: Need) -> Decision:
+    def place(self, assignments: Assignments, asked: PlacementRequest) -> Decision:
         return self._function(assignments, asked)  # type: ignore[return-value]
 
 
@@ -79,7 +79,7 @@ def test_an_answer_that_cannot_be_used_is_refused_and_the_default_answers(answer
     before = place(place(EMPTY, need("s", 2, exclusive=False)), need("z", 1))
     before = GuardedPolicy(Foreign(lambda _, asked: own((24, 25))), on_refusal=pytest.fail).place(before, need("b", 2))
 
-    def function(_: Assignments, asked: Need) -> object:
+    def function(_: Assignments, asked: PlacementRequest) -> object:
         if isinstance(answer, BaseException):
             raise answer
         return answer
@@ -96,7 +96,7 @@ def test_an_answer_that_cannot_be_used_is_refused_and_the_default_answers(answer
 def test_a_policy_that_is_late_is_refused_and_not_asked_until_its_call_has_ended() -> None:
     asked_for, release = [], threading.Event()
 
-    def function(assignments: Assignments, asked: Need) -> object:
+    def function(assignments: Assignments, asked: PlacementRequest) -> object:
         asked_for.append(asked.sandbox_id)
         release.wait(60)
         return own((8, 9))
@@ -115,7 +115,7 @@ def test_a_policy_that_is_late_is_refused_and_not_asked_until_its_call_has_ended
 
 
 def test_without_room_for_exclusive_cpus_the_policy_is_asked_for_shared_ones() -> None:
-    def function(_: Assignments, asked: Need) -> Decision:
+    def function(_: Assignments, asked: PlacementRequest) -> Decision:
         if asked.exclusive:
             raise PlacementError("place: no room")
         return own((), (1,))
@@ -145,7 +145,7 @@ def test_a_policy_can_move_the_vms_that_share_cpus() -> None:
 def test_the_same_need_again_changes_nothing_and_another_is_placed_by_the_policy() -> None:
     sizes = []
 
-    def function(_: Assignments, asked: Need) -> Decision:
+    def function(_: Assignments, asked: PlacementRequest) -> Decision:
         sizes.append(asked.vcpus)
         return own(tuple(range(8, 8 + asked.vcpus)))
 

@@ -18,11 +18,11 @@ from pyshim.host.processes.identity import start_ticks
 from pyshim.model.errors import FailedPrecondition, NotFound, Unavailable
 from pyshim.model.host_facts import Cpu, Machine, Node
 from pyshim.model.ids import SandboxId
-from pyshim.model.placement import METHOD, SERVICE, Need, Placed
+from pyshim.model.placement import METHOD, SERVICE, PlacementRequest, SavedPlacement
 from pyshim.node.nri.assignments import Assignments
 from pyshim.node.nri.pods import Pods
 from pyshim.node.nri.shims import Shims
-from pyshim.resources.placement_call import asked
+from pyshim.resources.placement_call import ask_for_placement
 from pyshim.state.schema import SandboxState, ShimRecord
 from pyshim.state.store import StateStore
 from pyshim.ttrpc import Client, RemoteError, connected_unix_socket
@@ -31,10 +31,10 @@ from tests.unit.state.states import snapshot
 
 _ASK = """\
 import asyncio, sys
-from pyshim.model.placement import Need
-from pyshim.resources.placement_call import asked
-need = Need(sandbox_id="other", name="default/other", vcpus=1, memory_bytes=1 << 30, exclusive=True)
-print(asyncio.run(asked(sys.argv[1], need)).vcpu_cpus, flush=True)
+from pyshim.model.placement import PlacementRequest
+from pyshim.resources.placement_call import ask_for_placement
+need = PlacementRequest(sandbox_id="other", name="default/other", vcpus=1, memory_bytes=1 << 30, exclusive=True)
+print(asyncio.run(ask_for_placement(sys.argv[1], need)).vcpu_cpus, flush=True)
 sys.stdin.read()
 """
 
@@ -52,8 +52,10 @@ def _pods(cpus: int = 4) -> Pods:
     return Pods(Assignments(machine=machine, reserved=(0,)), frozenset({"pykata"}))
 
 
-def _need(sandbox_id: str = "vm", vcpus: int = 2) -> Need:
-    return Need(sandbox_id=sandbox_id, name=f"default/{sandbox_id}", vcpus=vcpus, memory_bytes=1 << 30, exclusive=True)
+def _need(sandbox_id: str = "vm", vcpus: int = 2) -> PlacementRequest:
+    return PlacementRequest(
+        sandbox_id=sandbox_id, name=f"default/{sandbox_id}", vcpus=vcpus, memory_bytes=1 << 30, exclusive=True
+    )
 
 
 @contextlib.asynccontextmanager
@@ -74,7 +76,7 @@ async def test_a_shim_gets_the_placement_of_its_vm(tmp_path: Path) -> None:
     pods = _pods()
 
     async with _served(pods, tmp_path / "nri.sock"):
-        placement = await asked(str(tmp_path / "nri.sock"), _need())
+        placement = await ask_for_placement(str(tmp_path / "nri.sock"), _need())
 
     assert placement == pods.assignments.placements["vm"]
     assert (placement.vcpu_cpus, placement.service_cpus) == ((1, 2), (0, 3))
@@ -101,7 +103,7 @@ async def test_a_placement_ends_with_the_shim_that_asked_for_it(tmp_path: Path) 
 
 async def test_a_vm_for_which_there_are_no_cpus_runs_on_shared_ones(tmp_path: Path) -> None:
     async with _served(_pods(), tmp_path / "nri.sock"):
-        placement = await asked(str(tmp_path / "nri.sock"), _need(vcpus=64))
+        placement = await ask_for_placement(str(tmp_path / "nri.sock"), _need(vcpus=64))
 
     assert not placement.exclusive
     assert placement.vcpu_cpus == (0, 1, 2, 3)
@@ -120,18 +122,18 @@ async def test_a_question_that_makes_no_sense_is_refused_and_the_next_is_answere
         async with Client(await connected_unix_socket(path)) as client:
             with pytest.raises(RemoteError):
                 await client.call(SERVICE, METHOD, payload, timeout_s=10)
-        assert (await asked(path, _need())).exclusive
+        assert (await ask_for_placement(path, _need())).exclusive
 
 
 def test_a_plugin_that_is_not_there_is_named_at_once(tmp_path: Path) -> None:
     path = str(tmp_path / "nri.sock")
 
     with pytest.raises(NotFound, match=rf"ask '{path}' for a placement: no plugin runs"):
-        asyncio.run(asked(path, _need()))
+        asyncio.run(ask_for_placement(path, _need()))
     socket_left = listening_socket(path)
     socket_left.close()
     with pytest.raises(Unavailable, match="Connection refused"):
-        asyncio.run(asked(path, _need()))
+        asyncio.run(ask_for_placement(path, _need()))
 
 
 def test_a_plugin_that_does_not_answer_delays_a_boot_by_two_seconds(tmp_path: Path) -> None:
@@ -142,7 +144,7 @@ def test_a_plugin_that_does_not_answer_delays_a_boot_by_two_seconds(tmp_path: Pa
         asyncio.Runner(loop_factory=FastForwardLoop) as runner,
         pytest.raises(Unavailable, match="no answer within 2 s"),
     ):
-        runner.run(asked(path, _need()))
+        runner.run(ask_for_placement(path, _need()))
 
 
 async def test_a_plugin_that_answers_nonsense_is_named(tmp_path: Path) -> None:
@@ -156,7 +158,7 @@ async def test_a_plugin_that_answers_nonsense_is_named(tmp_path: Path) -> None:
     serving = asyncio.ensure_future(server.serve(listening_socket(path)))
     await asyncio.sleep(0)
     with pytest.raises(Unavailable, match="missing required field"):
-        await asked(path, _need())
+        await ask_for_placement(path, _need())
     await server.shutdown(grace_s=0)
     await serving
 
@@ -164,7 +166,7 @@ async def test_a_plugin_that_answers_nonsense_is_named(tmp_path: Path) -> None:
 async def test_a_plugin_that_has_no_place_is_quoted(tmp_path: Path) -> None:
     async with _served(_pods(), tmp_path / "nri.sock"):
         with pytest.raises(FailedPrecondition, match="are no VM"):
-            await asked(str(tmp_path / "nri.sock"), _need(vcpus=0))
+            await ask_for_placement(str(tmp_path / "nri.sock"), _need(vcpus=0))
 
 
 def _saved(store: StateStore, sandbox_id: str, *, pid: int, cgroups: dict[str, object]) -> None:
@@ -177,7 +179,7 @@ def _saved(store: StateStore, sandbox_id: str, *, pid: int, cgroups: dict[str, o
 async def test_placements_of_living_shims_are_found_again_and_broken_ones_are_not(tmp_path: Path) -> None:
     first = _pods()
     placement = first.place_for_shim(_need())
-    placed = msgspec.to_builtins(Placed(need=_need(), placement=placement))
+    placed = msgspec.to_builtins(SavedPlacement(request=_need(), placement=placement))
     store = StateStore(root=str(tmp_path / "sbs"), register=str(tmp_path / "register"))
     _saved(store, "vm", pid=os.getpid(), cgroups={"Placed": placed})
     _saved(store, "unplaced", pid=os.getpid(), cgroups={})

@@ -11,7 +11,7 @@ from pyshim.config.load import build_config
 from pyshim.config.sources import Source
 from pyshim.model.host_facts import CgroupMode
 from pyshim.model.ids import SandboxId
-from pyshim.model.placement import Placed
+from pyshim.model.placement import SavedPlacement
 from pyshim.model.sizing import SizingRecord, dimension
 from pyshim.model.vm import GuestNode
 from pyshim.resources.cgroups.live import SandboxCgroups
@@ -44,7 +44,7 @@ class Rig:
         self,
         mode: CgroupMode = CgroupMode.V1,
         *,
-        placement: Placed | None = None,
+        placement: SavedPlacement | None = None,
         nodes: tuple[GuestNode, ...] = (),
         **runtime: Any,
     ) -> None:

@@ -17,7 +17,7 @@ from pyshim.model.errors import FailedPrecondition, InvalidArgument
 from pyshim.model.host_facts import CgroupMode
 from pyshim.model.ids import SandboxId
 from pyshim.model.ledger import LedgerEntry, ResourceKind
-from pyshim.model.placement import Need, Placed, Placement
+from pyshim.model.placement import Placement, PlacementRequest, SavedPlacement
 from pyshim.model.vm import GuestNode, VmExit, VmExitKind
 from pyshim.resources.cgroups.live import SandboxCgroups
 from pyshim.state.records import SandboxRecords
@@ -351,9 +351,11 @@ async def test_on_a_host_without_cgroups_nothing_happens() -> None:
     assert rig.cgroups.saved() == {"Mode": "none", "Notes": ["this host has no cgroups mounted"]}
 
 
-def _placed(*, exclusive: bool, cpus: tuple[int, ...], service: tuple[int, ...]) -> Placed:
-    return Placed(
-        need=Need(sandbox_id="s1", name="default/s1", vcpus=2, memory_bytes=1 << 30, exclusive=exclusive),
+def _placed(*, exclusive: bool, cpus: tuple[int, ...], service: tuple[int, ...]) -> SavedPlacement:
+    return SavedPlacement(
+        request=PlacementRequest(
+            sandbox_id="s1", name="default/s1", vcpus=2, memory_bytes=1 << 30, exclusive=exclusive
+        ),
         placement=Placement(
             vcpu_cpus=cpus,
             service_cpus=service,

@@ -4,7 +4,7 @@ from msgspec.structs import replace
 
 from pyshim.model.host_facts import Machine
 from pyshim.model.oci import OciSpec, pod_of
-from pyshim.model.placement import Need, Placed, whole_cpus
+from pyshim.model.placement import PlacementRequest, SavedPlacement, whole_cpus
 from pyshim.model.plans import SandboxPlan
 from pyshim.model.units import MIB
 from pyshim.resources.sizing.plan.numa import VmNeeds, numa_plan
@@ -12,12 +12,12 @@ from pyshim.resources.sizing.plan.static import is_resizable
 from pyshim.resources.sizing.plan.workload import requested_cpu
 
 
-def placement_need(plan: SandboxPlan, spec: OciSpec) -> Need:
+def placement_request(plan: SandboxPlan, spec: OciSpec) -> PlacementRequest:
     """What the VM needs at boot. A VM that grows gets no CPUs of its own, since their number changes."""
     pod = pod_of(spec.annotations)
     cpu = requested_cpu(plan.kind, spec.annotations, spec.raw)
     whole = whole_cpus(shares=cpu.shares, quota=cpu.quota_us, period=cpu.period_us, cgroup_parent=spec.cgroups_path)
-    return Need(
+    return PlacementRequest(
         sandbox_id=plan.sandbox_id,
         name="/".join(filter(None, (pod.namespace, pod.name))) or plan.sandbox_id,
         vcpus=plan.vm.cpu.boot_vcpus,
@@ -26,7 +26,7 @@ def placement_need(plan: SandboxPlan, spec: OciSpec) -> Need:
     )
 
 
-def placed(plan: SandboxPlan, answer: Placed) -> SandboxPlan:
+def with_placement(plan: SandboxPlan, answer: SavedPlacement) -> SandboxPlan:
     """The plan with this answer. Guest RAM is on its nodes, unless passed-through devices determine others."""
     nodes = plan.local_vm.memory.host_nodes or answer.placement.memory_nodes
     memory = replace(plan.local_vm.memory, host_nodes=nodes)
