@@ -23,6 +23,7 @@ from pyshim.resources.cgroups.live import SandboxCgroups
 from pyshim.state.records import SandboxRecords
 from pyshim.state.schema import ShimRecord
 from pyshim.state.store import StateStore
+from tests.fakes.disks import disk
 
 from .cgroups_rig import Rig, sizing_record
 
@@ -297,9 +298,7 @@ async def test_programs_that_serve_the_guest_are_in_the_cgroup_of_the_device_rul
 async def test_a_device_is_allowed_before_the_vmm_is_given_it() -> None:
     rig = Rig()
     await rig.start()
-    device: Any = SimpleNamespace(path="/dev/sdb")
-
-    await rig.cgroups.allow(device)
+    await rig.cgroups.allow(disk("blk-1", "/dev/sdb"))
 
     assert rig.host.settings[-1] == (f"{OVERHEAD}/vmm", "devices.allow", "b 8:0 rwm")
 
