@@ -68,6 +68,7 @@ class ContainerCalls:
         self._named_devices = named_devices
         self._oom_events = oom_events
         self._children = children
+        self._removals: dict[str, asyncio.Task[None]] = {}
 
     async def create(self, request: pb.CreateContainerRequest) -> None:
         """Devices and storages are in place and crun has created the container. A failure leaves nothing."""
@@ -147,14 +148,21 @@ class ContainerCalls:
         log.info("container started", extra={"container": container.cid})
 
     async def remove(self, request: pb.RemoveContainerRequest) -> None:
-        """The container and its storages are gone. `timeout` (seconds, 0: none) limits the wait for its processes."""
+        """The container and its storages are gone. `timeout` (seconds, 0: none) limits the wait, not the removal."""
         container = self._containers.find(request.container_id)
-        try:
-            async with asyncio.timeout(request.timeout or None):
-                await container.remove()
-        except TimeoutError:
+        removal = self._removals.get(container.cid)
+        if removal is None:
+            removal = asyncio.create_task(self._remove(container), name=f"remove {container.cid}")
+            self._removals[container.cid] = removal
+            removal.add_done_callback(lambda _: self._removals.pop(container.cid))
+        await asyncio.wait({removal}, timeout=request.timeout or None)
+        if not removal.done():
             what = f"remove container {container.cid!r}"
-            raise DeadlineExceeded(f"{what}: timed out after {request.timeout} s") from None
+            raise DeadlineExceeded(f"{what}: not yet done after {request.timeout} s")
+        removal.result()
+
+    async def _remove(self, container: Container) -> None:
+        await container.remove()
         self._containers.forget(container)
         await self._clean(container.cid)
         log.info("container removed", extra={"container": container.cid})

@@ -13,7 +13,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 
 from protos.agent import oci_pb2
@@ -31,6 +31,8 @@ CONTAINERS = "/run/kata-containers"
 _CGROUP_ROOT = "/sys/fs/cgroup"
 # A probe every few seconds for months must not make the table grow.
 _MAX_FINISHED_EXECS = 256
+# Looks at a cgroup whose processes were killed, and seconds between two.
+_REMOVE_LOOKS, _REMOVE_PAUSE_S = 20, 0.01
 # Looks at a process that runs at each of them: between `status` and `syscall` a wait may have ended.
 _MAX_LOOKS = 5
 _SIGNAL_SET_BYTES = 8
@@ -49,7 +51,7 @@ class Container:
         init: Process,
         *,
         cgroup: str,
-        has_poststart: bool,
+        hooks: Collection[str],
         pci_addresses: Mapping[str, str],
         crun: Crun,
     ) -> None:
@@ -60,7 +62,7 @@ class Container:
         self.cgroup_files = CgroupFiles(cgroup)
         self.pci_addresses = pci_addresses
         self.processes: dict[str, Process] = {"": init}
-        self._has_poststart = has_poststart
+        self._hooks = hooks
         self._is_started = False
         self._crun = crun
         self._lock = asyncio.Lock()
@@ -76,7 +78,7 @@ class Container:
                 raise FailedPrecondition(f"start container {self.cid!r}: already started")
             if self.init.has_exited:
                 raise FailedPrecondition(f"start container {self.cid!r}: init has already exited")
-            await self._crun.start(self.cid, has_hooks=self._has_poststart)
+            await self._crun.start(self.cid, has_hooks="poststart" in self._hooks)
             self._is_started = True
 
     async def execute(self, exec_id: str, process: oci_pb2.Process) -> None:
@@ -114,10 +116,12 @@ class Container:
         """The container, its processes and its cgroup are gone; streams are at their end. The bundle is still there."""
         async with self._lock:
             self.kill_all()
-            await self._crun.delete(self.cid)
-            # crun has killed them; wait for their ends here, so that every process has its exit code.
             for process in self.processes.values():
                 await process.child.wait()
+            if "poststop" not in self._hooks and await _remove_cgroup(self.cgroup):
+                self._crun.forget(self.cid)
+            else:
+                await self._crun.delete(self.cid)
             for process in self.processes.values():
                 process.close()
             self.cgroup_files.close()
@@ -242,7 +246,7 @@ class Containers:
             spec,
             init,
             cgroup=_CGROUP_ROOT + cgroup if self._crun.has_cgroups else "",
-            has_poststart=bool(config.get("hooks", {}).get("poststart")),
+            hooks=config.get("hooks", {}).keys(),
             pci_addresses=pci_addresses,
             crun=self._crun,
         )
@@ -282,6 +286,19 @@ def write_json(path: str, value: Json) -> None:
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     with open(fd, "wb") as file:
         file.write(json.dumps(value).encode())
+
+
+async def _remove_cgroup(folder: str) -> bool:
+    """True once the cgroup and those below it are gone; False if its processes, which are being killed, stay."""
+    for _ in range(_REMOVE_LOOKS if folder else 0):
+        try:
+            for path, _folders, _files in os.walk(folder, topdown=False):
+                os.rmdir(path)
+        except OSError:
+            await asyncio.sleep(_REMOVE_PAUSE_S)
+        else:
+            return True
+    return False
 
 
 def _remove_empty_cgroup(path: str) -> None:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from guest.agent import mounts, syscalls
 from guest.agent.children import Child, Children, find_program
 from guest.agent.errors import Internal
-from guest.agent.files import opened, remove_file
+from guest.agent.files import opened, remove_file, remove_tree
 from guest.agent.streams import ReadEnd, WriteEnd
 
 log = logging.getLogger(__name__)
@@ -103,6 +103,10 @@ class Crun:
             # crun writes the container's state to hooks, and a hook may end without reading it.
             arguments = ["--force", "--", cid]
             await self._run("delete", arguments, f"remove container {cid!r}", outlives_readers=True)
+
+    def forget(self, cid: str) -> None:
+        """Does the work of `crun delete` for a container without processes, cgroup and hooks, and saves its start."""
+        remove_tree(f"{RUN_DIR}/crun/{cid}")
 
     async def pause(self, cid: str) -> None:
         await self._run("pause", ["--", cid], f"pause container {cid!r}")

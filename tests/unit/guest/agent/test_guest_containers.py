@@ -101,6 +101,25 @@ def test_remove_kills_what_runs_and_pending_calls_end(
         client.exit_code(sleeper)
 
 
+def test_a_removal_that_takes_longer_than_its_call_goes_on(
+    hosted_agent: HostedAgent, client: AgentClient, cid: str
+) -> None:
+    """And a second call joins it."""
+    ran = hosted_agent.folder / "poststop"
+    spec = hosted_agent.spec(["true"])
+    spec.Hooks.Poststop.append(oci_pb2.Hook(Path="/bin/sh", Args=["sh", "-c", f"sleep 3; echo ran >> {ran}"]))
+    client.run(spec, cid)
+    client.exit_code(cid)
+
+    with refused(Code.DEADLINE_EXCEEDED, "not yet done after 1 s"):
+        client.call("RemoveContainer", agent_pb2.RemoveContainerRequest(container_id=cid, timeout=1))
+    client.remove(cid)
+
+    assert ran.read_text() == "ran\n"
+    with refused(Code.NOT_FOUND):
+        client.remove(cid)
+
+
 def test_many_containers_leave_no_file_descriptor_behind(hosted_agent: HostedAgent) -> None:
     run(hosted_agent, hosted_agent.connect(), "true")
     hosted_agent.disconnect()
