@@ -49,7 +49,13 @@ ALLOWED = (
     Allowed(
         (
             *("sysctl.fs/file-max", "sysctl.fs/inotify/max_user_watches", "sysctl.fs/protected_*"),
-            *("sysctl.kernel/pid_max", "sysctl.kernel/threads-max", "sysctl.kernel/yama/*", "sysctl.net/core/*"),
+            *(
+                "sysctl.kernel/dmesg_restrict",
+                "sysctl.kernel/pid_max",
+                "sysctl.kernel/threads-max",
+                "sysctl.kernel/yama/*",
+            ),
+            *("sysctl.net/core/*",),
             *("sysctl.net/ipv4/tcp_congestion_control", "sysctl.net/ipv4/tcp_max_syn_backlog"),
             *("sysctl.net/ipv4/tcp_[rw]mem", "sysctl.user/max_user_namespaces", "sysctl.vm/*", "limit.SIGPENDING"),
         ),
@@ -57,8 +63,8 @@ ALLOWED = (
         "The VM is the machine, and its size the pod's. runc shows the host's, which its administrator tuned.",
     ),
     Allowed(
-        ("call.init_module", "call.kexec_load", "process.attr"),
-        "Which rare system calls the kernel has.",
+        ("call.init_module", "call.kexec_load", "process.attr", "socket.alg"),
+        "Which rare system calls and kinds of sockets the kernel has.",
         "The guest's kernel is another one than the host's.",
     ),
     Allowed(
@@ -85,6 +91,12 @@ ALLOWED = (
         ("device./dev/core", "devices"),
         "`/dev/core`, a link to `/proc/kcore`.",
         "The guest's crun makes it, as the runtime specification allows.",
+    ),
+    Allowed(
+        ("device./dev/null",),
+        "Without standard input, a container's own `/dev/null` belongs to its user.",
+        "The guest's crun gives the standard streams to the user; runc leaves out `/dev/null`.",
+        scenes=("user",),
     ),
     Allowed(
         ("link.eth0.*", "ip -4 neigh*"),
