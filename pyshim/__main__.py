@@ -41,6 +41,10 @@ def main(words: list[str] | None = None, *, launcher: str = "", faults: "Callabl
             # Without the interpreter's clean-up: it takes 1.4 ms, and `start` has flushed its output.
             os._exit(start.main(call, launcher=launcher))
         if call.action == "delete":
+            from pyshim.start.delete import print_served_answer
+
+            if print_served_answer(call):
+                os._exit(0)  # as `start`
             from pyshim.cleanup import delete
 
             return delete.main(call)

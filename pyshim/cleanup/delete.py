@@ -1,8 +1,9 @@
 """`delete`: containerd's request to clean up after a container whose shim has gone, or is just going.
 
-containerd runs it after every task, for up to five seconds, mostly with nothing left to do. It removes the bundle's
-mount, and the virtual machine only when no shim serves it any more or containerd has given up the whole sandbox. It can
-be repeated. Only the answer goes to stdout; errors go to stderr.
+containerd runs it after every task, for up to five seconds, mostly with nothing left to do. For a container of a pod
+whose shim lives, `pyshim/start/delete.py` has answered already. It removes the bundle's mount, and the virtual machine
+only when no shim serves it any more or containerd has given up the whole sandbox. It can be repeated. Only the answer
+goes to stdout; errors go to stderr.
 
 The usual case costs one umount. Where there is something to clean, another process does it, made before anything that
 takes time: it imports the modules, reads the state and undoes the ledger. This one waits for it, and answers when it is
@@ -22,14 +23,13 @@ from pyshim.cleanup.sockets import remove_dead_socket
 from pyshim.host.mounts.table import unmount_all
 from pyshim.host.processes.stat import start_ticks_of
 from pyshim.model.places import REGISTER, STATE_ROOT
-from pyshim.start import wire
+from pyshim.start.delete import EXIT_KILLED, delete_response
 from pyshim.start.invocation import BootstrapError, Invocation, checked_id, group_id, os_failure
 
 CarryOut = Callable[[Work, str, float], Outcome]
 """The type of `run_in_background`: takes the work, its name in errors, and the time until which to wait for it."""
-EXIT_KILLED = 128 + signal.SIGKILL
-DEADLINE_S = 4.0
-"""Seconds from the start of this process until the answer: containerd kills `delete` after five."""
+DEADLINE_S = 3.0
+"""Seconds from the start of this process until the answer: containerd kills `delete` after five, on busy nodes, too."""
 
 
 def main(call: Invocation, *, state_root: str = STATE_ROOT, register: str = REGISTER) -> int:
@@ -98,7 +98,7 @@ def delete(
             status, exited_at_ns = exited
     _unmount_rootfs(bundle, errors)
     _remove_dead_socket(bundle)
-    return _answer(pid, status, exited_at_ns)
+    return delete_response(pid, status, exited_at_ns)
 
 
 def _print_notes(sandbox_id: str, outcome: Outcome) -> None:
@@ -142,9 +142,3 @@ def _remove_dead_socket(bundle: str) -> None:
         return
 
     remove_dead_socket(address)
-
-
-def _answer(pid: int, status: int, exited_at_ns: int) -> bytes:
-    """containerd.task.v2.DeleteResponse."""
-    timestamp = wire.encode((1, exited_at_ns // 10**9), (2, exited_at_ns % 10**9))
-    return wire.encode((1, pid), (2, status), (3, timestamp))

@@ -28,7 +28,7 @@ from pyshim.state.store import StateStore
 EXIT_WAIT_S = 1.0
 """Seconds for a daemon to exit by itself, as it does at the normal end of every sandbox."""
 TERM_WAIT_S = 1.0
-"""Seconds for a daemon to obey SIGTERM, of the four for which `delete` is waited for."""
+"""Seconds for a daemon to obey SIGTERM, of the three for which `delete` is waited for."""
 LOCK_WAIT_S = 10.0
 """Seconds for another process that cleans the same sandbox."""
 UNDO_S = 30.0

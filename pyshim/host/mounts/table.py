@@ -4,10 +4,12 @@ import errno
 import os
 from collections.abc import Collection, Iterator
 from contextlib import suppress
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from pyshim.host import syscalls
-from pyshim.model.volumes import Place
+
+if TYPE_CHECKING:
+    from pyshim.model.volumes import Place
 
 _TABLE = "/proc/thread-self/mountinfo"
 """A thread may be in a mount namespace of its own."""
@@ -57,8 +59,10 @@ def mounted_below(path: str) -> tuple[str, ...]:
     return tuple(points)
 
 
-def places(paths: Collection[str]) -> dict[str, Place]:
+def places(paths: Collection[str]) -> "dict[str, Place]":
     """Where each path that exists leads, links followed, by one look at the table. Raises OSError."""
+    from pyshim.model.volumes import Place  # it needs msgspec, which `delete` does without
+
     wanted: dict[str, tuple[str, int]] = {}
     for path in paths:
         with suppress(FileNotFoundError, NotADirectoryError):

@@ -1,0 +1,96 @@
+"""`delete` for a container of a pod whose shim lives: there is nothing to undo, and the state has the answer.
+
+containerd runs `delete` at the end of every container of a pod, from release 2.4 on, and waits for it. So this case is
+answered with what `start` imports. Every other is that of `pyshim/cleanup/delete.py`.
+"""
+
+import os
+import time
+
+from pyshim.start import address, wire
+from pyshim.start.invocation import BootstrapError, Invocation, checked_id, group_id, os_failure
+from pyshim.start.stdlib import parse_json
+
+TYPE_CHECKING = False  # `typing` itself would cost more than this module
+if TYPE_CHECKING:
+    from typing import Any
+
+EXIT_KILLED = 137
+STATE_ROOT = "/run/vc/sbs"
+"""`STATE_ROOT` of `pyshim/model/places.py`."""
+STATE_VERSION = 4
+"""Of the state's format (`pyshim/state/schema.py`). Another release's state is read by the rules of its own."""
+_MAX_STATE_BYTES = 64 << 20
+
+
+def print_served_answer(call: Invocation, *, state_root: str = STATE_ROOT) -> bool:
+    """The answer of `served_answer` is on stdout; False without one. Raises BootstrapError."""
+    answer = served_answer(call, state_root=state_root)
+    if answer is None:
+        return False
+    try:
+        while answer:
+            answer = answer[os.write(1, answer) :]
+    except OSError as error:
+        raise os_failure("write answer", "stdout", error) from error
+    return True
+
+
+def served_answer(call: Invocation, *, state_root: str) -> bytes | None:
+    """The DeleteResponse for a container of a pod that a shim serves.
+
+    None where that cannot be said for sure: without a readable state, for a sandbox's own container, for another
+    containerd's sandbox, and where the bundle's root file system is still mounted. Raises BootstrapError for a call
+    that does not say what to delete.
+    """
+    container_id = checked_id(call.id, "flag -id")
+    bundle = os.path.abspath(call.bundle or ".")
+    try:
+        sandbox_id = group_id(bundle, container_id)
+    except BootstrapError:
+        return None
+    if sandbox_id == container_id or _is_mounted(f"{bundle}/rootfs"):
+        return None
+    try:
+        with open(f"{state_root}/{sandbox_id}/persist.json", "rb") as file:
+            state: Any = parse_json(file.read(_MAX_STATE_BYTES))
+        own = state["Pyshim"]
+        if own["Version"] != STATE_VERSION or not _is_served(own["Shim"], sandbox_id, call):
+            return None
+        return _answer(own["Snapshot"], container_id)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return None  # no state, or a damaged one
+
+
+def _is_served(shim: "dict[str, Any]", sandbox_id: str, call: Invocation) -> bool:
+    """The shim of the state runs, in our pid namespace, and its socket is the one that `start` claimed for `call`."""
+    claimed = os.path.basename(shim["Socket"])
+    wanted = address.socket_name(call.address, call.namespace, sandbox_id)
+    if call.address and len(claimed) == len(wanted) and claimed != wanted:
+        return False
+    if shim["Namespace"] != call.namespace or shim["PidNamespace"] not in (0, os.stat("/proc/self/ns/pid").st_ino):
+        return False
+    with open(f"/proc/{shim['Pid']}/stat", "rb") as file:
+        fields = file.read().rpartition(b")")[2].split()
+    return fields[0] not in (b"Z", b"X") and int(fields[19]) == shim["StartTicks"]
+
+
+def _is_mounted(rootfs: str) -> bool:
+    try:
+        return os.lstat(rootfs).st_dev != os.lstat(os.path.dirname(rootfs)).st_dev
+    except OSError:
+        return False
+
+
+def _answer(snapshot: "dict[str, Any]", container_id: str) -> bytes:
+    """The container's exit; without one in the state, a kill at this moment."""
+    for container in snapshot["Containers"]:
+        if container["ID"] == container_id and container["Exit"] is not None:
+            return delete_response(snapshot["VmmPid"], container["Exit"]["Status"], container["Exit"]["ExitedAtNs"])
+    return delete_response(snapshot["VmmPid"], EXIT_KILLED, time.time_ns())
+
+
+def delete_response(pid: int, status: int, exited_at_ns: int) -> bytes:
+    """containerd.task.v2.DeleteResponse."""
+    timestamp = wire.encode((1, exited_at_ns // 10**9), (2, exited_at_ns % 10**9))
+    return wire.encode((1, pid), (2, status), (3, timestamp))
