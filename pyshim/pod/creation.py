@@ -1,24 +1,32 @@
-"""The planning half of a Create: read what the host has, then plan the sandbox or the container. Changes nothing."""
+"""The planning half of a Create: read what the host has, then plan the sandbox or the container.
+
+Changes nothing, except that `sandbox_request` writes the files of a pod of the Sandbox API into its bundle.
+"""
 
 import logging
+import posixpath
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from pyshim.model.config import Config
-from pyshim.model.errors import NotFound, ShimError
+from pyshim.model.errors import InvalidArgument, NotFound, ShimError
 from pyshim.model.host_facts import HostFacts
+from pyshim.model.ids import ContainerId, HostPath
 from pyshim.model.observation import step
-from pyshim.model.oci import MAX_SPEC_BYTES, OciSpec, parse_spec
+from pyshim.model.oci import MAX_SPEC_BYTES, ContainerKind, OciSpec, membership, parse_spec
 from pyshim.model.placement import SavedPlacement
 from pyshim.model.plans import ContainerPlan, SandboxPlan
-from pyshim.model.sandbox import SandboxRequest
+from pyshim.model.sandbox import CreateSandbox, SandboxRequest
 from pyshim.model.seams import Host
-from pyshim.model.task import CreateTask
+from pyshim.model.task import CreateTask, RuntimeOptions
 from pyshim.model.volumes import Bind
 from pyshim.pod.environment import Environment
 from pyshim.pod.plan.container import container_plan
 from pyshim.pod.plan.guest_sandbox import dns_lines, resolv_conf
 from pyshim.pod.plan.guest_spec import refuse_host_members
 from pyshim.pod.plan.placement import placement_request, with_guest_nodes, with_placement
+from pyshim.pod.plan.pod_spec import pod_files, pod_spec
 from pyshim.pod.plan.sandbox import sandbox_plan
 from pyshim.resources.devices.live import log_found
 from pyshim.resources.devices.plan.devices import sandbox_question
@@ -28,6 +36,7 @@ from pyshim.resources.volumes.live import look_at_layers, places_now, volume_fac
 
 log = logging.getLogger(__name__)
 
+HOST_RESOLV_CONF = "/etc/resolv.conf"
 MAX_RESOLV_CONF_BYTES = 64 * 1024
 
 
@@ -133,3 +142,47 @@ async def plan_container(
         nodes=sandbox.numa,
         bound=await places_now(host, binds),
     )
+
+
+async def sandbox_request(env: Environment, request: CreateSandbox, options: RuntimeOptions | None) -> SandboxRequest:
+    """A pod of the Sandbox API as a spec, which `plan_sandbox` takes; its files are in the bundle.
+
+    Raises InvalidArgument.
+    """
+    pod = request.pod
+    if pod is None:
+        return await _request_of_bundle(env.host, request, options)
+    if not pod.hostname and "network" in pod.host_namespaces:
+        pod = replace(pod, hostname=(await env.host_facts()).hostname)
+    contents = pod_files(request.sandbox_id, pod, b"" if pod.dns else await _hosts_resolv_conf(env.host))
+    files = {path: HostPath(f"{request.bundle}/{posixpath.basename(path)}") for path in contents}
+    for path, content in contents.items():
+        await env.host.write_bytes(files[path], content, 0o644)
+    return SandboxRequest(
+        sandbox_id=request.sandbox_id,
+        kind=ContainerKind.POD_SANDBOX,
+        spec=pod_spec(request, pod, files),
+        options=options,
+        files=files,
+    )
+
+
+async def _hosts_resolv_conf(host: Host) -> bytes:
+    try:
+        return await host.read_bytes(HOST_RESOLV_CONF, MAX_RESOLV_CONF_BYTES)
+    except NotFound:
+        return b""
+
+
+async def _request_of_bundle(host: Host, request: CreateSandbox, options: RuntimeOptions | None) -> SandboxRequest:
+    """The sandbox of a bundle's spec, from `ctr sandboxes run`."""
+    action, where = f"create sandbox '{request.sandbox_id}'", f"{request.bundle}/config.json"
+    try:
+        spec = await read_spec(host, request.bundle)
+    except NotFound as exc:
+        problem = f"neither options of type 'runtime.v1.PodSandboxConfig' nor '{where}'"
+        raise InvalidArgument(f"{action}: {problem}") from exc
+    kind = membership(spec.annotations, ContainerId(request.sandbox_id)).kind
+    if kind is ContainerKind.POD_CONTAINER:
+        raise InvalidArgument(f"{action}: '{where}' is of a container in a pod")
+    return SandboxRequest(sandbox_id=request.sandbox_id, kind=kind, spec=spec, options=options)

@@ -6,7 +6,7 @@ while it does joins it, and the first reason for an end is the one that counts.
 
 The life is the same for all callers, and each reads it: the Task API, whose sandbox ends with the container that it was
 made with (`owner`); the Sandbox API, whose sandbox ends at StopSandbox; CRI-O's Wait; the daemon, which ends when
-nothing is left; and, from the state on disk, `delete` and `pyshim list`.
+nothing is left; and, from the state on disk, `pyshim list`.
 """
 
 import asyncio

@@ -5,29 +5,23 @@ Its phases are those of `life.py`. `Pod` makes the VM, in the same way as for a 
 
 import asyncio
 import json
-import posixpath
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from msgspec.structs import replace
-
 from pyshim.concurrency.tasks import to_the_end
-from pyshim.model.errors import AlreadyExists, InvalidArgument, NotFound
+from pyshim.model.errors import AlreadyExists, NotFound
 from pyshim.model.guest import ContainerStats
-from pyshim.model.ids import ContainerId, HostPath, SandboxId
-from pyshim.model.oci import ContainerKind, membership
-from pyshim.model.sandbox import CreateSandbox, EndedBy, Phase, PodConfig, SandboxReport, SandboxRequest
+from pyshim.model.ids import SandboxId
+from pyshim.model.sandbox import CreateSandbox, EndedBy, Phase, SandboxReport, SandboxRequest
 from pyshim.model.task import ExitStatus, RuntimeOptions
 from pyshim.model.vm import LocalVm
-from pyshim.pod.creation import MAX_RESOLV_CONF_BYTES, read_spec
+from pyshim.pod.creation import sandbox_request
 from pyshim.pod.environment import Environment
 from pyshim.pod.hooks import ContainerHooks
 from pyshim.pod.life import SandboxLife
-from pyshim.pod.plan.pod_spec import pod_files, pod_spec
 from pyshim.pod.pod import Pod
 from pyshim.pod.sandbox import Sandbox
 
-HOST_RESOLV_CONF = "/etc/resolv.conf"
 PING_TIMEOUT_S = 5.0
 
 
@@ -53,48 +47,10 @@ class ServedSandbox:
             other = self._created.request.sandbox_id
             raise AlreadyExists(f"create sandbox '{request.sandbox_id}': this shim has '{other}'")
         self._pod.refuse_second(request.sandbox_id)
-        found = await self._read(request)
+        found = await sandbox_request(self._env, request, self._options)
         life = self._pod.begin_sandbox(request.sandbox_id, owner=None)
         hooks = ContainerHooks(self._env.host, found.spec, name=request.sandbox_id, bundle=request.bundle)
         self._created = _Created(found, life, hooks, self._env.clock_ns())
-
-    async def _read(self, request: CreateSandbox) -> SandboxRequest:
-        """The pod as a spec, which the plan takes. Raises InvalidArgument."""
-        if request.pod is None:
-            return await self._read_spec(request)
-        pod = request.pod
-        if not pod.hostname and "network" in pod.host_namespaces:
-            pod = replace(pod, hostname=(await self._env.host_facts()).hostname)
-        contents = pod_files(request.sandbox_id, pod, await self._resolv_conf(pod))
-        files = {path: HostPath(f"{request.bundle}/{posixpath.basename(path)}") for path in contents}
-        for path, content in contents.items():
-            await self._env.host.write_bytes(files[path], content, 0o644)
-        return SandboxRequest(
-            sandbox_id=request.sandbox_id,
-            kind=ContainerKind.POD_SANDBOX,
-            spec=pod_spec(request, pod, files),
-            options=self._options,
-            files=files,
-        )
-
-    async def _resolv_conf(self, pod: PodConfig) -> bytes:
-        try:
-            return b"" if pod.dns else await self._env.host.read_bytes(HOST_RESOLV_CONF, MAX_RESOLV_CONF_BYTES)
-        except NotFound:
-            return b""
-
-    async def _read_spec(self, request: CreateSandbox) -> SandboxRequest:
-        """The sandbox of a bundle's spec, from `ctr sandboxes run`."""
-        action, where = f"create sandbox '{request.sandbox_id}'", f"{request.bundle}/config.json"
-        try:
-            spec = await read_spec(self._env.host, request.bundle)
-        except NotFound as exc:
-            problem = f"neither options of type 'runtime.v1.PodSandboxConfig' nor '{where}'"
-            raise InvalidArgument(f"{action}: {problem}") from exc
-        kind = membership(spec.annotations, ContainerId(request.sandbox_id)).kind
-        if kind is ContainerKind.POD_CONTAINER:
-            raise InvalidArgument(f"{action}: '{where}' is of a container in a pod")
-        return SandboxRequest(sandbox_id=request.sandbox_id, kind=kind, spec=spec, options=self._options)
 
     async def start(self, sandbox_id: SandboxId) -> SandboxReport:
         request, life, hooks, _ = self._find(sandbox_id)
