@@ -29,6 +29,11 @@ def set_up(*, debug: bool, fd: int = LOG_FD, fields: Mapping[str, object] | None
     logging.captureWarnings(True)
 
 
+def fields_of(record: logging.LogRecord) -> dict[str, object]:
+    """The facts that the caller gave in `extra`."""
+    return {name: value for name, value in vars(record).items() if name not in _OWN_ATTRIBUTES}
+
+
 def set_debug() -> None:
     """Every logger logs at debug level from now on. The configuration that enables it is read after `set_up`."""
     logging.getLogger().setLevel(logging.DEBUG)
@@ -71,7 +76,7 @@ class LineFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         level = _LEVELS.get(record.levelname, record.levelname.lower())
         words = [f'time="{_moment(record.created)}"', f"level={level}", f"msg={_quoted(record.getMessage(), True)}"]
-        extra = {key: value for key, value in vars(record).items() if key not in _OWN_ATTRIBUTES}
+        extra = fields_of(record)
         for key, value in {**self._fields, **extra, "logger": record.name}.items():
             words.append(f"{key}={_quoted(value)}")
         if record.exc_info and record.exc_info[0] is not None:

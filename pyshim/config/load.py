@@ -6,7 +6,7 @@ Configurations that were read before are kept: a zygote reads each file once, fo
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -89,8 +89,8 @@ def load_config(
     Raises ShimError naming file and key, or the annotation.
     """
     effective = _for_pod((cache or ConfigCache()).get(options, environment), annotations, os.path.exists)
-    for warning in warnings(effective):
-        log.warning("configuration", extra={"file": effective.source.path, "problem": warning})
+    for place, warning in _placed_warnings(effective):
+        log.warning("configuration", extra={"file": place, "problem": warning})
     config = typed(effective)
     refuse_unsupported(effective)
     verify_assets(effective, annotations)
@@ -191,10 +191,14 @@ def refused(effective: Effective) -> tuple[Setting, ...]:
 @lru_cache(MAX_CONFIGS)
 def warnings(effective: Effective) -> tuple[str, ...]:
     """A sentence for each unknown or removed key, and for each key without effect whose value is not the default."""
-    found = []
+    return tuple(text for _place, text in _placed_warnings(effective))
+
+
+def _placed_warnings(effective: Effective) -> Iterator[tuple[str, str]]:
+    """The warnings, each with its file and line."""
     for finding in effective.findings:
+        place = str(finding.place or effective.source.path)
         if finding.level is Level.WARNING:
-            found.append(f"{finding.subject} {finding.text}")
+            yield place, f"{finding.subject} {finding.text}"
         elif finding.verdict is Verdict.NO_EFFECT and finding.differs:
-            found.append(f"{finding.subject} has no effect: {finding.text}")
-    return tuple(found)
+            yield place, f"{finding.subject} has no effect: {finding.text}"

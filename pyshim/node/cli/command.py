@@ -3,6 +3,7 @@
 import difflib
 import errno
 import inspect
+import logging
 import os
 import pkgutil
 import platform
@@ -15,6 +16,7 @@ from click.shell_completion import shell_complete
 
 from pyshim import __version__
 from pyshim.host.os_errors import describe_os_error
+from pyshim.log import fields_of
 from pyshim.model.errors import ShimError
 
 SUBCOMMANDS = {
@@ -139,6 +141,15 @@ def run(words: list[str]) -> int:
     """The exit code of `pyshim <words>`: 2 for wrong usage, 1 for a failure, printed to stderr."""
     if instruction := os.environ.get(COMPLETION_VARIABLE):
         return shell_complete(PYSHIM, {}, "pyshim", COMPLETION_VARIABLE, instruction)
+    shown = _Warnings(logging.WARNING)
+    logging.getLogger().addHandler(shown)
+    try:
+        return _run(words)
+    finally:
+        logging.getLogger().removeHandler(shown)
+
+
+def _run(words: list[str]) -> int:
     try:
         with PYSHIM.make_context("pyshim", list(words)) as context:
             code = PYSHIM.invoke(context)
@@ -167,6 +178,24 @@ def run(words: list[str]) -> int:
         hint = f"(hint: this is a bug of pyshim; {_TRACEBACK_VARIABLE}=1 shows where)"
         print(f"pyshim: run '{' '.join(words)}': {type(error).__name__}: {_one_line(error)} {hint}", file=sys.stderr)
         return 1
+
+
+class _Warnings(logging.Handler):
+    """Prints warnings of the shim's rooms, each once, as lines of this command. A verb that serves has its own log."""
+
+    def __init__(self, level: int) -> None:
+        super().__init__(level)
+        self._printed: set[str] = set()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        fields = fields_of(record)
+        if {"file", "problem"} <= fields.keys():
+            text = f"{fields['file']}: {fields['problem']}"
+        else:
+            text = ": ".join((record.getMessage(), *(f"{name} {value}" for name, value in fields.items())))
+        if text not in self._printed:
+            self._printed.add(text)
+            print(f"pyshim: warning: {_one_line(text)}", file=sys.stderr)
 
 
 def _usage(error: click.UsageError) -> str:

@@ -168,7 +168,7 @@ def _findings(pod: PodSizing, record: SizingRecord, host: HostFacts, host_side_m
     yield from _memory_limits(pod, record, figures[1])
     for each in figures:
         yield from _unlimited(each, pod.unlimited(each.resource))
-    yield from _huge_pages(pod)
+    yield from _huge_pages(pod, record)
 
 
 def _scheduling(figures: _Figures) -> Iterator[Finding]:
@@ -225,8 +225,10 @@ def _unlimited(figures: _Figures, containers: tuple[str, ...]) -> Iterator[Findi
         yield Finding(kind=Disagreement.CONTAINER_WITHOUT_LIMIT, text=text)
 
 
-def _huge_pages(pod: PodSizing) -> Iterator[Finding]:
+def _huge_pages(pod: PodSizing, record: SizingRecord) -> Iterator[Finding]:
+    """The VM was not sized for them: container runtimes do not report them, the webhook's annotation does."""
+    lacking = pod.vm_memory() / MIB - record.memory_mib.requested
     for name, amount in sorted(pod.effective_limits().items()):
-        if name.startswith(HUGEPAGES) and amount:
+        if name.startswith(HUGEPAGES) and amount and lacking > 0:
             text = f"{name}: {decimal(amount / MIB)} MiB are reserved on the node and not added to the VM"
             yield Finding(kind=Disagreement.HUGE_PAGES_NOT_REPORTED, text=text)

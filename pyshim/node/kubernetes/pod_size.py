@@ -64,6 +64,15 @@ class PodSizing(msgspec.Struct, frozen=True, kw_only=True):
         """Without the overhead. A container without a limit adds nothing: the sum is then no limit of the pod."""
         return {**aggregate(self, "limits"), **_pod_level(self.limits)}
 
+    def huge_pages(self) -> Fraction:
+        """Bytes of huge pages of all sizes. In the guest they are taken from its memory, beside the memory limit."""
+        return sum((each for name, each in self.effective_limits().items() if name.startswith(HUGEPAGES)), Fraction(0))
+
+    def vm_memory(self) -> Fraction:
+        """Bytes that the pod's processes may use in the VM: the greater of limit and request, and huge pages."""
+        stated = (self.effective_limits(), self.effective_requests())
+        return max(found.get(MEMORY, Fraction(0)) for found in stated) + self.huge_pages()
+
     def reserved(self) -> dict[str, Fraction]:
         """The scheduler's reservation on a node: requests + overhead."""
         return _plus(self.effective_requests(), self.overhead)

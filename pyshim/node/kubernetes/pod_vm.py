@@ -1,5 +1,6 @@
 """The VM of a pod, as the shim decides it: its configuration, its size by sizing policy, its need on the node."""
 
+import math
 from collections.abc import Mapping
 
 from msgspec.structs import replace
@@ -55,7 +56,7 @@ def sizes_by_policy(pod: PodSizing, config: Config, host: HostFacts) -> dict[str
         chosen = replace(config, runtime=replace(config.runtime, sizing_policy=policy))
         sizes[policy] = static_size(chosen, host, request)
     if is_resizable(config):
-        sizes[DYNAMIC] = _grown(request, config, host)
+        sizes[DYNAMIC] = _grown(pod, request, config, host)
     return sizes
 
 
@@ -63,7 +64,7 @@ def _workload(pod: PodSizing) -> Workload:
     return workload(ContainerKind.POD_SANDBOX, pod.sandbox_annotations(), {})
 
 
-def _grown(request: Workload, config: Config, host: HostFacts) -> SizingRecord:
+def _grown(pod: PodSizing, request: Workload, config: Config, host: HostFacts) -> SizingRecord:
     """The size of a resizable VM once all containers run."""
     boot = boot_size(config, host)
     room = headroom(config, host, boot)
@@ -83,7 +84,7 @@ def _grown(request: Workload, config: Config, host: HostFacts) -> SizingRecord:
         vcpus=request.vcpus,
         cpus=frozenset(),
         memory_bytes=request.memory_bytes,
-        hugepage_bytes=request.hugepage_bytes,
+        hugepage_bytes=math.ceil(pod.huge_pages()),
     )
     return resize_plan(vm, (containers,), config, host).record
 

@@ -106,14 +106,13 @@ def annotated(manifest: PodManifest, chosen: PodClass) -> dict[str, str]:
 
 
 def _requested(pod: PodSizing) -> dict[str, str]:
-    """Annotations with the pod's requests, for resources whose limits are less: a shim learns only limits."""
+    """Annotations with the pod's requests and huge pages, if these are more than its limits, all that a shim learns."""
     requests, limits = pod.effective_requests(), pod.effective_limits()
-    unseen = {name: amount for name, amount in requests.items() if amount > limits.get(name, Fraction(0))}
     found = {}
-    if CPU in unseen:
-        found[_REQUESTED_VCPUS] = decimal(Fraction(math.ceil(unseen[CPU] * 1000), 1000))
-    if MEMORY in unseen:
-        found[_REQUESTED_MEMORY] = str(math.ceil(unseen[MEMORY] / MIB))
+    if requests.get(CPU, Fraction(0)) > limits.get(CPU, Fraction(0)):
+        found[_REQUESTED_VCPUS] = decimal(Fraction(math.ceil(requests[CPU] * 1000), 1000))
+    if pod.vm_memory() > limits.get(MEMORY, Fraction(0)):
+        found[_REQUESTED_MEMORY] = str(math.ceil(pod.vm_memory() / MIB))
     return found
 
 

@@ -263,3 +263,16 @@ def test_claimed_devices_that_no_type_has_are_refused(
     assert run(["plan", pod(tmp_path), *remote, "--claimed", claimed]) == 1
 
     assert said in capsys.readouterr().err
+
+
+def test_a_warning_of_the_configuration_is_one_line_with_its_place(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text(CONFIGURATION.replace("default_memory", "my_key = 1\ndefault_memory"))
+    manifest = Path(pod(tmp_path))
+    manifest.write_text(f"{manifest.read_text()}---\n{manifest.read_text().replace('name: web', 'name: two')}")
+
+    assert run(["plan", "--config", str(file), str(manifest)]) == 0
+    line = f"pyshim: warning: {file}:9: hypervisor.qemu.my_key is not a known key\n"
+    assert capsys.readouterr().err == line

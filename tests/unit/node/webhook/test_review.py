@@ -18,9 +18,11 @@ from pyshim.config.load import for_pod, typed
 from pyshim.model.errors import InvalidArgument
 from pyshim.model.ids import HostPath
 from pyshim.model.oci import ContainerKind
+from pyshim.model.units import MIB
 from pyshim.node.kubernetes.agreement import Disagreement
-from pyshim.node.kubernetes.manifest import PodManifest, pod_sizing
+from pyshim.node.kubernetes.manifest import PodManifest, pod_sizing, pods_in
 from pyshim.node.kubernetes.pod_size import CPU, MEMORY, PodSizing
+from pyshim.node.kubernetes.pod_vm import sizes_by_policy
 from pyshim.node.webhook.judge import MARK, PodClass
 from pyshim.node.webhook.review import MAX_WARNING_CHARS, TEMPLATES, Action, ReviewOutcome, answer
 from pyshim.pod.plan.pod_spec import RESOLV_CONF, pod_spec
@@ -288,6 +290,19 @@ def test_limits_above_the_largest_node_are_a_warning() -> None:
 def test_the_webhooks_own_annotations_give_no_warning() -> None:
     assert warnings(mutated(pod(REQUESTS))) == []
     assert [text.split(": ")[1] for text in warnings(pod(REQUESTS))] == ["VM below requests"] * 2
+
+
+def test_the_vm_has_room_for_huge_pages_and_sizing_explains_the_same_sum() -> None:
+    pages = pod({"limits": {"cpu": "1", "memory": "1Gi", "hugepages-2Mi": "512Mi", "hugepages-1Gi": "1Gi"}})
+    found = mutated(pages)
+
+    assert sizes(found) == {"requested_memory": "2560"}
+    assert "huge pages not reported" not in " ".join(warnings(found))
+    (explained,) = pods_in([found], "pod")
+    sizing = pod_sizing(explained, "pod", None)
+    chosen = pod_class()
+    records = sizes_by_policy(sizing, chosen.config(explained.annotations), chosen.node).values()
+    assert {record.memory_mib.requested for record in records} == {sizing.vm_memory() / MIB} == {2560}
 
 
 def test_warnings_fit_what_the_api_server_shows() -> None:
