@@ -220,9 +220,12 @@ def check_device(device: Device) -> None:
 
 
 def nodes_of(mounts: Iterable[Mount]) -> Iterator[tuple[str, int, int]]:
-    """The numbers of every device node that is bind mounted."""
+    """The numbers of the guest's own device nodes that are bind mounted.
+
+    Not those of a volume: a container may have made them.
+    """
     for mount in mounts:
-        if mount.source.startswith("/"):
+        if mount.source.startswith("/dev/"):
             with suppress(InvalidArgument, NotFound):  # a file or a directory; crun names a missing one
                 yield numbers(mount.source)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import stat
 import threading
 from collections.abc import Iterable
 from pathlib import Path
@@ -387,3 +388,13 @@ def test_device_numbers_and_their_cgroup_rules_change_together() -> None:
 def test_a_device_the_spec_does_not_have_is_named() -> None:
     with pytest.raises(InvalidArgument, match="'/dev/y'"):
         devices.update_spec(a_spec(), {"/dev/y": ("b", 1, 1)})
+
+
+@pytest.mark.root
+def test_only_the_guests_own_nodes_among_mounts_get_a_rule(tmp_path: Path) -> None:
+    """A container may have made the node in its volume that another one mounts."""
+    made = tmp_path / "mem"
+    os.mknod(made, 0o600 | stat.S_IFCHR, os.makedev(1, 1))
+    mounts = [oci_pb2.Mount(source=source) for source in ("/dev/full", "/dev", "proc", "/dev/no-such", str(made))]
+
+    assert list(devices.nodes_of(mounts)) == [("c", 1, 7)]
