@@ -128,7 +128,7 @@ def _memory(files: CgroupFiles) -> pb.MemoryStats:
             usage=usage + swap, limit=min(limit + swap_limit, _NO_LIMIT), failcnt=events.get("max", 0)
         ),
         use_hierarchy=True,
-        stats=stat,
+        stats={key: value for key, value in stat.items() if value},  # half of some 60 lines are zero
     )
 
 
