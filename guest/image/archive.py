@@ -265,8 +265,9 @@ class Archive:
             raise kind(f"fetch '{url}': HTTP status {exc.code}") from exc
         except (OSError, ValueError) as exc:
             reason = getattr(exc, "reason", exc)
+            said = getattr(reason, "strerror", None) or reason
             kind = NotThere if isinstance(reason, FileNotFoundError) else BuildError
-            raise kind(f"fetch '{url}': {reason} (hint: is there a network, and is it the right mirror?)") from exc
+            raise kind(f"fetch '{url}': {said} (hint: is there a network, and is it the right mirror?)") from exc
         return response
 
     def _fetch(self, url: str, limit_bytes: int) -> bytes:
