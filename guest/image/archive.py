@@ -41,6 +41,10 @@ _UNPACKED_LIMIT_BYTES = 512 << 20
 _INDEXES = "indexes.json"
 
 
+_ARMOUR = [b"-----BEGIN PGP SIGNED MESSAGE-----", b"-----BEGIN PGP SIGNATURE-----", b"-----END PGP SIGNATURE-----"]
+"""The lines between which a signed text and its signature are. Source: RFC 9580, section 7."""
+
+
 class NotThere(BuildError):
     """The mirror has no such file."""
 
@@ -78,6 +82,10 @@ def verified_text(message: bytes, keyring: Path) -> str:
     program = next((name for name in ("gpgv", "sqv") if shutil.which(name)), None)
     if program is None:
         raise BuildError("this machine has neither gpgv nor sqv")
+    lines = [line.rstrip() for line in message.splitlines()]
+    if [line for line in lines if line.startswith(b"-----")] != _ARMOUR or [lines[0], lines[-1]] != _ARMOUR[::2]:
+        # Of two texts in one file, the program would give both, and a good signature of either.
+        raise BuildError("it is not one signed text")
     options = ["--status-fd", "1"] if program == "gpgv" else ["--cleartext"]
     with tempfile.TemporaryDirectory(prefix="guest-release-") as directory:
         signed, text = Path(directory, "InRelease"), Path(directory, "Release")
@@ -88,8 +96,8 @@ def verified_text(message: bytes, keyring: Path) -> str:
         is_good = "[GNUPG:] GOODSIG " in done.stdout if program == "gpgv" else done.returncode == 0
         if is_good and text.exists():
             return text.read_text(errors="replace")
-    lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
-    raise BuildError(f"{program} found no good signature by keyring '{keyring}': {lines[-1].strip()[:200]}")
+    said = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+    raise BuildError(f"{program} found no good signature by keyring '{keyring}': {said[-1].strip()[:200]}")
 
 
 def parse_release(text: str, suite: str) -> Release:

@@ -293,6 +293,14 @@ def unsigned(mirror: Mirror) -> None:
     (mirror.top / "debian/dists/new/InRelease").write_text("Suite: new\nCodename: new\n")
 
 
+def doubled(mirror: Mirror) -> None:
+    """A text signed by a stranger, before the good one."""
+    file = mirror.top / "debian/dists/new/InRelease"
+    good = file.read_text()
+    mirror.publish(signer="stranger", codename="odd")
+    file.write_text(file.read_text() + good)
+
+
 def padded(mirror: Mirror) -> None:
     with (mirror.top / INDEX).open("ab") as file:
         file.write(b"more")
@@ -308,7 +316,8 @@ def exchanged(mirror: Mirror) -> None:
     ("lie", "said"),
     [
         (tampered, r"verify 'file:.*/debian/dists/new/InRelease': (gpgv|sqv) found no good signature by keyring '"),
-        (unsigned, r"verify 'file:.*/InRelease': (gpgv|sqv) found no good signature"),
+        (unsigned, r"verify 'file:.*/InRelease': it is not one signed text"),
+        (doubled, r"verify 'file:.*/InRelease': it is not one signed text"),
         (lambda mirror: mirror.publish(signer="stranger"), r"verify 'file:.*': (gpgv|sqv) found no good signature"),
         (lambda mirror: mirror.publish(codename="old"), r"verify 'file:.*': it is of 'old', not of 'new'"),
         (
@@ -323,7 +332,18 @@ def exchanged(mirror: Mirror) -> None:
             r"find suite 'new-security': fetch .*hint: --security-mirror URL",
         ),
     ],
-    ids=["tampered", "unsigned", "stranger", "suite", "stale", "padded", "exchanged", "empty", "no security"],
+    ids=[
+        "tampered",
+        "unsigned",
+        "doubled",
+        "stranger",
+        "suite",
+        "stale",
+        "padded",
+        "exchanged",
+        "empty",
+        "no security",
+    ],
 )
 def test_a_mirror_that_lies_is_refused_in_one_line_and_the_cache_keeps_what_it_had(
     mirror: Mirror, tmp_path: Path, lie: Callable[[Mirror], object], said: str
