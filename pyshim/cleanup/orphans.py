@@ -39,6 +39,8 @@ class Spared(NamedTuple):
 
     reason: str
     is_served: bool
+    is_readable: bool = True
+    """False: this release cannot read its state, so it stays even if its shim is dead."""
 
 
 def candidates(store: StateStore, places: Places) -> tuple[str, ...]:
@@ -67,7 +69,7 @@ def judged(store: StateStore, sandbox_id: str, places: Places) -> Orphan | Spare
         else:
             return Spared(f"nothing shows whose it is: {error}", is_served=False) if is_there else None
     except ShimError as error:
-        return Spared(str(error), is_served=False)
+        return Spared(str(error), is_served=False, is_readable=False)
     if shim is not None and shim.pid_namespace not in (0, processes.our_pid_namespace()):
         return Spared(f"shim {shim.pid} is of another pid namespace and cannot be seen here", is_served=False)
     if shim is not None and processes.is_alive(processes.ProcessRef(shim.pid, shim.start_ticks)):

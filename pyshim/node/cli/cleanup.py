@@ -127,6 +127,9 @@ def _one(node: CleanupPlaces, sandbox_id: str, dry_run: bool, *, was_named: bool
         if was_named:
             print(f"sandbox '{sandbox_id}': nothing is left of it")
         return CLEAN
+    if isinstance(found, Spared) and not found.is_readable:
+        print(f"pyshim: clean sandbox {sandbox_id!r}: {found.reason}", file=sys.stderr)
+        return FAILED
     if isinstance(found, Spared):
         if was_named or not found.is_served:
             print(f"sandbox '{sandbox_id}': left alone: {found.reason}")

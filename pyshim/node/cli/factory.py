@@ -31,6 +31,7 @@ from pyshim.model.vm import LocalVm
 from pyshim.node.cli.dry_run import empty_pod
 from pyshim.node.cli.listing import age_text
 from pyshim.node.cli.output import config_option, examples, json_option, print_json, print_table
+from pyshim.node.install.handlers import config_path_of
 from pyshim.pod.template import make_template
 from pyshim.resources.linux import LinuxHost
 from pyshim.resources.templates.plan import StoredTemplate, reason_to_boot, template_key, template_vm
@@ -42,6 +43,8 @@ from pyshim.state.store import StateStore
 log = logging.getLogger(__name__)
 
 _NOT_ENABLED = "templates are not enabled: enable_template in [factory] of '{source}'"
+_WARM = "pykata-warm"
+"""The installed handler whose configuration enables them."""
 
 
 @click.group(
@@ -61,12 +64,19 @@ def _init(config_path: str | None, lock_fd: int | None) -> int:
     """Boot the machine of the configuration once, and save it; a template that is there already is kept."""
     config = _config(config_path)
     if not config.factory.enable_template:
-        print(_NOT_ENABLED.format(source=config.source))
-    elif lock_fd is None:
+        raise FailedPrecondition(f"make template: {_NOT_ENABLED.format(source=config.source)} {_warm_hint()}")
+    if lock_fd is None:
         _make_missing(config, TemplateStore(config.factory.template_path).locked())
     elif not os.fork():
         _make_for_shim(config)
     return 0
+
+
+def _warm_hint() -> str:
+    path = config_path_of(_WARM)
+    if os.path.exists(path):
+        return f"(hint: pyshim factory init --config {path})"
+    return f"(hint: 'pyshim install' gives the handler {_WARM} a configuration with it, '{path}')"
 
 
 def _make_for_shim(config: Config) -> None:

@@ -27,9 +27,11 @@ from pyshim.node.cli.installation import (
     root_option,
     socket_option,
     undone_at_sigterm,
+    wait_option,
 )
 from pyshim.node.cli.options import FORM, handlers_of
 from pyshim.node.cli.output import examples, steps
+from pyshim.node.cli.sandboxes import state_dir_option
 from pyshim.node.install import launcher, running, runtime
 from pyshim.node.install.apply import Change, apply, at_link_targets, changes, edits
 from pyshim.node.install.disk import Disk
@@ -38,6 +40,8 @@ from pyshim.node.install.manifest import Manifest, read_manifest
 from pyshim.node.install.node_check import NodeCheck, require_handlers
 from pyshim.node.install.plan import InstallPlan, install_plan
 from pyshim.node.install.release import Sources
+from pyshim.state.schema import StateDamaged, StateTooNew
+from pyshim.state.store import StateStore
 
 _CHECKOUT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 _PROGRAMS = ("cpu", "tun", "qemu", "virtiofsd")
@@ -132,7 +136,13 @@ def _handlers_options(command: _Command) -> _Command:
     metavar="DIR",
     help="Only write the shim's binary into DIR of containerd's PATH, for this interpreter and checkout.",
 )
-@click.option("--force", is_flag=True, help="Only warn of what is refused otherwise: code that others can write.")
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Only warn of what is refused otherwise: running sandboxes of a later release, code that others can write.",
+)
+@wait_option
+@state_dir_option
 def command(
     prefix: str,
     root: str,
@@ -147,6 +157,8 @@ def command(
     dry_run: bool,
     launcher_directory: str | None,
     force: bool,
+    wait_s: float,
+    state_dir: str,
 ) -> int:
     """Install pyshim on this node, or bring its installation up to date.
 
@@ -162,7 +174,7 @@ def command(
     is_this_node = root == "/"
     caller = runtime.container_runtime(socket, root=disk.root, kind=kind)
     caller = caller._replace(config=disk.resolved(config or caller.config))
-    with nullcontext() if dry_run else running.lock(root), sources:
+    with nullcontext() if dry_run else running.lock(root, prefix, wait_s), sources:
         manifest = read_manifest(disk, prefix) or Manifest()
         is_crio = caller.name == runtime.CRIO.name
         containerd = None if is_crio else runtime.node_containerd(disk, caller, manifest)
@@ -182,6 +194,8 @@ def command(
         if dry_run:
             _print_dry_run(plan, todo, has_release)
             return 0
+        if is_this_node:
+            require_readable_states(StateStore(root=state_dir), force=force)
         if is_this_node and any(handler.is_local for handler in handlers):
             _require_programs()
         if restart:
@@ -262,6 +276,42 @@ def _is_installed(plan: InstallPlan, manifest: Manifest, todo: tuple[Change, ...
     """The node has `plan` already. Settings of handlers may differ: the container runtime does not read them."""
     is_current = manifest.is_complete and manifest.release == plan.release.id
     return is_current and all(change.path.startswith(f"{SETTINGS}/") for change in todo)
+
+
+def require_readable_states(store: StateStore, *, force: bool) -> None:
+    """This release reads the states of all sandboxes, so that it can clean up after each.
+
+    A warning names those of a format that is too old or damaged. Raises FailedPrecondition naming those of a later
+    release, with `force` another warning.
+    """
+    later, others = _unreadable_states(store)
+    for sandbox_id, why in others.items():
+        text = f"sandbox '{sandbox_id}': after a crash this release would clean up by its names alone: {why}"
+        print(f"pyshim: warning: {text}", file=sys.stderr)
+    if not later:
+        return
+    named = ", ".join(f"'{each}'" for each in list(later)[:_MAX_SHOWN])
+    more = f" and {len(later) - _MAX_SHOWN} more" if len(later) > _MAX_SHOWN else ""
+    text = f"sandboxes {named}{more} are of a later release, whose states this one cannot read or clean up"
+    if not force:
+        raise FailedPrecondition(f"install pyshim: {text} (hint: end their pods first, or --force)")
+    print(f"pyshim: warning: {text}", file=sys.stderr)
+
+
+def _unreadable_states(store: StateStore) -> tuple[dict[str, str], dict[str, str]]:
+    """The sandboxes whose states this release cannot read, with the reason: of later releases, and others."""
+    later: dict[str, str] = {}
+    others: dict[str, str] = {}
+    for sandbox_id in sorted(store.sandbox_ids()):
+        try:
+            store.load(sandbox_id)
+        except StateTooNew as error:
+            later[sandbox_id] = str(error)
+        except StateDamaged as error:
+            others[sandbox_id] = str(error)
+        except ShimError:
+            continue  # it has ended, or is another runtime's
+    return later, others
 
 
 def _require_programs() -> None:

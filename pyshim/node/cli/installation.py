@@ -54,6 +54,16 @@ socket_option = click.option(
 )
 
 
+wait_option = click.option(
+    "--wait",
+    "wait_s",
+    type=click.FloatRange(min=0, max=86400),
+    default=0.0,
+    metavar="SECONDS",
+    help="For another 'pyshim' that changes the installation now, in place of a refusal.",
+)
+
+
 @contextmanager
 def undone_at_sigterm() -> Iterator[None]:
     """SIGTERM ends the block as Ctrl-C does, by KeyboardInterrupt. The undo of its work ignores both signals."""
@@ -104,7 +114,10 @@ def failure(what: str, error: OSError | ShimError) -> ShimError:
 @socket_option
 @keep_edited_option
 @click.option("--restart", is_flag=True, help="Restart the container runtime.")
-def uninstall(prefix: str, root: str, kind: str | None, socket: str, keep_edited: bool, restart: bool) -> int:
+@wait_option
+def uninstall(
+    prefix: str, root: str, kind: str | None, socket: str, keep_edited: bool, restart: bool, wait_s: float
+) -> int:
     """Remove what `pyshim install` wrote, and nothing else.
 
     Refused while pods run in virtual machines, and when a file was edited.
@@ -112,7 +125,7 @@ def uninstall(prefix: str, root: str, kind: str | None, socket: str, keep_edited
     require_root(root)
     disk = Disk(root)
     caller = runtime.container_runtime(socket, root=disk.root, kind=kind)
-    with running.lock(root):
+    with running.lock(root, prefix, wait_s):
         if read_manifest(disk, prefix) is None:
             print("nothing is installed")
             return 0

@@ -1,16 +1,21 @@
 """pyshim's units and processes on this node, and the lock that excludes a second installation."""
 
+import fcntl
 import os
 import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import pairwise
 
-from pyshim.host.files import lock_within, open_directory
+from pyshim.host.fds import OwnedFd
 from pyshim.host.processes.identity import arguments, find_by_argument
 from pyshim.model.errors import FailedPrecondition
 
 _COMMAND_S = 60.0
+_LOCK_PAUSE_S = 0.1
+"""Seconds between two attempts."""
 _UNITS = ("pyshim-cleanup.timer", "pyshim-zygote.service")
 _SERVICES = ("pyshim-monitor.service", "pyshim-nri.service", "pyshim-webhook.service")
 """Units that an operator may have installed."""
@@ -83,12 +88,48 @@ def end(pid: int, number: int) -> None:
 
 
 @contextmanager
-def lock(root: str) -> Iterator[None]:
-    """No other `pyshim` changes the installation within the block. Raises FailedPrecondition if one does already."""
-    with open_directory(root) as directory:
-        if not lock_within(directory, 0):
-            raise FailedPrecondition("change the installation: another 'pyshim' does so now")
-        yield
+def lock(root: str, prefix: str, wait_s: float = 0.0) -> Iterator[None]:
+    """No other `pyshim` changes the installation in `prefix` within the block; another one may take `wait_s` to end.
+
+    The lock is a file beside the prefix, which names its owner and is gone after the block. Raises FailedPrecondition
+    naming the owner.
+    """
+    path = f"{root.rstrip('/')}{os.path.dirname(prefix).rstrip('/')}/.{os.path.basename(prefix)}.lock"
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    end_s = time.monotonic() + wait_s
+    while (held := _locked(path)) is None:
+        if time.monotonic() >= end_s:
+            hint = "wait for it with --wait SECONDS"
+            raise FailedPrecondition(f"change the installation in '{prefix}': {_owner(path)} does so (hint: {hint})")
+        time.sleep(_LOCK_PAUSE_S)
+    with held:
+        try:
+            yield
+        finally:
+            os.unlink(path)
+
+
+def _locked(path: str) -> OwnedFd | None:
+    """The locked file with our name in it; None while another process has it."""
+    file = OwnedFd(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+    try:
+        fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
+            raise FileNotFoundError  # its owner removed it between our two calls
+    except (BlockingIOError, FileNotFoundError):
+        file.close()
+        return None
+    os.ftruncate(file.fileno(), 0)
+    os.pwrite(file.fileno(), f"{os.getpid()} {' '.join(sys.argv[1:3])}".encode(errors="replace"), 0)
+    return file
+
+
+def _owner(path: str) -> str:
+    with suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
+        pid, _, words = file.read(200).partition(" ")
+        if pid:
+            return f"'pyshim {words}' as process {pid}"
+    return "another 'pyshim'"
 
 
 def run_command(command: list[str]) -> str:

@@ -16,9 +16,11 @@ from pyshim.cleanup import lost_vms
 from pyshim.cleanup.names import VMM_WORD, Places, conventional_ledger
 from pyshim.cleanup.orphans import candidates
 from pyshim.host.processes import identity as processes
-from pyshim.model.errors import InvalidArgument
+from pyshim.model.errors import FailedPrecondition, InvalidArgument
 from pyshim.model.ledger import LedgerEntry, ResourceKind
 from pyshim.node.cli import cleanup
+from pyshim.node.cli.install import require_readable_states
+from pyshim.state.schema import KEY, VERSION
 from tests.fakes.left_node import LeftNode, Process, directory, running, until_it_shows
 from tests.fakes.namespaces import Namespace
 
@@ -303,6 +305,31 @@ def test_a_process_that_is_ending_does_not_make_a_cgroup_anothers(node: Node) ->
 def test_an_unknown_id_is_clean(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
     assert node.cleanup("nobody") == cleanup.CLEAN
     assert capsys.readouterr().out == "sandbox 'nobody': nothing is left of it\n"
+
+
+def test_a_state_of_a_later_release_is_named_and_neither_cleaned_nor_installed_under(
+    node: Node, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node.leave("old")
+    node.leave("later")
+    document = json.loads(node.file_of("later").read_text())
+    node.file_of("later").write_text(json.dumps({**document, KEY: {**document[KEY], "Version": VERSION + 1}}))
+    before = node.file_of("later").read_text()
+
+    assert node.cleanup("--all") == cleanup.FAILED
+    shown = capsys.readouterr()
+    why = f"it has version {document['PersistVersion']}/{VERSION + 1}, this pyshim reads up to"
+    assert f"clean sandbox 'later': read state '{node.file_of('later')}': {why}" in shown.err
+    assert "sandbox 'old': known by its state" in shown.out
+    assert node.file_of("later").read_text() == before
+
+    with pytest.raises(FailedPrecondition, match=r"install pyshim: sandboxes 'later' are of a later release .*--force"):
+        require_readable_states(node.store, force=False)
+    require_readable_states(node.store, force=True)
+    assert "pyshim: warning: sandboxes 'later' are of a later release" in capsys.readouterr().err
+    node.file_of("later").unlink()
+    require_readable_states(node.store, force=False)
+    assert capsys.readouterr().err == ""
 
 
 def test_the_register_is_distinguished_from_a_damaged_entry(node: Node) -> None:

@@ -47,8 +47,11 @@ def stored(config: Path, key: str) -> None:
 def test_no_template_is_made_unless_enabled(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config.write_text(config.read_text().replace("enable_template = true", "enable_template = false"))
 
-    for verb in ("init", "status"):
-        assert "templates are not enabled" in asked(verb, config, capsys)
+    assert "templates are not enabled" in asked("status", config, capsys)
+    assert run(["factory", "init", "--config", str(config)]) == 1
+    error = capsys.readouterr().err
+    assert f"make template: templates are not enabled: enable_template in [factory] of '{config}'" in error
+    assert "/etc/pyshim/warm/configuration.toml" in error
     assert not (config.parent / "templates").exists()
 
 

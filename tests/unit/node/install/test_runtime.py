@@ -1,5 +1,8 @@
 """The node's container runtime, and the commands for containerd and systemd."""
 
+import os
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -181,13 +184,31 @@ def test_imports_that_are_no_list_are_no_cause_of_a_missing_handler(tmp_path: Pa
         runtime.require_handlers({}, frozenset(), frozenset({"pykata"}), str(config))
 
 
-def test_a_second_installation_at_the_same_time_is_refused(tmp_path: Path) -> None:
-    with (
-        running.lock(str(tmp_path)),
-        pytest.raises(FailedPrecondition, match="change the installation: another 'pyshim' does so now"),
-        running.lock(str(tmp_path)),
-    ):
-        pass
+def test_a_second_installation_at_the_same_time_is_refused_and_another_prefix_is_not(tmp_path: Path) -> None:
+    root = str(tmp_path)
+    with running.lock(root, "/opt/pyshim"), running.lock(root, "/opt/other"):
+        owner = f"change the installation in '/opt/pyshim': 'pyshim .*' as process {os.getpid()} does so"
+        with pytest.raises(FailedPrecondition, match=owner), running.lock(root, "/opt/pyshim"):
+            pass
 
-    with running.lock(str(tmp_path)):
+    with running.lock(root, "/opt/pyshim"):
         pass
+    assert list((tmp_path / "opt").iterdir()) == []
+
+
+def test_a_second_installation_waits_if_it_is_told_to(tmp_path: Path) -> None:
+    begun, order = threading.Event(), []
+
+    def first() -> None:
+        with running.lock(str(tmp_path), "/opt/pyshim"):
+            begun.set()
+            time.sleep(0.3)
+            order.append("first")
+
+    thread = threading.Thread(target=first)
+    thread.start()
+    begun.wait(10)
+    with running.lock(str(tmp_path), "/opt/pyshim", 60):
+        order.append("second")
+    thread.join()
+    assert order == ["first", "second"]
