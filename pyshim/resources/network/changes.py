@@ -14,6 +14,7 @@ from pyshim.model.errors import FailedPrecondition, NotFound, ShimError
 from pyshim.model.guest import NetworkInterface, NetworkRoute
 from pyshim.model.seams import Agent, Network
 from pyshim.model.vm import NicDevice
+from pyshim.resources.network.resolver import Resolver
 from pyshim.resources.services import VmServices
 
 log = logging.getLogger(__name__)
@@ -27,11 +28,12 @@ RETRIES_S = (2.0, 10.0)
 class NetworkChanges:
     """Updates VM and guest from `start` to `close`."""
 
-    def __init__(self, services: VmServices, *, network: Network, agent: Agent) -> None:
-        """The guest has been configured with the present attributes of `network`."""
+    def __init__(self, services: VmServices, *, network: Network, resolver: Resolver | None, agent: Agent) -> None:
+        """The guest has been configured with the present attributes of `network`. `resolver` follows the namespace."""
         self._services = services
         self._sandbox_id = services.plan.sandbox_id
         self._network = network
+        self._resolver = resolver
         self._agent = agent
         self._task: asyncio.Task[None] | None = None
         self._looking = asyncio.Lock()
@@ -102,6 +104,8 @@ class NetworkChanges:
             self._network.close_taps()
         await self._configure_interfaces(macs, failures)
         await self._configure_routes()
+        if self._resolver is not None:
+            await self._resolver.follow()
         self._services.on_change()
         for nic_id in earlier:  # last: a slow guest answers late
             await self._remove(nic_id)

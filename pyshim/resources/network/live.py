@@ -18,6 +18,8 @@ from pyshim.resources.network.changes import NetworkChanges
 from pyshim.resources.network.plan.direct import direct_network
 from pyshim.resources.network.plan.network import vm_with_network
 from pyshim.resources.network.port_forward import PortForward
+from pyshim.resources.network.relay import GuestRelay
+from pyshim.resources.network.resolver import Resolver
 from pyshim.resources.services import SandboxServices, VmServices
 
 MAX_DIRECT_FILE_BYTES = 1 << 20
@@ -98,6 +100,7 @@ class GuestNetwork:
         self._network = network
         self._forward: PortForward | None = None
         self._changes: NetworkChanges | None = None
+        self._resolver: Resolver | None = None
         self._is_started = False
         """A container has been started in the pod."""
         self._plugged: dict[str, str] = {}
@@ -143,22 +146,26 @@ class GuestNetwork:
         network = self._network.connected
         if network is None:
             return
+        relay = GuestRelay(self._services, agent)
+        if self._plan.new_netns:
+            self._resolver = Resolver(self._services, connect=network.resolver, relay=relay, agent=agent)
+            self._services.undo.push(self._resolver.close)
         if self._services.vm_devices.capabilities().network_hotplug:
-            self._changes = NetworkChanges(self._services, network=network, agent=agent)
+            self._changes = NetworkChanges(self._services, network=network, resolver=self._resolver, agent=agent)
             self._changes.start()
             self._services.undo.push(self._changes.close)
         elif not self._plan.new_netns:
             network.unwatch()
         if network.forward_listener is not None:
-            self._forward = PortForward(self._services, listener=network.forward_listener, agent=agent)
+            self._forward = PortForward(self._services, listener=network.forward_listener, relay=relay, agent=agent)
             self._forward.start()
             self._services.undo.push(self._forward.close)
 
     async def before_start(self) -> None:
-        """Call before a container starts. The pod's first one finds every interface that its caller has made until now.
+        """Call before a container starts. The pod's first one finds what its caller has made of its network until now.
 
-        That concerns a namespace of the shim's own: its caller adds interfaces between Create and Start. Raises
-        ShimError for one that the guest cannot have.
+        That concerns a namespace of the shim's own: its caller adds interfaces between Create and Start, and may run a
+        resolver in it. Raises ShimError for an interface that the guest cannot have.
         """
         network = self._network.connected
         if self._is_started or network is None or not self._plan.new_netns:
@@ -171,6 +178,8 @@ class GuestNetwork:
                 f"connect the links of '{self._plan.netns_path}': they came after Create, and this VM takes no devices"
                 ' while it runs (hint: machine_type "q35" with a default_bridges of 1)'
             )
+        if self._resolver is not None:
+            await self._resolver.follow()
         self._is_started = True
 
     def has_container(self, container_id: ContainerId) -> None:

@@ -16,8 +16,8 @@ from pyshim.concurrency.stdio import Progress, pump_input
 from pyshim.concurrency.tasks import cancel_all
 from pyshim.model.errors import AgentGone, ShimError, Unavailable
 from pyshim.model.seams import ContainerAgent, ForwardConnection, ForwardListener
-from pyshim.resources.network.plan.relay import relay_plan, relay_process
-from pyshim.resources.network.relay import run_relay
+from pyshim.resources.network.plan.relay import connection_process
+from pyshim.resources.network.relay import GuestRelay
 from pyshim.resources.services import SandboxServices
 
 log = logging.getLogger(__name__)
@@ -36,21 +36,20 @@ _KILL = 9
 class PortForward:
     """Serves one pod's listener from `start` to `close`. Owns the connections, not the listener."""
 
-    def __init__(self, services: SandboxServices, *, listener: ForwardListener, agent: ContainerAgent) -> None:
+    def __init__(
+        self, services: SandboxServices, *, listener: ForwardListener, relay: GuestRelay, agent: ContainerAgent
+    ) -> None:
         self.has_listeners = False
         """True once a container may listen. Until then connections are reset: the guest's first container must be one
         of the pod's, since the pod's containers share the pid namespace of kata-agent's first container."""
         self._plan = services.plan
-        self._host = services.host
         self._tasks = services.tasks
         self._listener = listener
         self._agent = agent
         self._name = f"forward/{services.plan.sandbox_id}"
         self._serving: asyncio.Task[None] | None = None
         self._carrying: set[asyncio.Task[None]] = set()
-        self._container_id = ""
-        """The guest's container that carries connections; empty before the first."""
-        self._making = asyncio.Lock()
+        self._relay = relay
         self._serial = itertools.count(1)
 
     def start(self) -> None:
@@ -94,8 +93,8 @@ class PortForward:
 
     async def _relayed(self, connection: ForwardConnection, exec_id: str) -> int:
         """The exit status of the program that carried it."""
-        container_id = await self._container()
-        await self._agent.exec_process(container_id, exec_id, relay_process(connection.port))
+        container_id = await self._relay.container()
+        await self._agent.exec_process(container_id, exec_id, connection_process(connection.port))
         progress = Progress()
         send = self._send(connection, container_id, exec_id, progress)
         sending = self._tasks.spawn(f"{self._name}/{exec_id}/in", send)
@@ -139,14 +138,3 @@ class PortForward:
         """The guest's process has ended and kata-agent has forgotten it, which its WaitProcess does."""
         await self._agent.signal_process(container_id, exec_id, _KILL)
         await self._agent.wait_process(container_id, exec_id)
-
-    async def _container(self) -> str:
-        """The id of the container that carries connections, which runs."""
-        async with self._making:
-            if not self._container_id:
-                relay = relay_plan(self._plan.sandbox_id, self._plan.share)
-                timeout_s = self._plan.config.runtime.create_container_timeout_s
-                await run_relay(relay, host=self._host, agent=self._agent, timeout_s=timeout_s)
-                log.info("port-forward made ready in the guest", extra={"container": relay.guest.container_id})
-                self._container_id = relay.guest.container_id
-            return self._container_id

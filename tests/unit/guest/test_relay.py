@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import socket
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -92,3 +93,51 @@ def test_alone_it_stays_and_uses_next_to_nothing(program: Path) -> None:
 
     assert private_kib < 128
     assert program.stat().st_size < 1 << 20
+
+
+@pytest.mark.root
+def test_dns_queries_of_several_clients_are_numbered_and_answers_find_their_clients(program: Path) -> None:
+    address = ("127.53.11.7", 53)
+    with (
+        _relay(program, "resolve", address[0]) as relay,
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as first,
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as second,
+    ):
+        assert relay.stdin is not None
+        assert relay.stdout is not None
+        asked = []
+        for number, client in enumerate((first, second)):
+            client.settimeout(30)
+            client.connect(address)
+            query = b"\xab\xcd" + bytes(10) + b"name %d" % number
+            _send_once_it_listens(client, b"too short")
+            client.send(query)
+            length = int.from_bytes(relay.stdout.read(2))
+            asked.append(relay.stdout.read(length))
+        assert [message[2:] for message in asked] == [bytes(10) + b"name 0", bytes(10) + b"name 1"]
+        assert asked[0][:2] != asked[1][:2], "both clients chose the same id"
+
+        answers = b"".join(
+            len(answer).to_bytes(2) + answer for answer in (message + b" answered" for message in reversed(asked))
+        )
+        for cut in (answers[:1], answers[1:20], answers[20:]):
+            relay.stdin.write(cut)
+            relay.stdin.flush()
+        assert first.recv(100) == b"\xab\xcd" + bytes(10) + b"name 0 answered"
+        assert second.recv(100) == b"\xab\xcd" + bytes(10) + b"name 1 answered"
+
+        relay.stdin.close()
+        assert relay.wait(30) == 0
+
+
+def _send_once_it_listens(client: socket.socket, data: bytes) -> None:
+    """A first datagram may find nobody; then the next call says so."""
+    for _ in range(300):
+        try:
+            client.send(data)
+            client.send(data)
+        except ConnectionRefusedError:
+            time.sleep(0.1)
+        else:
+            return
+    raise AssertionError("the relay does not listen")

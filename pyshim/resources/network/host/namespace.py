@@ -5,6 +5,8 @@ import errno
 import fcntl
 import glob
 import os
+import socket
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -23,8 +25,9 @@ from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, Internal, 
 from pyshim.model.ids import HostPath
 from pyshim.model.volumes import HostMount, TargetKind
 from pyshim.resources.network.host.rtnetlink import in_netns, open_news
-from pyshim.resources.network.plan.network import OWN_NETNS
+from pyshim.resources.network.plan.network import OWN_NETNS, RESOLVER_ADDRESS
 
+DNS_PORT = 53
 _NS_GET_NSTYPE = 0xB703
 """ioctl_ns(2)."""
 
@@ -108,6 +111,21 @@ def _check_owner(fd: int, path: str) -> None:
                 )
 
 
+def _connected_to_resolver() -> socket.socket | None:
+    """In the calling thread's namespace. The resolver listens at a port of its own; netfilter leads port 53 there."""
+    address = int.from_bytes(socket.inet_aton(RESOLVER_ADDRESS), sys.byteorder)
+    with open("/proc/thread-self/net/udp", encoding="ascii") as table:
+        if not any(f" {address:08X}:" in line for line in table):
+            return None
+    connection = socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+    try:
+        connection.connect((RESOLVER_ADDRESS, DNS_PORT))
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
 class StepFailed(FailedPrecondition):
     """The kernel refused a step of the wiring; the text says which and why."""
 
@@ -186,6 +204,14 @@ class PodNamespace:
 
         with os_errors(f"watch network namespace {self.path!r}"):
             return await asyncio.to_thread(watch)
+
+    async def resolver_socket(self) -> socket.socket | None:
+        """A datagram socket of the namespace that is connected to the resolver of its caller; None without a resolver.
+
+        Raises ShimError.
+        """
+        with os_errors(f"look for a resolver in network namespace {self.path!r}"):
+            return await asyncio.to_thread(in_netns, self.path, self.inode, _connected_to_resolver)
 
     def _check(self, inode: int) -> None:
         if self.inode not in (0, inode):

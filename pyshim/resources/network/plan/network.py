@@ -19,6 +19,8 @@ from pyshim.model.seams import Network
 from pyshim.model.vm import LocalVm, MemoryBacking, NicDevice
 from pyshim.resources.devices.plan.devices import PASSING_TIMEOUT_S, device_layout
 
+RESOLVER_ADDRESS = "127.0.0.11"
+"""Where Docker answers DNS queries, at port 53, in a container's network namespace. Source: libnetwork, resolverIP."""
 OWN_NETNS = "/run/netns/pyshim-"
 """Beginning of the paths of the namespaces that shims make; the sandbox's id follows."""
 

@@ -1,7 +1,7 @@
 """Containers of the shim's own in the guest: one program, no images, no rights. Pure.
 
-One carries forwarded connections, another holds the pid namespace of a pod that shares its processes and has no pause
-container.
+One carries forwarded connections and DNS queries, another holds the pid namespace of a pod that shares its processes
+and has no pause container.
 
 The program is `guest/relay/relay.c`, built by the set-up; the shim copies it into the share.
 
@@ -33,8 +33,8 @@ class RelayPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def relay_plan(sandbox_id: SandboxId, share: SharePlan) -> RelayPlan:
-    """The container whose further processes carry connections."""
-    return _plan(f"{sandbox_id}-portforward", share, ("mount", "ipc", "uts"))
+    """The container whose further processes carry connections and queries."""
+    return _plan(f"{sandbox_id}-relay", share, ("mount", "ipc", "uts"))
 
 
 def process_holder(sandbox_id: SandboxId, share: SharePlan) -> RelayPlan:
@@ -54,7 +54,7 @@ def _plan(container_id: str, share: SharePlan, namespaces: tuple[str, ...]) -> R
             spec={
                 "ociVersion": "1.0.2",
                 "root": {"path": f"{GUEST_SHARED_DIR}/{container_id}/rootfs", "readonly": True},
-                "process": relay_process(None),
+                "process": relay_process(),
                 "mounts": [
                     {
                         "destination": "/proc",
@@ -82,14 +82,25 @@ def _plan(container_id: str, share: SharePlan, namespaces: tuple[str, ...]) -> R
     )
 
 
-def relay_process(port: int | None) -> dict[str, object]:
-    """The `process` of an OCI spec: it carries a connection to `port`, or without one keeps the container running."""
+def relay_process(*arguments: str, capabilities: tuple[str, ...] = ()) -> dict[str, object]:
+    """The `process` of an OCI spec: the relay with arguments, or without any, which keeps its container running."""
+    sets = ("bounding", "effective", "permitted", "inheritable", "ambient") if capabilities else ()
     return {
         "terminal": False,
         "user": {"uid": _NOBODY, "gid": _NOBODY},
-        "args": [_PROGRAM] if port is None else [_PROGRAM, str(port)],
+        "args": [_PROGRAM, *arguments],
         "env": [],
         "cwd": "/",
-        "capabilities": {},
+        "capabilities": {name: list(capabilities) for name in sets},
         "noNewPrivileges": True,
     }
+
+
+def connection_process(port: int) -> dict[str, object]:
+    """It carries one connection to the port of the guest's loopback."""
+    return relay_process(str(port))
+
+
+def resolver_process(address: str) -> dict[str, object]:
+    """It takes the guest's DNS queries at that address."""
+    return relay_process("resolve", address, capabilities=("CAP_NET_BIND_SERVICE",))

@@ -17,6 +17,7 @@ from pyshim.concurrency.tasks import TaskOwner
 from pyshim.model.errors import Unavailable
 from pyshim.resources.network.plan.relay import BUILT_PROGRAM, relay_plan
 from pyshim.resources.network.port_forward import LINGER_S, MAX_CONNECTIONS, PortForward
+from pyshim.resources.network.relay import GuestRelay
 from pyshim.ttrpc import Client, Code
 from tests.fakes.agent import FakeAgent
 from tests.fakes.host import FakeHost
@@ -84,7 +85,9 @@ def scene(fast_clock: None, runner: asyncio.Runner) -> Iterator[Scene]:
     async def started() -> tuple[Client, PortForward]:
         client = Client(agent.connection())
         services: Any = SimpleNamespace(plan=_plan(), host=host, tasks=tasks)
-        forward = PortForward(services, listener=listener, agent=AgentClient(client, request_timeout_s=5))
+        answering = AgentClient(client, request_timeout_s=5)
+        relay = GuestRelay(services, answering)
+        forward = PortForward(services, listener=listener, relay=relay, agent=answering)
         forward.has_listeners = True
         forward.start()
         return client, forward
@@ -123,8 +126,8 @@ async def test_nothing_is_made_before_the_first_connection_and_one_container_ser
 
     assert [connection.received for connection in connections] == [b"hello"] * 5
     assert scene.agent.calls.count("CreateContainer") == 1
-    assert list(scene.agent.containers) == ["s1-portforward"]
-    assert scene.host.files["/share/mounts/s1-portforward/rootfs/relay"] == PROGRAM
+    assert list(scene.agent.containers) == ["s1-relay"]
+    assert scene.host.files["/share/mounts/s1-relay/rootfs/relay"] == PROGRAM
 
 
 async def test_without_its_program_forwarding_fails_by_name_and_the_next_one_tries_again(
