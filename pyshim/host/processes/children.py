@@ -29,6 +29,9 @@ from pyshim.model.ledger import Ledger, LedgerEntry, ResourceKind
 
 log = logging.getLogger(__name__)
 
+_EXEC_PAUSES_S = (0.0, 0.001, 0.01, 0.1, 0.5)
+"""Seconds between looks at a program that has just been started; a crowded host may take that long to go on."""
+
 PROGRAM_ENV: Mapping[str, str] = MappingProxyType({"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"})
 """The default environment of a program, without variables of containerd."""
 _NO_FDS: Mapping[int, int] = MappingProxyType({})
@@ -225,7 +228,7 @@ class Children:
                 actions = ends.enter_context(file_actions(taken))
                 pid = launch.run(actions) if isolation == AS_THE_SHIM else await launch.run_isolated(actions, isolation)
             with os_errors(f"watch program {launch.program!r}", SpawnFailed):
-                child = self._watched(launch, pid, stderr, stderr_tail_lines, isolation.capabilities)
+                child = await self._watched(launch, pid, stderr, stderr_tail_lines, isolation.capabilities)
         except BaseException:
             if stderr is not None:
                 stderr.close()
@@ -233,16 +236,16 @@ class Children:
         self._alive[pid] = child
         return child
 
-    def _watched(
+    async def _watched(
         self, launch: Launch, pid: int, stderr: OwnedFd | None, tail_lines: int, allowed: Collection[int] | None
     ) -> Child:
         """The child, if no thread of it has a capability beside `allowed`; it can gain none. Raises OSError."""
         name = os.path.basename(launch.program)
         try:
-            if allowed is not None and (found := excess(pid, allowed)):
+            if allowed is not None and (found := await _excess_of_program(pid, allowed)):
                 raise PermissionError(errno.EPERM, found)
             return Child(name=name, pid=pid, stderr=stderr, tail_lines=tail_lines, on_exit=self._forget)
-        except OSError:
+        except BaseException:
             kill_and_reap(pid)
             raise
 
@@ -292,3 +295,16 @@ async def _read_to_end(fd: int, max_bytes: int) -> bytes:
                 return bytes(data[:max_bytes])
             if len(data) < max_bytes:
                 data += chunk
+
+
+async def _excess_of_program(pid: int, allowed: Collection[int]) -> str:
+    """As `excess`, of the program that the process executes.
+
+    The kernel lets the caller of vfork go on a moment before the program's capabilities are in place (fs/exec.c,
+    begin_new_exec: exec_mmap precedes commit_creds). So what is found is looked at again.
+    """
+    for pause_s in _EXEC_PAUSES_S:
+        if not (found := excess(pid, allowed)):
+            return ""
+        await asyncio.sleep(pause_s)
+    return found

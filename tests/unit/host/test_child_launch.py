@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from pyshim.host import syscalls
+from pyshim.host.processes import children as children_module
 from pyshim.host.processes import identity
 from pyshim.host.processes.children import Children
 from pyshim.host.processes.launch import Isolation, SpawnFailed, set_labels
@@ -378,3 +379,17 @@ async def test_a_child_with_a_profile_does_not_start_where_it_would_run_without(
         await children.spawn(shell("true"), env=ENV, isolation=Isolation(labels=ProcessLabels(apparmor="p")))
 
     assert children.alive == ()
+
+
+@pytest.mark.root
+async def test_a_child_is_looked_at_again_when_the_kernel_has_not_yet_set_its_capabilities(
+    monkeypatch: pytest.MonkeyPatch, children: Children
+) -> None:
+    """The caller of vfork goes on a moment before the program's capabilities are in place."""
+    found = ["thread 'python' (12) has sys_admin", "thread 'python' (12) has sys_admin", ""]
+    monkeypatch.setattr(children_module, "excess", lambda _pid, _allowed: found.pop(0))
+
+    child = await children.spawn(shell("exit 3"), env=ENV, isolation=Isolation(capabilities=frozenset()))
+
+    assert (await child.wait()).code == 3
+    assert found == []
