@@ -3,7 +3,6 @@
 `serve.py` passes the real ones, tests pass fakes (`tests/fakes`). A docstring says what is true after the call.
 """
 
-import socket
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Any, Protocol
@@ -345,8 +344,8 @@ class Network(Protocol):
         A link that cannot be connected is logged and left as it was.
         """
 
-    async def resolver(self) -> socket.socket | None:
-        """A datagram socket that is connected to the resolver of the namespace; None without a resolver."""
+    async def resolver(self) -> int | None:
+        """The fd of a datagram socket, connected to the namespace's resolver; None without one. It is the caller's."""
 
     async def detach(self, nic_id: str) -> None:
         """The device's tap is removed, and its link is as it was before it was connected. Idempotent."""

@@ -1,7 +1,6 @@
 """A pod's network in memory: links that a test adds and takes away, and what was made of them."""
 
 import asyncio
-import socket
 
 from pyshim.model.errors import FailedPrecondition, Unavailable
 from pyshim.model.guest import NetworkAddress, NetworkInterface, NetworkNeighbour, NetworkRoute
@@ -26,7 +25,6 @@ class FakeNetwork:
         self.undroppable: set[str] = set()
         self.failing_looks = 0
         self.refused: tuple[str, ...] = ()
-        self.resolvers: list[socket.socket] = []
         self.looks = 0
         self.is_watched = True
         self._links: list[str] = []
@@ -81,8 +79,8 @@ class FakeNetwork:
             NetworkNeighbour(address="10.0.0.9", device=name, mac=mac("x"), state=128, flags=0) for name in names
         )
 
-    async def resolver(self) -> socket.socket | None:
-        return self.resolvers.pop(0) if self.resolvers else None
+    async def resolver(self) -> int | None:
+        return None
 
     async def detach(self, nic_id: str) -> None:
         if nic_id in self.undroppable:

@@ -37,11 +37,11 @@ class Resolver:
         self,
         services: VmServices,
         *,
-        connect: Callable[[], Awaitable[socket.socket | None]],
+        connect: Callable[[], Awaitable[int | None]],
         relay: GuestRelay,
         agent: ContainerAgent,
     ) -> None:
-        """`connect` gives a socket of the namespace that is connected to the resolver, None without one."""
+        """`connect` gives the fd of a socket of the namespace, connected to the resolver there; None without one."""
         self._sandbox_id = services.plan.sandbox_id
         self._tasks = services.tasks
         self._connect = connect
@@ -54,9 +54,10 @@ class Resolver:
         if self._serving is not None and not self._serving.done():
             return
         try:
-            upstream = await self._connect()
-            if upstream is None:
+            fd = await self._connect()
+            if fd is None:
                 return
+            upstream = socket.socket(fileno=fd)
             try:
                 container_id = await self._relay.container()
                 await self._agent.exec_process(container_id, _EXEC_ID, resolver_process(RESOLVER_ADDRESS))
@@ -95,14 +96,14 @@ class Resolver:
     async def _again(self, side: "_Upstream", answers: asyncio.Queue[bytes]) -> "_Upstream":
         """A new connection to the resolver, in place of one that it refused; the old one if there is none yet."""
         try:
-            upstream = await self._connect()
+            fd = await self._connect()
         except ShimError as exc:
             log.debug("reconnect resolver", extra={"sandbox": self._sandbox_id, "error": str(exc)})
             return side
-        if upstream is None:
+        if fd is None:
             return side
         side.close()
-        return await _Upstream.open(upstream, answers)
+        return await _Upstream.open(socket.socket(fileno=fd), answers)
 
     async def _answer(self, container_id: str, answers: asyncio.Queue[bytes]) -> None:
         while True:

@@ -8,7 +8,6 @@ this is one session with one child: no other sandbox changes the namespace betwe
 """
 
 import logging
-import socket
 from collections.abc import Callable
 from functools import partial
 
@@ -146,9 +145,10 @@ class HostNetwork:
             raise Unavailable("watch network namespace: it is not connected")
         await self._watch.changed()
 
-    async def resolver(self) -> socket.socket | None:
-        """A socket that is connected to the resolver that the caller runs in the namespace, if it runs one."""
-        return await self._namespace.resolver_socket()
+    async def resolver(self) -> int | None:
+        """The fd of a socket, connected to the resolver that the caller runs in the namespace; None without one."""
+        connection = await self._namespace.resolver_socket()
+        return connection.detach() if connection is not None else None
 
     def unwatch(self) -> None:
         """The kernel reports no further changes. `changed` must not be called afterwards. Idempotent."""

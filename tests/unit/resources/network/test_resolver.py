@@ -33,13 +33,13 @@ class Namespace:
         self.resolver.setblocking(False)
         return self.resolver
 
-    async def connect(self) -> socket.socket | None:
+    async def connect(self) -> int | None:
         self.looks += 1
         if self.resolver is None:
             return None
         connection = socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         connection.connect(self.resolver.getsockname())
-        return connection
+        return connection.detach()
 
     def close(self) -> None:
         if self.resolver is not None:
