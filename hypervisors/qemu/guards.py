@@ -31,6 +31,7 @@ from pyshim.model.confidential import (
     UnixQuotes,
     VsockQuotes,
 )
+from pyshim.model.decoding import json_value
 from pyshim.model.errors import FailedPrecondition
 from pyshim.model.host_facts import Accelerator
 from pyshim.model.ledger import Ledger, LedgerEntry, ResourceKind
@@ -289,10 +290,7 @@ def parse_secret(answer: bytes, hook: str) -> dict[str, object]:
 
     if len(answer) > _MAX_ANSWER_BYTES:
         raise wrong(f"more than {_MAX_ANSWER_BYTES} bytes")
-    try:
-        members = json.loads(answer)
-    except (ValueError, RecursionError) as exc:
-        raise wrong("not JSON") from exc
+    members = json_value(answer, wrong)
     if not isinstance(members, dict) or not {"packet-header", "secret"} <= members.keys() <= _FIELDS:
         raise wrong("not an object with packet-header and secret, and gpa if need be")
     for name in ("packet-header", "secret"):

@@ -11,6 +11,8 @@ from contextlib import suppress
 import msgspec
 
 from pyshim.host.files import replace_file
+from pyshim.model.decoding import damaged, from_json
+from pyshim.model.errors import InvalidArgument
 from pyshim.model.ids import checked_id
 from pyshim.model.ledger import LedgerEntry
 from pyshim.model.places import LOST_VMS
@@ -52,8 +54,9 @@ def lost_vms() -> tuple[LostVm, ...]:
 
 
 def _read(name: str) -> LostVm:
-    with suppress(OSError, msgspec.MsgspecError), open(f"{LOST_VMS}/{name}", "rb") as file:
-        return msgspec.structs.replace(msgspec.json.decode(file.read(_MAX_TOMBSTONE_BYTES), type=LostVm), id=name)
+    path = f"{LOST_VMS}/{name}"
+    with suppress(OSError, InvalidArgument), open(path, "rb") as file:
+        return msgspec.structs.replace(from_json(file.read(_MAX_TOMBSTONE_BYTES), LostVm, damaged(path)), id=name)
     return LostVm(id=name)
 
 

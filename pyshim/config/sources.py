@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from pyshim.config.values import exact_number
-from pyshim.model.decoding import check_toml_keys
+from pyshim.model.decoding import damaged, toml_value
 from pyshim.model.errors import FailedPrecondition, InvalidArgument
 from pyshim.model.task import RuntimeOptions
 
@@ -209,15 +209,8 @@ def _read(path: str) -> bytes:
 
 def _parse(data: bytes, where: str) -> tuple[dict[str, Any], dict[Path, int]]:
     """The document and the lines of its keys. Floats are fractions, so that sizing computes with exact numbers."""
-    try:
-        text = data.decode("utf-8")
-        check_toml_keys(text)
-        return tomllib.loads(text, parse_float=exact_number), key_lines(text)
-    except UnicodeDecodeError as exc:
-        line = data.count(b"\n", 0, exc.start) + 1
-        raise InvalidArgument(f"read configuration '{where}': not UTF-8 at byte {exc.start}, line {line}") from exc
-    except (tomllib.TOMLDecodeError, ValueError, RecursionError) as exc:
-        raise InvalidArgument(f"read configuration '{where}': {exc}") from exc
+    refused = damaged(f"configuration {where}")
+    return toml_value(data, refused, parse_float=exact_number), key_lines(data.decode())
 
 
 def _merge(base: dict[str, Any], over: Mapping[str, Any]) -> None:

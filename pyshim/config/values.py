@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from pyshim.model.decoding import json_value
 from pyshim.model.units import MIB
 
 MAX_MIB = 1 << 32
@@ -113,10 +114,7 @@ def _words_text(text: str) -> list[Any]:
     """A JSON list, as in Kata's Go runtime, or words with commas between, as in its Rust runtime."""
     if not text.lstrip().startswith("["):
         return [word.strip() for word in text.split(",") if word.strip()]
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as exc:
-        raise ValueError(f"expected a JSON list of strings: {exc}") from exc
+    value = json_value(text, lambda problem: ValueError(f"expected a JSON list of strings: {problem}"))
     return value if isinstance(value, list) else []
 
 

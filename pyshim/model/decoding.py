@@ -1,13 +1,23 @@
-"""Decodes JSON documents to typed values. msgspec finds the errors; this module words them for people."""
+"""The one reader of what others wrote: bytes to a typed value, or one error that names the file and the place in it.
 
+JSON and TOML fail in several ways (not UTF-8, not the grammar, nested too deeply, a wrong type), for which libraries
+raise unrelated exceptions. Here each becomes the one error that the caller chooses. msgspec finds wrong types; this
+module words them for people. `tests/style/test_decoding.py` sees that no other module decodes by itself.
+"""
+
+import json
 import re
 from collections.abc import Callable
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, NoReturn, TypeVar
 
 import msgspec
 from msgspec import inspect
 
+from pyshim.model.errors import InvalidArgument
+
 T = TypeVar("T")
+Refused = Callable[[str], Exception]
+"""Makes the error for a document. Its argument is a sentence that names the place: `a.b[2].c is not a string`."""
 Text = Annotated[str, msgspec.Meta(pattern=r"\A[^\0\ud800-\udfff]*\Z", description="not text that the kernel accepts")]
 """A string without NUL bytes and without lone surrogates, which JSON's escapes can spell."""
 
@@ -17,10 +27,11 @@ any key of an object."""
 _MISSING = re.compile(r"Object missing required field `(.*)`", re.DOTALL)
 _STEP = re.compile(r"\.([^.\[]+)|\[(\d+)\]")
 _MAX_SHOWN = 100
+_INTEGER = "a whole number"
 _WORDS: dict[type[inspect.Type], str] = {
     inspect.StrType: "a string",
     inspect.EnumType: "a string",
-    inspect.IntType: "a whole number",
+    inspect.IntType: _INTEGER,
     inspect.FloatType: "a number",
     inspect.BoolType: "true or false",
 }
@@ -35,14 +46,75 @@ def described(kind: type[T]) -> type[T]:
     return kind
 
 
+def damaged(where: str, error: type[Exception] = InvalidArgument, hint: str = "") -> Refused:
+    """Errors of this class about the document `where`: `read '/run/x': not JSON: ... (hint: ...)`."""
+    return lambda sentence: error(f"read {where!r}: {sentence}{f' (hint: {hint})' if hint else ''}")
+
+
+def json_value(data: bytes | str, refused: Refused, *, number: Callable[[str], Any] | None = None) -> Any:
+    """The value that the JSON text spells, in UTF-8. Raises `refused(sentence)` for any other text.
+
+    Numbers that JSON does not have (NaN, Infinity) are refused. Strings may have lone surrogates. `number` makes the
+    value of a number from its text, in place of int and float.
+    """
+    try:
+        text = data if isinstance(data, str) else data.decode()
+        return json.loads(text, parse_int=number, parse_float=number, parse_constant=_no_constant)
+    except UnicodeDecodeError as error:
+        raise refused(f"not UTF-8 at byte {error.start}") from error
+    except RecursionError as error:
+        raise refused("not JSON: nested too deeply") from error
+    except ValueError as error:
+        raise refused(f"not JSON: {str(error)[:_MAX_SHOWN]}") from error
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a number")
+
+
+def from_json(
+    data: bytes | str, kind: type[T], refused: Refused, *, hook: Callable[[type, Any], object] | None = None
+) -> T:
+    """The JSON text `data` as a `kind`: `json_value`, then `decoded`. Lone surrogates are refused, too."""
+    value = json_value(data, refused)
+    text = data if isinstance(data, str) else data.decode()
+    if "\\u" in text or isinstance(data, str):
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except (UnicodeEncodeError, RecursionError) as error:
+            raise refused("it has a string that is not text") from error
+    return decoded(value, kind, refused, hook=hook)
+
+
+def toml_value(data: bytes | str, refused: Refused, *, parse_float: Callable[[str], Any] = float) -> dict[str, Any]:
+    """The table that the TOML text spells, in UTF-8. Raises `refused(sentence)` for any other text."""
+    import tomllib  # `delete` reads no TOML
+
+    try:
+        text = data if isinstance(data, str) else data.decode()
+        check_toml_keys(text)
+        return tomllib.loads(text, parse_float=parse_float)
+    except UnicodeDecodeError as error:
+        raise refused(f"not UTF-8 at byte {error.start}") from error
+    except RecursionError as error:
+        raise refused("not TOML: nested too deeply") from error
+    except ValueError as error:
+        raise refused(f"not TOML: {str(error)[:200]}") from error
+
+
+def from_toml(data: bytes | str, kind: type[T], refused: Refused) -> T:
+    """The TOML text `data` as a `kind`: `toml_value`, then `decoded`."""
+    return decoded(toml_value(data, refused), kind, refused)
+
+
 def decoded(
     value: object,
     kind: type[T],
-    refused: Callable[[str], Exception],
+    refused: Refused,
     *,
     hook: Callable[[type, Any], object] | None = None,
 ) -> T:
-    """The JSON value `value` as a `kind`, a msgspec.Struct. Unknown members are ignored.
+    """The JSON or TOML value `value` as a `kind`, a msgspec.Struct. Unknown members are ignored.
 
     `hook` converts values of types that msgspec does not support; it raises ValueError with the rest of a sentence
     (`is not ...`). Raises `refused(sentence)` for the first wrong member: `a.b[2].c is not a whole number`. Null counts
@@ -64,19 +136,22 @@ def _sentence(value: Any, kind: type, message: str) -> str:
     member = path.removeprefix(".")
     if missing := _MISSING.fullmatch(problem):
         return f"{f'{member}.{missing[1]}'.removeprefix('.')} is missing"
-    declared, last = inspect.type_info(kind), ""
+    declared: inspect.Type | None = inspect.type_info(kind)
+    last = ""
     for name, index in _STEP.findall(path):
         value = value[name] if name else value[int(index)]
-        declared, last = _below(declared, name), name or last
+        declared, last = _below(declared, name, index), name or last
+    expected = _expected(declared)
     if not member:
-        return "not a JSON object"
+        return "not a JSON object" if expected in ("an object", "") else f"not {expected}"
     if value is None and not member.endswith("]"):
         return f"{member} is missing"
     declared = _not_null(declared)
     if isinstance(declared, inspect.Metadata):
-        if isinstance(value, str):
-            return f"{member} is {(declared.extra_json_schema or {})['description']}: {value[:_MAX_SHOWN]!r}"
+        if isinstance(value, str) and declared.extra_json_schema:
+            return f"{member} is {declared.extra_json_schema['description']}: {value[:_MAX_SHOWN]!r}"
         declared = declared.type
+        expected = _expected(declared)
     if isinstance(declared, inspect.CustomType):
         return f"{member} {problem}"
     if isinstance(declared, inspect.EnumType) and isinstance(value, str):
@@ -84,34 +159,41 @@ def _sentence(value: Any, kind: type, message: str) -> str:
     if isinstance(declared, inspect.DictType) and isinstance(declared.value_type, inspect.StrType):
         wrong = [key for key, text in value.items() if not isinstance(text, str)] if isinstance(value, dict) else []
         return f"{member} is not an object of strings" + (f" (see {wrong[0][:_MAX_SHOWN]!r})" if wrong else "")
-    return f"{member} is not {_expected(declared)}"
+    if not expected or (isinstance(value, int) and not isinstance(value, bool) and expected == _INTEGER):
+        return f"{member}: {problem[:1].lower()}{problem[1:_MAX_SHOWN]}"
+    return f"{member} is not {expected}"
 
 
-def _below(declared: inspect.Type, name: str) -> inspect.Type:
-    """The type of the member `name` if `declared` is a struct, of the items if it is a list."""
+def _below(declared: inspect.Type | None, name: str, index: str) -> inspect.Type | None:
+    """The type of the member `name` of a struct, or of the item `index` of a list; None where it depends on values."""
     match _not_null(declared):
         case inspect.StructType(fields=fields):
-            return next(field.type for field in fields if field.encode_name == name)
+            return next((field.type for field in fields if field.encode_name == name), None)
         case inspect.ListType(item_type=item) | inspect.VarTupleType(item_type=item):
             return item
-    raise AssertionError(f"nothing is below {declared}")
+        case inspect.TupleType(item_types=items) if index:
+            return items[int(index)]
+    return None
 
 
-def _not_null(declared: inspect.Type) -> inspect.Type:
-    match declared:
-        case inspect.UnionType(types=types):
-            return next(each for each in types if not isinstance(each, inspect.NoneType))
-    return declared
+def _not_null(declared: inspect.Type | None) -> inspect.Type | None:
+    if not isinstance(declared, inspect.UnionType):
+        return declared
+    others = [each for each in declared.types if not isinstance(each, inspect.NoneType)]
+    return others[0] if len(others) == 1 else None
 
 
-def _expected(declared: inspect.Type) -> str:
+def _expected(declared: inspect.Type | None) -> str:
+    """The words for the type; empty where msgspec's own are better."""
     match _not_null(declared):
         case inspect.ListType(item_type=item) | inspect.VarTupleType(item_type=item):
             return "a list of strings" if isinstance(item, inspect.StrType) else "a list"
         case inspect.DictType() | inspect.StructType():
             return "an object"
+        case None:
+            return ""
         case plain:
-            return _WORDS[type(plain)]
+            return _WORDS.get(type(plain), "")
 
 
 MAX_KEY_PARTS = 8

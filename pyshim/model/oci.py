@@ -6,7 +6,6 @@ the sandbox, but not the kubelet's labels, from which the pod's names are read. 
 server/sandbox_run_linux.go; OCI runtime-spec 1.1, config.md and config-linux.md.
 """
 
-import json
 import posixpath
 from collections.abc import Callable, Mapping
 from enum import StrEnum
@@ -14,7 +13,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from pyshim.model.decoding import Text, decoded, described
+from pyshim.model.decoding import Text, decoded, described, json_value
 from pyshim.model.errors import InvalidArgument
 from pyshim.model.ids import ContainerId, SandboxId, checked_id
 
@@ -300,10 +299,7 @@ def parse_spec(data: bytes, where: str) -> OciSpec:
     def refused(problem: str) -> InvalidArgument:
         return InvalidArgument(f"read spec '{where}': {problem}")
 
-    try:
-        raw = json.loads(data)
-    except (ValueError, RecursionError) as exc:
-        raise InvalidArgument(f"parse spec '{where}': not JSON: {exc}") from exc
+    raw = json_value(data, refused)
     document = decoded(raw, _Document, refused)
     process, root, linux = document.process, document.root, document.linux or _Linux()
     mounts, namespaces = document.mounts or (), linux.namespaces or ()

@@ -16,7 +16,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import msgspec
 
-from pyshim.model.decoding import decoded
+from pyshim.model.decoding import from_json
 from pyshim.model.errors import InvalidArgument, NotFound, ShimError
 from pyshim.model.observation import FRESH_S, AgentCalls, Durations, Health
 from pyshim.model.seams import MonitorRpc
@@ -166,11 +166,7 @@ class Resize(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
 
 def resize_request(body: bytes) -> Resize:
     """Raises InvalidArgument naming what is wrong."""
-    try:
-        raw = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise InvalidArgument(f"read monitor request: not JSON: {error}") from error
-    return decoded(raw, Resize, lambda problem: InvalidArgument(f"read monitor request: {problem}"))
+    return from_json(body, Resize, lambda problem: InvalidArgument(f"read monitor request: {problem}"))
 
 
 def stats_json(stats: VolumeStats) -> bytes:

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
+from pyshim.model.decoding import from_json
 from pyshim.model.errors import FailedPrecondition, NotFound, Unavailable
 from pyshim.model.placement import METHOD, SERVICE, Placement, PlacementRequest
 from pyshim.ttrpc import Client, RemoteError, TtrpcError, connected_unix_socket
@@ -27,12 +28,12 @@ async def ask_for_placement(path: str, request: PlacementRequest) -> Placement:
                 reply = await client.call(
                     SERVICE, METHOD, msgspec.json.encode(request), timeout_s=None, max_reply_bytes=_MAX_REPLY_BYTES
                 )
-        return msgspec.json.decode(reply, type=Placement)
+        return from_json(reply, Placement, lambda problem: Unavailable(f"ask '{path}' for a placement: {problem}"))
     except TimeoutError as error:
         raise Unavailable(f"ask '{path}' for a placement: no answer within {ANSWER_S:g} s") from error
     except RemoteError as error:
         raise FailedPrecondition(f"ask '{path}' for a placement: {error}") from error
-    except (TtrpcError, msgspec.DecodeError) as error:
+    except TtrpcError as error:
         raise Unavailable(f"ask '{path}' for a placement: {error}") from error
     except FileNotFoundError as error:
         raise NotFound(f"ask '{path}' for a placement: no plugin runs") from error

@@ -19,6 +19,7 @@ import msgspec
 
 from pyshim.host.files import ASIDE, remove_tree, replace_file
 from pyshim.host.os_errors import os_errors
+from pyshim.model.decoding import damaged, from_json, json_value
 from pyshim.model.errors import FailedPrecondition, NotFound
 from pyshim.model.places import STATE_ROOT
 from pyshim.model.sandbox import SandboxSnapshot
@@ -84,10 +85,7 @@ class StateStore:
         if len(body) > MAX_BYTES:
             raise StateDamaged(f"read state {path!r}: larger than {MAX_BYTES} bytes")
         sealed = _is_sealed(body, path)
-        try:
-            document = json.loads(body)
-        except (ValueError, RecursionError) as error:
-            raise StateDamaged(f"read state {path!r}: not JSON: {error}") from error
+        document = json_value(body, lambda problem: StateDamaged(f"read state {path!r}: {problem}"))
         state = state_from_json(document, path, sealed=sealed)
         if state.sandbox_id != sandbox_id:
             raise StateDamaged(f"read state {path!r}: it is the state of {state.sandbox_id!r}")
@@ -106,10 +104,9 @@ class StateStore:
         if self._register is None:
             return None
         path = self._entry(sandbox_id)
-        try:
-            return msgspec.convert(json.loads(_content(path, MAX_ENTRY_BYTES)), ShimRecord)
-        except (ValueError, RecursionError, msgspec.ValidationError):
-            return None
+        with contextlib.suppress(StateDamaged):
+            return from_json(_content(path, MAX_ENTRY_BYTES), ShimRecord, damaged(path, StateDamaged))
+        return None
 
     def entered_ids(self) -> tuple[str, ...]:
         """Every sandbox in the register, in no order."""

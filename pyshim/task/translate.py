@@ -4,7 +4,6 @@ One set of generated classes serves both generations of the API: containerd.task
 containerd.task.v2 under another package, and the package is not on the wire.
 """
 
-import json
 import logging
 from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeVar
@@ -15,6 +14,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from protos.containerd import runc_options_pb2, runtimeoptions_pb2, sandbox_pb2
 from protos.containerd import task_v2_pb2 as pb
+from pyshim.model.decoding import json_value
 from pyshim.model.errors import InvalidArgument
 from pyshim.model.ids import ContainerId, ExecId, HostPath, checked_id
 from pyshim.model.task import (
@@ -283,12 +283,7 @@ def json_object(message: AnyMessage, wanted: str, what: str) -> dict[str, Any]:
     """The JSON object that an Any carries under the type `wanted`; the host in its URL is ignored."""
     if message.type_url and not message.type_url.endswith(wanted):
         raise InvalidArgument(f"decode {what}: type {message.type_url!r} is not {wanted!r}")
-    try:
-        value = json.loads(message.value)
-    except ValueError as error:
-        raise InvalidArgument(f"decode {what}: not JSON: {error}") from error
-    except RecursionError as error:
-        raise InvalidArgument(f"decode {what}: nested too deeply") from error
+    value = json_value(message.value, lambda problem: InvalidArgument(f"decode {what}: {problem}"))
     if not isinstance(value, dict):
         raise InvalidArgument(f"decode {what}: not a JSON object")
     return value

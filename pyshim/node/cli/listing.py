@@ -10,10 +10,10 @@ import time
 from collections.abc import Sequence
 
 import click
-import msgspec
 from msgspec.structs import replace
 
-from pyshim.model.errors import FailedPrecondition, ShimError
+from pyshim.model.decoding import damaged, from_json
+from pyshim.model.errors import FailedPrecondition, InvalidArgument, ShimError
 from pyshim.model.observation import Health
 from pyshim.node.cli.monitor import monitor_socket
 from pyshim.node.cli.output import examples, json_option, print_json, print_table, table
@@ -177,11 +177,11 @@ async def _with_health(sandbox: SandboxRow, state_dir: str) -> SandboxRow:
         return sandbox
     try:
         text = await shim_answer(monitor_socket(state_dir, sandbox.id), "/health", within_s=ASK_S)
-        answer = msgspec.json.decode(text, type=Health)
+        answer = from_json(text, Health, damaged("/health"))
     except FailedPrecondition:
         return sandbox  # a shim of an older release has no such path
+    except InvalidArgument:
+        return replace(sandbox, health="its shim answers nonsense")
     except ShimError:
         return replace(sandbox, health="its shim does not answer")
-    except msgspec.DecodeError:
-        return replace(sandbox, health="its shim answers nonsense")
     return replace(sandbox, health=answer.problem or "ok", agent_age_s=answer.agent_age_s)

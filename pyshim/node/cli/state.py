@@ -1,12 +1,10 @@
 """`pyshim status SANDBOX`: what is recorded about a sandbox, and its host cgroups, without asking its shim."""
 
-import json
 import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import msgspec
-
+from pyshim.model.decoding import damaged, decoded, json_value
 from pyshim.model.errors import FailedPrecondition, Internal, NotFound
 from pyshim.model.units import MIB
 from pyshim.model.vm import GuestNode
@@ -57,11 +55,9 @@ def _record(state_dir: str, found: str) -> dict[str, Any]:
     path = os.path.join(state_dir, found, FILE_NAME)
     try:
         with open(path, "rb") as file:
-            record = json.load(file)
+            record = json_value(file.read(), lambda problem: Internal(f"parse state {path!r}: {problem}"))
     except FileNotFoundError as error:
         raise NotFound(f"read state {path!r}: no sandbox of this id is recorded") from error
-    except ValueError as error:
-        raise Internal(f"parse state {path!r}: {error}") from error
     if not isinstance(record, dict):
         raise Internal(f"parse state {path!r}: not a JSON object")
     return record
@@ -141,7 +137,9 @@ def _outside(record: Mapping[str, Any]) -> Iterator[str]:
     yield f"pinning   {pinned or record.get('Pinning', '')}"
     if numa := record.get("Numa"):
         yield f"numa      {numa['Why']}"
-        for number, node in enumerate(msgspec.convert(numa["Nodes"], tuple[GuestNode, ...])):
+        for number, node in enumerate(
+            decoded(numa["Nodes"], tuple[GuestNode, ...], damaged("record of NUMA nodes", Internal))
+        ):
             yield f"    node {number:<4} {node_text(node)}"
     outside = [member for member, role in record["Members"].items() if role == "overhead"]
     if outside:

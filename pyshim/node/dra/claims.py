@@ -4,6 +4,7 @@ The device is not on this node, so the spec only sets a variable that names the 
 edits. The record has the answer to the kubelet, which a restarted driver gives again.
 """
 
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,9 +13,12 @@ from typing import Any
 import msgspec
 
 from pyshim.host.files import replace_file
+from pyshim.model.decoding import damaged, decoded, from_json
 from pyshim.model.errors import FailedPrecondition, InvalidArgument
 from pyshim.node.dra.slices import DRIVER, POOL, product_of
 from pyshim.resources.devices.plan.instances import VENDOR
+
+log = logging.getLogger(__name__)
 
 VARIABLE = "PYSHIM_CLAIM"
 _UID = re.compile(r"[a-zA-Z0-9-]{1,64}")
@@ -65,10 +69,7 @@ class _Claim(msgspec.Struct, frozen=True):
 def allocated(document: Mapping[str, Any], uid: str) -> tuple[Prepared, ...]:
     """The devices of this driver that are allocated to the claim. Raises FailedPrecondition, InvalidArgument naming
     it."""
-    try:
-        claim = msgspec.convert(document, _Claim)
-    except msgspec.ValidationError as error:
-        raise InvalidArgument(f"prepare claim {uid}: read it: {error}") from error
+    claim = decoded(document, _Claim, lambda problem: InvalidArgument(f"prepare claim {uid}: {problem}"))
     doing = f"prepare claim '{claim.metadata.namespace}/{claim.metadata.name}'"
     if claim.metadata.uid != uid:
         raise FailedPrecondition(f"{doing}: another claim has this name by now")
@@ -97,11 +98,14 @@ class Claims:
 
     def recorded(self, uid: str) -> tuple[Prepared, ...]:
         """The devices prepared for the claim; empty if there are none. Raises InvalidArgument for a malformed uid."""
+        record = self._record(uid)
         try:
-            content = self._record(uid).read_bytes()
-            return msgspec.json.decode(content, type=tuple[Prepared, ...])
-        except (FileNotFoundError, msgspec.MsgspecError):
-            return ()  # a damaged record is made anew
+            return from_json(record.read_bytes(), tuple[Prepared, ...], damaged(str(record), FailedPrecondition))
+        except FileNotFoundError:
+            return ()
+        except FailedPrecondition as error:
+            log.warning("record of a claim made anew", extra={"claim": uid, "error": str(error)})
+            return ()
 
     def prepare(self, uid: str, name: str, devices: Sequence[Prepared]) -> None:
         """The claim's specs and then its record are on disk. Idempotent. Raises FailedPrecondition for a full disk."""

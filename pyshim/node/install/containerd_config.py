@@ -3,11 +3,10 @@
 import os
 import posixpath
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pyshim.model.decoding import check_toml_keys
+from pyshim.model.decoding import toml_value
 from pyshim.model.errors import FailedPrecondition
 
 _CRI_1, _CRI_2 = "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"
@@ -37,11 +36,7 @@ def rewrite_hint(containerd: tuple[int, int], version: int) -> str:
 
 def parsed(content: str, path: str) -> dict[str, Any]:
     """Raises FailedPrecondition with the place where it is not TOML."""
-    try:
-        check_toml_keys(content)
-        return tomllib.loads(content.removeprefix("\ufeff"))
-    except (ValueError, RecursionError) as error:  # ValueError also for a number with too many digits
-        raise FailedPrecondition(f"parse '{path}': {error}") from error
+    return toml_value(content.removeprefix("\ufeff"), lambda problem: FailedPrecondition(f"parse '{path}': {problem}"))
 
 
 def merged(path: str, *, root: str = "", containerd: tuple[int, int] | None = None) -> tuple[dict[str, Any], int]:

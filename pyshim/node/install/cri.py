@@ -1,13 +1,15 @@
 """Reads the handlers of the node's container runtime over CRI, and runs a pod with one of ours."""
 
-import json
 import os
 import time
+from typing import Any
 
 import grpc
+import msgspec
 
 from protos.cri import v1_pb2 as pb
 from protos.cri import v1_pb2_grpc
+from pyshim.model.decoding import damaged, from_json
 from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, Unavailable
 
 _READY_S = 60.0
@@ -15,6 +17,16 @@ _READY_S = 60.0
 _POD_S = 300.0
 """Seconds for the test pod. The guest has three minutes to answer, the shipped configuration's dial_timeout."""
 _NEEDED = ("RuntimeReady", "NetworkReady")
+
+
+class _Plugin(msgspec.Struct, frozen=True):
+    runtimes: dict[str, Any] = {}
+
+
+class _CriConfig(msgspec.Struct, frozen=True):
+    """The part of the CRI plugin's configuration that is read here."""
+
+    containerd: _Plugin = _Plugin()
 
 
 def verify(socket: str, handlers: frozenset[str], *, pod: str | None) -> str:
@@ -62,7 +74,8 @@ def _require_listed(status: pb.StatusResponse, handlers: frozenset[str]) -> None
     """containerd before 2.0 does not list its handlers; its plugin's configuration has them."""
     listed = {handler.name for handler in status.runtime_handlers}
     if not listed:
-        listed = set(json.loads(status.info.get("config", "{}")).get("containerd", {}).get("runtimes", {}))
+        refused = damaged("status of the container runtime", FailedPrecondition)
+        listed = set(from_json(status.info.get("config", "{}"), _CriConfig, refused).containerd.runtimes)
     lacking = sorted(handlers - listed)
     if lacking:
         hint = "it has not been restarted since the files were written"

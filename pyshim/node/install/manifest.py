@@ -3,12 +3,15 @@
 from hashlib import sha256
 
 import msgspec
+from msgspec.structs import replace
 
+from pyshim.model.decoding import damaged, from_json
 from pyshim.model.errors import FailedPrecondition
 from pyshim.node.install.disk import Disk, Found
 from pyshim.node.install.writes import block_in
 
 MANIFEST_VERSION = 1
+_ANEW = "move this file away; 'pyshim install' then names the files that stand in its place"
 
 
 class ManifestEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,6 +40,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     entries: tuple[ManifestEntry, ...] = ()
     directories: tuple[str, ...] = ()
     """The directories that `install` made, the outer before the inner."""
+    sha256: str = ""
+    """Of this manifest with an empty one in its place; empty in manifests of releases before 0.2."""
 
     def by_path(self) -> dict[str, ManifestEntry]:
         return {entry.path: entry for entry in self.entries}
@@ -52,10 +57,10 @@ def read_manifest(disk: Disk, prefix: str) -> Manifest | None:
     found = disk.read(path)
     if found is None:
         return None
-    try:
-        manifest = msgspec.json.decode(found[0] if isinstance(found, tuple) else b"", type=Manifest)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
-        raise FailedPrecondition(f"read '{path}': {error}") from error
+    content = found[0] if isinstance(found, tuple) else b""
+    manifest = from_json(content, Manifest, damaged(path, FailedPrecondition, _ANEW))
+    if manifest.sha256 and manifest.sha256 != _seal(manifest):
+        raise damaged(path, FailedPrecondition, _ANEW)("its digest is wrong")
     if manifest.version != MANIFEST_VERSION:
         raise FailedPrecondition(f"read '{path}': version {manifest.version} is not known")
     return manifest
@@ -84,4 +89,9 @@ def digest_of(part: str) -> str:
 
 
 def encoded(manifest: Manifest) -> Found:
-    return msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n", 0o644
+    sealed = replace(manifest, sha256=_seal(manifest))
+    return msgspec.json.format(msgspec.json.encode(sealed), indent=1) + b"\n", 0o644
+
+
+def _seal(manifest: Manifest) -> str:
+    return sha256(msgspec.json.encode(replace(manifest, sha256=""))).hexdigest()

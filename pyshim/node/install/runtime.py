@@ -4,9 +4,9 @@ import os
 import re
 import shutil
 import socket as sockets
-import tomllib
 from typing import Any, NamedTuple
 
+from pyshim.model.decoding import damaged, toml_value
 from pyshim.model.errors import FailedPrecondition, NotFound, Unavailable
 from pyshim.node.install.apply import foreign_text
 from pyshim.node.install.containerd_config import combined, merged, parsed, read_document, replacing_import, runtimes_in
@@ -130,10 +130,7 @@ def effective(program: str, config: str) -> dict[str, Any]:
     Without a file, as in Ubuntu's package, containerd runs with its defaults.
     """
     words = ["--config", config, "config", "dump"] if os.path.exists(config) else ["config", "default"]
-    try:
-        return tomllib.loads(run_command([program, *words]))
-    except (ValueError, RecursionError) as error:
-        raise FailedPrecondition(f"read the configuration of '{program}': {error}") from error
+    return toml_value(run_command([program, *words]), damaged(f"configuration of {program}", FailedPrecondition))
 
 
 def present(caller: ContainerRuntime, root: str, release: tuple[int, int]) -> dict[str, Any]:
@@ -175,7 +172,7 @@ def _handlers_of_ours(disk: Disk, path: str) -> set[str]:
     text = found[0].decode(errors="replace") if isinstance(found, tuple) else ""
     try:
         block = block_in(text)
-        return set(runtimes_in(tomllib.loads(text if block is None else block)))
+        return set(runtimes_in(toml_value(text if block is None else block, ValueError)))
     except ValueError:
         return set()
 

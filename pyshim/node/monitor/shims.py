@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 import aiohttp
-import msgspec
 
-from pyshim.model.errors import FailedPrecondition, NotFound, ShimError, Unavailable
+from pyshim.model.decoding import damaged, from_json
+from pyshim.model.errors import FailedPrecondition, InvalidArgument, NotFound, ShimError, Unavailable
 from pyshim.model.observation import MONITOR_SOCKET
 from pyshim.model.oci import PodName
 
@@ -90,11 +90,11 @@ class Names:
 
 async def _asked(path: str) -> PodName | None:
     try:
-        return msgspec.json.decode(await shim_answer(path, "/pod", within_s=NAME_S), type=PodName)
+        return from_json(await shim_answer(path, "/pod", within_s=NAME_S), PodName, damaged(path))
     except FailedPrecondition:
         return NO_NAME  # a shim without this path will not have it later
-    except ShimError:
-        return None
-    except (msgspec.DecodeError, UnicodeEncodeError) as error:
+    except InvalidArgument as error:
         log.debug("no name of a pod", extra={"socket": path, "error": str(error)})
         return NO_NAME
+    except ShimError:
+        return None

@@ -4,6 +4,7 @@ from itertools import product
 
 import msgspec
 
+from pyshim.model.decoding import decoded
 from pyshim.model.errors import InvalidArgument
 from pyshim.model.host_facts import Cpu, Machine, MachineError, Node, cpu_set
 from pyshim.model.host_facts import checked_machine as checked
@@ -57,11 +58,7 @@ def read_description(path: str) -> Machine:
 
 def described(document: object) -> Machine:
     """The machine of a description, as JSON or YAML are read. Raises MachineError naming the member that is wrong."""
-    try:
-        found = msgspec.convert(document, Description)
-    except (msgspec.ValidationError, UnicodeEncodeError) as error:
-        raise MachineError(f"read machine: {error}") from error
-    return machine(found)
+    return machine(decoded(document, Description, lambda problem: MachineError(f"read machine: {problem}")))
 
 
 def machine(of: Description) -> Machine:

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import msgspec
 
 from pyshim.host.processes.identity import Ends, ProcessRef, is_alive, start_ticks
-from pyshim.model.errors import InvalidArgument, ShimError
+from pyshim.model.decoding import damaged, decoded, from_json
+from pyshim.model.errors import ShimError
 from pyshim.model.placement import METHOD, SERVICE, PlacementRequest, SavedPlacement
 from pyshim.node.nri.pods import Pods
 from pyshim.state.schema import NotOurState
@@ -60,10 +61,7 @@ class Shims:
 
     def _place(self, payload: bytes, call: CallContext) -> bytes:
         """Raises PlacementError, with which the VM boots unplaced, and InvalidArgument."""
-        try:
-            need = msgspec.json.decode(payload, type=PlacementRequest)
-        except msgspec.DecodeError as error:
-            raise InvalidArgument(f"read need of a sandbox: {error}") from error
+        need = from_json(payload, PlacementRequest, damaged("need of a sandbox"))
         placement = self._pods.place_for_shim(need)
         pid = call.peer.pid if call.peer is not None else 0
         ticks = start_ticks(pid) if pid else None
@@ -101,12 +99,7 @@ def placed_sandboxes(store: StateStore, sandbox_ids: Iterable[str]) -> Iterator[
 
 def _placed(cgroups: Mapping[str, object]) -> SavedPlacement | None:
     value = cgroups.get("Placed")
-    if value is None:
-        return None
-    try:
-        return msgspec.convert(value, SavedPlacement)
-    except msgspec.ValidationError as error:
-        raise InvalidArgument(f"read placement: {error}") from error
+    return None if value is None else decoded(value, SavedPlacement, damaged("placement"))
 
 
 def _only_our_user(sock: socket.socket) -> None:

@@ -10,6 +10,7 @@ import msgspec
 
 from pyshim.config.sources import Source
 from pyshim.model.config import HYPERVISOR_PREFIX, Config
+from pyshim.model.decoding import json_value
 from pyshim.model.errors import InvalidArgument, ShimError
 from pyshim.model.host_facts import HostFacts, unbounded
 from pyshim.model.sizing import decimal
@@ -128,8 +129,8 @@ def _is_enabled(chosen: PodClass, annotations: Mapping[str, str]) -> bool:
 def _written(annotations: Mapping[str, str]) -> Mapping[str, str]:
     """The mark's annotations. Any client can write the mark, so an unreadable one counts as empty."""
     try:
-        found = json.loads(annotations.get(MARK, "{}"))
-    except (ValueError, RecursionError):
+        found = json_value(annotations.get(MARK, "{}"), ValueError)
+    except ValueError:
         return {}
     return found if isinstance(found, dict) else {}
 

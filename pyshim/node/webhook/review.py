@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from pyshim.model.decoding import json_value
 from pyshim.model.errors import InvalidArgument, ShimError
 from pyshim.node.kubernetes.agreement import PolicyView
 from pyshim.node.kubernetes.manifest import PodManifest, annotations_in, pods_in
@@ -76,11 +77,8 @@ def answer(body: bytes, classes: Mapping[str, PodClass], action: Action) -> Revi
 
 
 def _request(body: bytes) -> Mapping[str, Any]:
-    try:
-        # Numbers stay text, as in manifests: a quantity may be written as one.
-        document = json.loads(body, parse_int=str, parse_float=str, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:
-        raise InvalidArgument(f"read {KIND}: not JSON: {error}") from error
+    # Numbers stay text, as in manifests: a quantity may be written as one.
+    document = json_value(body, lambda problem: InvalidArgument(f"read {KIND}: {problem}"), number=str)
     if not isinstance(document, dict):
         raise InvalidArgument(f"read {KIND}: not an object")
     kind, version = document.get("kind"), document.get("apiVersion")

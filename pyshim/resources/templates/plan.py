@@ -31,6 +31,8 @@ class Template(msgspec.Struct, frozen=True, kw_only=True):
     vcpus: int
     memory_mib: int
     state_bytes: int
+    state_sha256: str = ""
+    """Of the file `state`; empty in templates of releases before 0.2, which are made anew."""
     made_ns: int
     files: tuple[tuple[str, str], ...]
     """As in `MachineFacts`. After one of them has changed, no VM uses the template."""

@@ -9,6 +9,7 @@ The maker of a template has locked ROOT. Any number of VMs may continue from a t
 meanwhile: they have their own copy, or boot.
 """
 
+import hashlib
 import os
 import re
 import stat
@@ -22,6 +23,7 @@ from pyshim.host.fds import OwnedFd
 from pyshim.host.file_answers import file_identity
 from pyshim.host.files import lock_within, open_directory
 from pyshim.host.os_errors import describe_os_error, os_errors
+from pyshim.model.decoding import damaged, from_json
 from pyshim.model.errors import FailedPrecondition, Internal, NotFound, ResourceExhausted, Unavailable
 from pyshim.model.units import MIB
 from pyshim.model.vm import LocalVm
@@ -75,16 +77,17 @@ class TemplateStore:
             except TemplateDamaged as error:
                 yield error
         for key in self._keys(_TRIED):
-            with suppress(FileNotFoundError), open(f"{self._root}/{key}{_TRIED}", encoding="utf-8") as file:
+            with suppress(FileNotFoundError), open(f"{self._root}/{key}{_TRIED}", errors="replace") as file:
                 yield TemplateDamaged(f"make template {key!r}: {file.read(_MAX_RECORD_BYTES) or 'it is being made'}")
 
     def discard(self, key: str) -> None:
-        """Removes the template of that key. Idempotent."""
+        """Removes the template of that key, and what is known of failed attempts. Idempotent."""
         _remove(f"{self._root}/{key}")
+        self._forget_trial(key)
 
     def discard_useless(self, *, dry_run: bool) -> Iterator[str]:
         """Removes templates that no VM can continue from; yields each reason. Does nothing while a template is made."""
-        if not self._keys() and not os.path.isdir(f"{self._root}/{_MAKING}"):
+        if not any((self._keys(), self._keys(_TRIED), os.path.isdir(f"{self._root}/{_MAKING}"))):
             return
         with suppress(Unavailable), self.locked():
             if os.path.isdir(f"{self._root}/{_MAKING}"):
@@ -100,6 +103,11 @@ class TemplateStore:
                     yield str(error)
                     if not dry_run:
                         self.discard(key)
+            for key in self._keys(_TRIED):
+                if not self.was_tried(key):
+                    yield f"make template {key!r}: an attempt of more than {_TRY_AGAIN_S // 3600} hour ago failed"
+                    if not dry_run:
+                        self._forget_trial(key)
 
     def note_trial(self, key: str, reason: str = "") -> None:
         """For an hour no pod asks for a template of that key, unless one is made; `reason` is why it was not.
@@ -121,7 +129,7 @@ class TemplateStore:
         for name in (*keys, _MAKING):
             _remove(f"{self._root}/{name}")
         for key in self._keys(_TRIED):
-            os.unlink(f"{self._root}/{key}{_TRIED}")
+            self._forget_trial(key)
         with suppress(OSError):
             os.rmdir(self._root)
         return len(keys)
@@ -154,9 +162,12 @@ class TemplateStore:
             os.rename(f"{self._root}/{_MAKING}", f"{self._root}/{key}")
         finally:
             _remove(f"{self._root}/{_MAKING}")
-        with suppress(FileNotFoundError):
-            os.unlink(f"{self._root}/{key}{_TRIED}")
+        self._forget_trial(key)
         self._make_room(key)
+
+    def _forget_trial(self, key: str) -> None:
+        with suppress(FileNotFoundError, NotADirectoryError):
+            os.unlink(f"{self._root}/{key}{_TRIED}")
 
     def _check_root(self) -> None:
         found = os.lstat(self._root)
@@ -208,6 +219,8 @@ class TemplateStore:
         age_days = (time.time_ns() - template.made_ns) / _DAY_NS
         if age_days > MOST_DAYS:
             raise TemplateDamaged(f"use template {key!r}: it is {age_days:.0f} days old")
+        if age_days < 0:
+            raise TemplateDamaged(f"use template {key!r}: its age is not known, since the clock was set back")
         for path, identity in template.files:
             with suppress(FailedPrecondition):
                 if _identity(path) == identity:
@@ -216,6 +229,8 @@ class TemplateStore:
         sizes = (template.memory_mib * MIB, template.state_bytes)
         if (found[_MEMORY].st_size, found[_STATE].st_size) != sizes or template.key != key:
             raise TemplateDamaged(f"use template {key!r}: its files have other sizes than when it was made")
+        if _sha256(f"{directory}/{_STATE}") != template.state_sha256:
+            raise TemplateDamaged(f"use template {key!r}: {_STATE!r} has another content than when it was made")
         used_bytes = sum(facts.st_blocks * 512 for facts in found.values())
         return StoredTemplate(
             template=template, directory=directory, used_bytes=used_bytes, used_ns=found[_RECORD].st_mtime_ns
@@ -230,6 +245,7 @@ def write_record(directory: str, key: str, vm: LocalVm, facts: MachineFacts) -> 
         vcpus=vm.cpu.boot_vcpus,
         memory_mib=vm.memory.boot_mib,
         state_bytes=os.stat(f"{directory}/{_STATE}").st_size,
+        state_sha256=_sha256(f"{directory}/{_STATE}"),
         made_ns=time.time_ns(),
         files=facts.files,
     )
@@ -239,11 +255,12 @@ def write_record(directory: str, key: str, vm: LocalVm, facts: MachineFacts) -> 
 
 def _record(path: str) -> Template:
     with open(path, "rb") as file:
-        content = file.read(_MAX_RECORD_BYTES)
-    try:
-        return msgspec.json.decode(content, type=Template)
-    except msgspec.MsgspecError as error:
-        raise TemplateDamaged(f"read {path!r}: {error}") from error
+        return from_json(file.read(_MAX_RECORD_BYTES), Template, damaged(path, TemplateDamaged))
+
+
+def _sha256(path: str) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _remove(directory: str) -> None:

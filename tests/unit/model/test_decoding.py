@@ -1,4 +1,4 @@
-"""Errors of values of a wrong type: they name the first wrong member, and its type."""
+"""Documents that are not what they should be: one error, which names the document and the place in it."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from pyshim.model.decoding import decoded
+from pyshim.model.decoding import damaged, decoded, from_json, from_toml, json_value, toml_value
+from pyshim.model.errors import Internal, InvalidArgument
 
 
 class Kind(StrEnum):
@@ -89,3 +90,75 @@ def test_the_first_wrong_member_is_named_with_what_it_should_be(value: object, s
         decoded(value, Top, lambda problem: LookupError(f"read 'f': {problem}"), hook=hook)
 
     assert str(refused.value) == f"read 'f': {sentence}"
+
+
+class Record(msgspec.Struct, frozen=True):
+    key: str
+    files: tuple[tuple[str, str], ...] = ()
+    either: int | str = 0
+
+
+GOOD = b'{"key": "k", "files": [["/a", "1"]], "either": "x"}'
+
+
+@pytest.mark.parametrize(
+    ("data", "sentence"),
+    [
+        (b'{"key": "\xff"}', "not UTF-8 at byte 9"),
+        (b"", "not JSON: Expecting value: line 1 column 1 (char 0)"),
+        (b"{", "not JSON: Expecting property name"),
+        (GOOD + b"}", "not JSON: Extra data"),
+        (b"\xef\xbb\xbf" + GOOD, "not JSON: Unexpected UTF-8 BOM"),
+        (GOOD.decode().encode("utf-16"), "not UTF-8 at byte 0"),
+        (b'{"key": "k", "either": NaN}', "not JSON: NaN is not a number"),
+        (b"9" * 5000, "not JSON: Exceeds the limit"),
+        (b"[" * 100_000, "not JSON: nested too deeply"),
+        (b'{"key": "\\ud800"}', "it has a string that is not text"),
+        (b"[]", "not a JSON object"),
+        (b"7", "not a JSON object"),
+        (b"{}", "key is missing"),
+        (b'{"key": null}', "key is missing"),
+        (b'{"key": 1}', "key is not a string"),
+        (b'{"key": "k", "files": {}}', "files is not a list"),
+        (b'{"key": "k", "files": [["/a"]]}', "files[0]: expected `array` of length 2"),
+        (b'{"key": "k", "files": [["/a", 7]]}', "files[0][1] is not a string"),
+        (b'{"key": "k", "either": []}', "either: expected `int | str`, got `array`"),
+    ],
+)
+def test_a_damaged_document_is_one_error_with_the_place(data: bytes, sentence: str) -> None:
+    with pytest.raises(Internal) as caught:
+        from_json(data, Record, damaged("/run/x", Internal, "remove it"))
+
+    assert str(caught.value).startswith(f"read '/run/x': {sentence}")
+    assert str(caught.value).endswith("(hint: remove it)")
+
+
+def test_a_list_can_be_a_document() -> None:
+    assert from_json(b'[{"key": "k"}]', tuple[Record, ...], ValueError) == (Record("k"),)
+    with pytest.raises(InvalidArgument, match=r"^read 'x': not a list$"):
+        from_json(b"{}", tuple[Record, ...], damaged("x"))
+    with pytest.raises(InvalidArgument, match=r"^read 'x': \[0\]\.key is not a string$"):
+        from_json(b'[{"key": 1}]', tuple[Record, ...], damaged("x"))
+
+
+def test_a_spec_may_have_lone_surrogates_and_numbers_may_stay_text() -> None:
+    assert json_value(b'["\\ud800", 1.50]', ValueError, number=str) == ["\ud800", "1.50"]
+
+
+@pytest.mark.parametrize(
+    ("data", "sentence"),
+    [
+        (b"key = '\xff'", "not UTF-8 at byte 7"),
+        (b"key = ", "not TOML: Invalid value"),
+        (b"a = 1\na = 2", "not TOML: Cannot overwrite a value"),
+        (b"a.b.c.d.e.f.g.h.i = 1", "not TOML: a key of more than 8 parts"),
+        (b"key = 1", "key is not a string"),
+        (b"", "key is missing"),
+    ],
+)
+def test_toml_is_read_alike(data: bytes, sentence: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        from_toml(data, Record, damaged("/etc/x"))
+
+    assert str(caught.value).startswith(f"read '/etc/x': {sentence}")
+    assert toml_value(b"key = 1.5", ValueError, parse_float=str) == {"key": "1.5"}

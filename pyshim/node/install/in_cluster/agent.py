@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from pyshim.model.decoding import damaged, from_json
 from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, NotFound, ShimError, Unavailable
 from pyshim.node.install.handlers import config_path_of, handler_name
 from pyshim.node.install.in_cluster.payload import PYSHIM, NodeHost, install, remove_copies, stage_on
@@ -301,11 +302,7 @@ def _older_pods(status: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _decoded(printed: str) -> dict[str, Any]:
-    try:
-        found: dict[str, Any] = json.loads(printed)
-    except ValueError as error:
-        raise FailedPrecondition(f"read what pyshim printed: {error}") from error
-    return found
+    return from_json(printed, dict[str, Any], damaged("output of pyshim", FailedPrecondition))
 
 
 async def wait_removed(api: Api, *, timeout_s: float, check_s: float = 5.0) -> None:

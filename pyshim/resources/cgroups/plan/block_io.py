@@ -12,8 +12,7 @@ from typing import Annotated
 import msgspec
 
 from pyshim.model.confinement import CgroupPlan, GroupSetting, Member, Role
-from pyshim.model.decoding import described
-from pyshim.model.errors import InvalidArgument
+from pyshim.model.decoding import damaged, decoded, described
 from pyshim.model.host_facts import CgroupMode
 
 _SOURCE = "sum of the containers' linux.resources.blockIO"
@@ -64,10 +63,7 @@ _V2_KEYS = ("rbps", "wbps", "riops", "wiops")
 
 def block_io(resources: Mapping[str, object]) -> BlockIo:
     """The block I/O of a container's `linux.resources`. Raises InvalidArgument naming the member that is wrong."""
-    try:
-        return msgspec.convert(resources.get("blockIO") or {}, BlockIo)
-    except (msgspec.ValidationError, UnicodeError) as error:
-        raise InvalidArgument(f"read linux.resources.blockIO: {error}") from error
+    return decoded(resources.get("blockIO") or {}, BlockIo, damaged("linux.resources.blockIO"))
 
 
 def block_io_settings(

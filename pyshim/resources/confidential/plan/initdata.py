@@ -7,11 +7,10 @@ text comes from users who may create a pod.
 import base64
 import binascii
 import struct
-import tomllib
 import zlib
 
 from pyshim.model.confidential import INITDATA_ALGORITHMS, Initdata
-from pyshim.model.decoding import check_toml_keys
+from pyshim.model.decoding import toml_value
 from pyshim.model.errors import InvalidArgument
 
 MAX_DOCUMENT_BYTES = 1 << 20
@@ -61,12 +60,7 @@ def parse(document: bytes, origin: str) -> Initdata:
     """The document's members, checked. Raises InvalidArgument."""
     if len(document) > MAX_DOCUMENT_BYTES:
         raise InvalidArgument(f"read initdata of {origin}: {len(document)} bytes, at most {MAX_DOCUMENT_BYTES}")
-    try:
-        text = document.decode()
-        check_toml_keys(text)
-        members = tomllib.loads(text)
-    except (ValueError, RecursionError) as exc:
-        raise InvalidArgument(f"read initdata of {origin}: not TOML: {str(exc)[:200]}") from exc
+    members = toml_value(document, lambda problem: InvalidArgument(f"read initdata of {origin}: {problem}"))
     version, algorithm, data = members.get("version"), members.get("algorithm"), members.get("data", {})
     if version not in VERSIONS:
         raise InvalidArgument(f"read initdata of {origin}: version {version!r} is not one of {', '.join(VERSIONS)}")

@@ -7,6 +7,7 @@ import msgspec
 from pyshim.host.processes.children import PROGRAM_ENV, Children
 from pyshim.host.python_child import PythonChild, spawn_python
 from pyshim.model import errors
+from pyshim.model.decoding import damaged, decoded
 from pyshim.model.devices import DeviceQuestion, PodDevices
 from pyshim.model.errors import DeadlineExceeded, Internal, ShimError
 
@@ -34,6 +35,6 @@ class DeviceFinder:
         finally:
             await child.close()
         if "ok" in answer:
-            return msgspec.convert(answer["ok"], PodDevices)
+            return decoded(answer["ok"], PodDevices, damaged("answer of the devices' child", Internal))
         kind = getattr(errors, str(answer.get("kind")), Internal)
         raise (kind if isinstance(kind, type) and issubclass(kind, ShimError) else Internal)(str(answer.get("error")))

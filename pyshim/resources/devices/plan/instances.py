@@ -5,13 +5,13 @@ the pod was given. docs/DRA.md describes the file.
 """
 
 import re
-import tomllib
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from decimal import Decimal, InvalidOperation
 
 import msgspec
 
+from pyshim.model.decoding import from_toml
 from pyshim.model.devices import DeviceRequest
 from pyshim.model.errors import FailedPrecondition, InvalidArgument
 
@@ -79,10 +79,7 @@ def read_instances(content: bytes, path: str) -> InstanceTable:
     doing = f"read instance types '{path}'"
     if len(content) > MAX_BYTES:
         raise InvalidArgument(f"{doing}: more than {MAX_BYTES} bytes")
-    try:
-        table = msgspec.convert(tomllib.loads(content.decode()), InstanceTable)
-    except (ValueError, RecursionError) as error:
-        raise InvalidArgument(f"{doing}: {error}") from error
+    table = from_toml(content, InstanceTable, lambda problem: InvalidArgument(f"{doing}: {problem}"))
     for fault in _faults(table):
         raise InvalidArgument(f"{doing}: {fault}")
     return table

@@ -11,7 +11,6 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
-import msgspec
 from msgspec.structs import replace
 
 from pyshim.concurrency.deadlines import CHANGE_S, MARGIN_S, within_s
@@ -20,6 +19,7 @@ from pyshim.host.fds import OwnedFd
 from pyshim.host.os_errors import os_errors
 from pyshim.host.processes.children import Children
 from pyshim.host.python_child import MAX_FDS
+from pyshim.model.decoding import decoded
 from pyshim.model.errors import Internal, ShimError, Unavailable, Unimplemented
 from pyshim.model.guest import NetworkInterface, NetworkNeighbour, NetworkRoute
 from pyshim.model.ledger import Ledger, LedgerEntry, ResourceKind
@@ -291,10 +291,8 @@ class HostNetwork:
 
 async def _scan(session: NetworkSession, netns_path: str) -> NetworkScan:
     report, _ = await session.ask("scan links", {"do": "scan"})
-    try:
-        return msgspec.convert(report, NetworkScan)
-    except msgspec.ValidationError as error:
-        raise Internal(f"scan links in network namespace {netns_path!r}: malformed report: {error}") from error
+    scanning = f"scan links in network namespace {netns_path!r}"
+    return decoded(report, NetworkScan, lambda problem: Internal(f"{scanning}: malformed report: {problem}"))
 
 
 TIMEOUT_S = 30.0

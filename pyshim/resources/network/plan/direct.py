@@ -13,6 +13,7 @@ from typing import Annotated
 
 import msgspec
 
+from pyshim.model.decoding import damaged, from_json
 from pyshim.model.errors import InvalidArgument, Unimplemented
 from pyshim.model.guest import NetworkAddress, NetworkInterface, NetworkNeighbour, NetworkRoute
 from pyshim.model.network import DirectNetwork
@@ -99,10 +100,7 @@ def direct_network(content: bytes, path: str, *, sandbox_id: str, queues: int) -
 
     Raises InvalidArgument naming file and member, Unimplemented for a type of device that is not supported.
     """
-    try:
-        file = msgspec.json.decode(content, type=_File)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidArgument(f"read '{path}': {error}") from error
+    file = from_json(content, _File, damaged(path))
     found = _Found(sandbox_id, queues)
     for index, device in enumerate(file.devices):
         if isinstance(device.device, _HostTap):

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from pyshim.model.decoding import damaged, decoded, json_value
 from pyshim.model.errors import InvalidArgument
 from pyshim.model.oci import Caller, caller_of
 
@@ -92,10 +93,8 @@ def _crios(annotations: Mapping[str, str]) -> PodFigures:
 
 def _crio_resources(key: str, text: str) -> _CrioResources:
     """The resources in `text`; none where Go wrote `null`."""
-    try:
-        found = msgspec.json.decode(text, type=_CrioResources | None) or _CrioResources()
-    except (msgspec.MsgspecError, ValueError, RecursionError) as exc:
-        raise InvalidArgument(f"read annotation '{key}': {exc}") from exc
+    refused = damaged(f"annotation {key}")
+    found = decoded(json_value(text, refused) or {}, _CrioResources, refused)
     for name in _CrioResources.__struct_fields__:
         in_64_bits(getattr(found, name), f"annotation '{key}': {name}")
     return found

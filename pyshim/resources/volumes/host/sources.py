@@ -6,7 +6,6 @@ device; sysfs resolves it, so that it also works without udev.
 
 import base64
 import fcntl
-import json
 import os
 import re
 import stat
@@ -19,7 +18,7 @@ from msgspec.structs import replace
 from pyshim.host import syscalls
 from pyshim.host.fds import OwnedFd
 from pyshim.host.mounts.table import mount_root
-from pyshim.model.decoding import Text, decoded
+from pyshim.model.decoding import Text, damaged, from_json
 from pyshim.model.errors import InvalidArgument
 from pyshim.model.places import DIRECT_VOLUMES
 from pyshim.model.volumes import DirectVolume, EmptyDir, SourceFacts, SourceKind
@@ -173,11 +172,7 @@ def parse_mount_info(data: bytes, volume_path: str, directory: str) -> DirectVol
     where = f"{directory}/{MOUNT_INFO}"
     if len(data) > _MAX_RECORD_BYTES:
         raise InvalidArgument(f"read '{where}': larger than {_MAX_RECORD_BYTES} bytes")
-    try:
-        raw = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise InvalidArgument(f"read '{where}': not JSON: {error}") from error
-    info = decoded(raw, _MountInfo, lambda problem: InvalidArgument(f"read '{where}': {problem}"))
+    info = from_json(data, _MountInfo, damaged(where))
     return DirectVolume(
         volume_path=volume_path,
         record_dir=directory,

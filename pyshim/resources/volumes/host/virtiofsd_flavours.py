@@ -3,13 +3,13 @@
 Every pod has a new shim, which would ask again, and that takes as long as starting virtiofsd. Answers are stored.
 """
 
-import json
 import logging
 import os
 
 from pyshim.host.file_answers import FileAnswers
 from pyshim.host.os_errors import os_errors
 from pyshim.host.processes.children import Children
+from pyshim.model.decoding import json_value
 from pyshim.model.errors import Internal
 from pyshim.model.host_facts import VirtiofsdFlavour
 
@@ -54,7 +54,7 @@ class VirtiofsdFlavours:
 def flavour_from_capabilities(output: bytes) -> VirtiofsdFlavour | None:
     """Both print JSON of type fs; only the Rust one lists features, `separate-options` among them."""
     try:
-        answer = json.loads(output)
+        answer = json_value(output, ValueError)
     except ValueError:
         return None
     if not isinstance(answer, dict) or answer.get("type") != "fs":

@@ -4,6 +4,7 @@ import struct
 
 import msgspec
 
+from pyshim.model.decoding import from_json
 from pyshim.model.errors import FailedPrecondition, InvalidArgument
 from pyshim.model.task import RootfsMount
 
@@ -53,10 +54,7 @@ def check_layer(path: str, superblock: bytes, size_bytes: int) -> None:
 
 def layer_verity(path: str, document: bytes) -> LayerVerity:
     """The layer's verity in the JSON of its file. Raises InvalidArgument naming the file."""
-    try:
-        return msgspec.json.decode(document, type=LayerVerity)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
-        raise InvalidArgument(f"read root hash '{path}': {exc}") from exc
+    return from_json(document, LayerVerity, lambda problem: InvalidArgument(f"read root hash '{path}': {problem}"))
 
 
 def verity_options(path: str, verity: LayerVerity, superblock: bytes) -> tuple[str, ...]:

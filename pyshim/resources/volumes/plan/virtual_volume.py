@@ -1,10 +1,10 @@
 """Kata's virtual volumes: a snapshotter's description of a root file system, base64 of JSON in a mount option. Pure."""
 
 import base64
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pyshim.model.decoding import json_value
 from pyshim.model.errors import InvalidArgument, Unimplemented
 from pyshim.model.ids import ContainerId
 from pyshim.model.task import RootfsMount
@@ -23,8 +23,8 @@ def virtual_volume(rootfs: Sequence[RootfsMount], container_id: ContainerId) -> 
     if len(texts) > 1 or len(texts[0]) > _MAX_BYTES:
         raise InvalidArgument(f"create container '{container_id}': {len(texts)} volumes of its root, or one too large")
     try:
-        volume = json.loads(base64.b64decode(texts[0].removeprefix(_OPTION), validate=True))
-    except (ValueError, RecursionError) as exc:
+        volume = json_value(base64.b64decode(texts[0].removeprefix(_OPTION), validate=True), ValueError)
+    except ValueError as exc:
         raise InvalidArgument(f"create container '{container_id}': its root's volume is not base64 of JSON") from exc
     kind = volume.get("volume_type") if isinstance(volume, dict) else None
     if kind not in (DRIVER, _IMAGE_ON_DISK):

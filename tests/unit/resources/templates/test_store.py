@@ -1,5 +1,6 @@
 """The directory of templates: whole ones are found, and nothing else is."""
 
+import json
 import os
 import time
 from pathlib import Path
@@ -72,6 +73,10 @@ def test_all_templates_go_together(store: TemplateStore, root: Path) -> None:
         (lambda path: os.truncate(path / "state", 5), "other sizes"),
         (lambda path: (path / "state").unlink(), "a file of it is missing"),
         (lambda path: (path / "template.json").write_text("{"), "template.json"),
+        (lambda path: _flip(path / "template.json"), r"template.json': not UTF-8 at byte 8"),
+        (lambda path: _flip(path / "state"), "'state' has another content"),
+        (lambda path: _rewrite(path, state_sha256=""), "'state' has another content"),
+        (lambda path: _rewrite(path, made_ns=time.time_ns() + 3600 * 10**9), "the clock was set back"),
         (lambda path: os.chmod(path / "memory", 0o646), "others can open 'memory'"),
         (lambda path: os.chmod(path / "state", 0o640), "others can open 'state'"),
         (lambda path: os.chown(path / "state", 12345, -1), "others can open 'state'"),
@@ -86,6 +91,17 @@ def test_a_damaged_template_is_named_and_removed(store: TemplateStore, root: Pat
         store.find(K1)
 
     assert not path.exists()
+
+
+def _flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[8] = 0xFF
+    path.write_bytes(data)
+
+
+def _rewrite(path: Path, **members: object) -> None:
+    record = json.loads((path / "template.json").read_text())
+    (path / "template.json").write_text(json.dumps(record | members))
 
 
 def test_one_under_another_name_is_not_of_that_machine(store: TemplateStore, root: Path) -> None:
@@ -103,6 +119,23 @@ def test_an_old_template_is_not_used(store: TemplateStore, monkeypatch: pytest.M
 
     with pytest.raises(TemplateDamaged, match="31 days old"):
         store.find(K1)
+
+
+def test_what_is_known_of_failed_attempts_goes_with_the_template_or_after_its_hour(
+    store: TemplateStore, root: Path
+) -> None:
+    for key in (K1, K2):
+        make(store, key)
+        store.note_trial(key, "no room")
+    store.discard(K1)
+    assert [path.name for path in root.glob("*.tried")] == [f"{K2}.tried"]
+
+    assert list(store.discard_useless(dry_run=False)) == []
+    os.utime(root / f"{K2}.tried", (0, 0))
+    assert len(list(store.discard_useless(dry_run=True))) == 1
+    assert len(list(store.discard_useless(dry_run=False))) == 1
+
+    assert sorted(path.name for path in root.iterdir()) == [K2]
 
 
 def test_a_failed_making_leaves_nothing_and_what_was_there(store: TemplateStore, root: Path) -> None:
