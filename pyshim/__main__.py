@@ -35,19 +35,8 @@ def main(words: list[str] | None = None, *, launcher: str = "", faults: "Callabl
             from pyshim.start.dialect import print_runtime_info
 
             return print_runtime_info()
-        if call.action == "start":
-            from pyshim.start import start
-
-            # Without the interpreter's clean-up: it takes 1.4 ms, and `start` has flushed its output.
-            os._exit(start.main(call, launcher=launcher))
-        if call.action == "delete":
-            from pyshim.start.delete import print_served_answer
-
-            if print_served_answer(call):
-                os._exit(0)  # as `start`
-            from pyshim.cleanup import delete
-
-            return delete.main(call)
+        if call.action in ("start", "delete"):
+            return _foreground(call, launcher)
         if call.action == "serve":
             return _serve(call, made_by="exec", faults=faults() if faults else None)
         if call.action == "zygote":
@@ -56,6 +45,25 @@ def main(words: list[str] | None = None, *, launcher: str = "", faults: "Callabl
     except BootstrapError as error:
         print(error, file=sys.stderr)
         return 1
+
+
+def _foreground(call: Invocation, launcher: str) -> int:
+    """The exit code of a call that containerd waits for. Raises BootstrapError, whatever system call fails."""
+    try:
+        if call.action == "delete":
+            from pyshim.start.delete import print_served_answer
+
+            if print_served_answer(call):
+                os._exit(0)  # as `start`
+            from pyshim.cleanup import delete
+
+            return delete.main(call)
+        from pyshim.start import start
+
+        # Without the interpreter's clean-up: it takes 1.4 ms, and `start` has flushed its output.
+        os._exit(start.main(call, launcher=launcher))
+    except OSError as error:
+        raise os_failure(call.action, str(error.filename or call.id), error) from error
 
 
 def _serve(

@@ -12,7 +12,7 @@ import socket
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, ExitStack
+from contextlib import AsyncExitStack, ExitStack, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
@@ -25,14 +25,16 @@ from pyshim.agent.connect import Connector
 from pyshim.cleanup.namesakes import clear_remains, refuse_running_namesake
 from pyshim.cleanup.release import release
 from pyshim.concurrency.deadlines import CHANGE_S, within_s
-from pyshim.concurrency.tasks import TaskOwner, thread_to_the_end
+from pyshim.concurrency.tasks import TaskOwner
 from pyshim.config.load import ConfigCache, load_config
 from pyshim.debug import dump_on_signal, objects, stacks
+from pyshim.host.fds import keep_spare_descriptors
 from pyshim.host.os_errors import os_errors
 from pyshim.host.processes.children import Children
 from pyshim.host.processes.confinement import deny_calls, give_up_capabilities
 from pyshim.host.processes.identity import our_pid_namespace
 from pyshim.host.processes.stat import start_ticks_of
+from pyshim.host.threads import in_thread, keep_one_in_reserve, thread_to_the_end
 from pyshim.host.writers import code_paths, writable_by_others
 from pyshim.model.config import Config
 from pyshim.model.devices import DeviceQuestion, PodDevices
@@ -200,6 +202,9 @@ class _Daemon:
     async def run(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         loop.set_default_executor(self._threads)
+        keep_one_in_reserve()
+        with suppress(OSError):
+            keep_spare_descriptors()
         socket_path = listener.getsockname()
         # The end, in the reverse order of this code: the socket is unlinked, the pod ends, the last replies and events
         # are sent, children are killed. Each step runs even if one before it has failed.
@@ -298,7 +303,7 @@ class _Daemon:
 
     @within_s(CHANGE_S, "load configuration")
     async def _load_config(self, options: RuntimeOptions | None, annotations: Mapping[str, str]) -> Config:
-        loaded = await asyncio.to_thread(load_config, options, annotations, dict(os.environ), self._config_cache)
+        loaded = await in_thread(load_config, options, annotations, dict(os.environ), self._config_cache)
         _warn_of_writers("others can change what this pod is made from", _booted(loaded))
         if loaded.runtime.enable_debug:
             shim_log.set_debug()
@@ -342,6 +347,7 @@ class _Daemon:
         former, self._threads = self._threads, ThreadPoolExecutor()
         asyncio.get_running_loop().set_default_executor(self._threads)
         former.shutdown(wait=False)
+        keep_one_in_reserve()
         self._is_confined = True
 
     async def _end_export(self) -> None:
@@ -351,13 +357,13 @@ class _Daemon:
     @within_s(CHANGE_S, "probe host")
     async def _host_facts(self) -> HostFacts:
         if self._facts is None:
-            self._facts = await asyncio.to_thread(probe_host)
+            self._facts = await in_thread(probe_host)
         return self._facts
 
     @within_s(CHANGE_S, "measure room on host")
     async def _capacity(self, question: CapacityQuestion) -> CapacityFacts:
         facts = await self._host_facts()
-        return await asyncio.to_thread(probe_capacity, question, cgroup_mode=facts.cgroup_mode)
+        return await in_thread(probe_capacity, question, cgroup_mode=facts.cgroup_mode)
 
 
 @within_s(CHANGE_S, "find devices")
@@ -369,7 +375,7 @@ async def _find_devices(children: Children, question: DeviceQuestion) -> PodDevi
 
 @within_s(CHANGE_S, "read machine")
 async def _read_machine() -> Machine:
-    return await asyncio.to_thread(read_machine)
+    return await in_thread(read_machine)
 
 
 def _random_uuid() -> str:

@@ -18,14 +18,13 @@ import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
 
-from pyshim.concurrency.tasks import ended
 from pyshim.host.fds import OwnedFd
 from pyshim.host.mounts.view import CODE, DEVICES, View, ViewPath, home_of, make_view
 from pyshim.host.os_errors import describe_os_error
 from pyshim.host.processes.identity import is_script
 from pyshim.host.processes.launch import Isolation, User, become
 from pyshim.host.syscalls import CAP_DAC_OVERRIDE, CAP_IPC_LOCK
-from pyshim.host.threads import in_own_thread
+from pyshim.host.threads import ended, in_own_thread
 from pyshim.model.confidential import TdxGuard, UnixQuotes
 from pyshim.model.errors import ResourceExhausted
 from pyshim.model.host_facts import Accelerator

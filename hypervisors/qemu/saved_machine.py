@@ -12,9 +12,9 @@ import os
 import stat
 
 from hypervisors.qemu.qmp import Monitor, QmpError
-from pyshim.concurrency.tasks import thread_to_the_end
 from pyshim.host.fds import OwnedFd
 from pyshim.host.files import copy_sparse, copy_without_zeros
+from pyshim.host.threads import thread_to_the_end
 from pyshim.model.units import MIB
 from pyshim.model.vm import LocalVm, MemoryBacking
 

@@ -58,16 +58,17 @@ class Outcome:
 def run_in_background(work: Work, action: str, deadline: float, *, clock: Clock = time.monotonic) -> Outcome:
     """The reports of `work`, which goes on in a process of its own when it is not done at `deadline`.
 
-    Later reports are dropped. The caller must be a process of one thread. Where the system has no room for
-    another process the work is done in this one, however long it takes.
+    Later reports are dropped. The caller must be a process of one thread. Where the system has no room for another
+    process or a pipe, the work is done in this one, however long it takes.
     """
     outcome = Outcome()
-    ours, theirs = os.pipe()
+    fds: tuple[int, ...] = ()
     try:
+        ours, theirs = fds = os.pipe()
         pid = os.fork()
     except OSError:
-        os.close(ours)
-        os.close(theirs)
+        for fd in fds:
+            os.close(fd)
         _carry_out(work, action, outcome.take)
         return outcome
     if pid == 0:

@@ -1,12 +1,18 @@
 """File descriptors: with exactly one owner, waited for on the event loop, listening for a child that inherits them."""
 
 import asyncio
+import errno
 import os
 import socket
-from typing import Self
+from collections.abc import Callable
+from contextlib import suppress
+from typing import ParamSpec, Self, TypeVar
 
 from pyshim.host.os_errors import describe_os_error
-from pyshim.model.errors import Internal, InvalidArgument
+from pyshim.model.errors import Internal, InvalidArgument, ShimError
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class OwnedFd:
@@ -59,6 +65,34 @@ def open_error(path: str) -> OSError | None:
     except OSError as error:
         return error
     return None
+
+
+_SPARE_COUNT = 16
+"""An undo has fewer open at the same time: a tree's removal one for each level."""
+_spare: list[int] = []
+
+
+def keep_spare_descriptors() -> None:
+    """Descriptors are kept open that an undo can have when no other is free. Raises OSError."""
+    while len(_spare) < _SPARE_COUNT:
+        _spare.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+
+
+def with_spare_descriptors(undo: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Returns or raises as `undo` does, which is idempotent: it is tried again if it lacked a descriptor."""
+    try:
+        return undo(*args, **kwargs)
+    except (OSError, ShimError) as error:
+        cause = error if isinstance(error, OSError) else error.__cause__
+        if not _spare or not isinstance(cause, OSError) or cause.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+    while _spare:
+        os.close(_spare.pop())
+    try:
+        return undo(*args, **kwargs)
+    finally:
+        with suppress(OSError):
+            keep_spare_descriptors()
 
 
 async def until_readable(file: int | socket.socket) -> None:

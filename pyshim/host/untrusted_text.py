@@ -114,7 +114,11 @@ class PacedText:
     def _resumed(self) -> None:
         self._left_bytes, self._left_lines = BURST_BYTES, BURST_LINES
         self._resume = None
-        self._loop.add_reader(self._fd.fileno(), self._readable)
+        try:
+            self._loop.add_reader(self._fd.fileno(), self._readable)
+        except OSError as error:  # such as ENOSPC: the user has too many watches
+            self._on_line(f"(not read any further: {error.strerror})")
+            self.close()
 
     def _read(self) -> int:
         """Bytes read; 0 when there is nothing now or nothing more to come."""

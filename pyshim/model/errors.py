@@ -4,6 +4,7 @@ Errors of the other rooms derive from these. The text is `verb object: cause`. T
 which containerd maps to its own errors.
 """
 
+import errno
 from enum import IntEnum
 
 
@@ -72,6 +73,27 @@ class Unimplemented(ShimError):
 
 class Internal(ShimError):
     code = ErrorCode.INTERNAL
+
+
+_LIMITS = {
+    errno.EAGAIN: "is the limit of processes, pids.max or LimitNPROC, reached?",
+    errno.EMFILE: "is LimitNOFILE of the container runtime's unit too low?",
+    errno.ENFILE: "is fs.file-max of the node reached?",
+    errno.ENOMEM: "has the node, or the pod's cgroup, no memory left?",
+    errno.ENOSPC: "is a disk, its inodes, or fs.inotify or fs.epoll.max_user_watches used up?",
+    errno.EDQUOT: "is a quota of a disk used up?",
+    errno.ENOLCK: "is the file system out of locks, or mounted without them?",
+}
+"""What an administrator looks at, by the error of a system call that met a limit."""
+
+
+def declared(error: OSError, action: str) -> ShimError:
+    """The error of a system call that nothing else has named: `action: EIO (input/output error): '/proc/1/stat'`."""
+    kind = ResourceExhausted if error.errno in _LIMITS else Internal
+    name = errno.errorcode.get(error.errno or 0, "EUNKNOWN")
+    file = f": {error.filename!r}" if error.filename else ""
+    hint = _LIMITS.get(error.errno or 0, "the shim's log has the place")
+    return kind(f"{action}: {name} ({(error.strerror or str(error)).lower()}){file} (hint: {hint})")
 
 
 class AgentGone(Unavailable):

@@ -5,7 +5,6 @@ takes {"VolumePath", "Size"}, `iptables` and `ip6tables` take and give the text 
 `policy` takes the text of a policy.
 """
 
-import asyncio
 import json
 import logging
 import os
@@ -16,6 +15,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import msgspec
 
+from pyshim.host.threads import in_thread
 from pyshim.model.decoding import from_json
 from pyshim.model.errors import InvalidArgument, NotFound, ShimError
 from pyshim.model.observation import FRESH_S, AgentCalls, Durations, Health
@@ -93,7 +93,7 @@ class ShimAnswers:
         """Metrics of shim and guest; a comment says if the guest did not answer, or which lines are malformed."""
         try:
             # In a thread: the largest text that a guest may send takes some 50 ms.
-            guest, problem = await asyncio.to_thread(filtered_text, await self._pod.agent.metrics(), GUEST_PREFIXES)
+            guest, problem = await in_thread(filtered_text, await self._pod.agent.metrics(), GUEST_PREFIXES)
         except ShimError as error:
             guest, problem = "", str(error)
         families = shim_families(

@@ -9,8 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import BinaryIO, ParamSpec, TypeVar
 
 from pyshim.concurrency.deadlines import CHANGE_S, MARGIN_S, READ_S, within_s
-from pyshim.concurrency.tasks import ended, thread_to_the_end
-from pyshim.host.fds import OwnedFd
+from pyshim.host.fds import OwnedFd, with_spare_descriptors
 from pyshim.host.files import list_tree, read_piece
 from pyshim.host.mounts.mounting import perform_mount
 from pyshim.host.mounts.table import places
@@ -19,8 +18,8 @@ from pyshim.host.processes.children import Children
 from pyshim.host.processes.hooks import hook_timeout_s, netns_member, run_hook
 from pyshim.host.python_child import python_command
 from pyshim.host.streams.opening import Streams, open_streams
-from pyshim.host.threads import in_own_thread
-from pyshim.model.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
+from pyshim.host.threads import ended, in_own_thread, in_thread, thread_to_the_end
+from pyshim.model.errors import FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted, Unavailable
 from pyshim.model.host_facts import CgroupMode
 from pyshim.model.ledger import Ledger, LedgerEntry, ResourceKind
 from pyshim.model.oci import OciHook
@@ -72,7 +71,7 @@ class LinuxHost:
     @within_s(READ_S, "look at '{path}'")
     async def source_facts(self, path: str, vhost_user_store: str) -> SourceFacts:
         """The kind of `path`, links followed; see `sources.source_facts`."""
-        return await asyncio.to_thread(source_facts, path, vhost_user_store)
+        return await in_thread(source_facts, path, vhost_user_store)
 
     @within_s(READ_S, "look at mounts")
     async def places(self, paths: Collection[str]) -> Mapping[str, Place]:
@@ -137,7 +136,7 @@ class LinuxHost:
                 return os.lseek(fd.fileno(), 0, os.SEEK_END)
 
         with os_errors(f"measure {path!r}"):
-            return await asyncio.to_thread(measure)
+            return await in_thread(measure)
 
     @within_s(READ_S, "find template in '{root}'")
     async def find_template(self, root: str, vm: LocalVm) -> str:
@@ -208,7 +207,11 @@ class LinuxHost:
         if _is_quick(entry):
             self._undo(entry)
         else:
-            await self._change(entry.key, self._undo, entry)
+            try:
+                await self._change(entry.key, with_spare_descriptors, self._undo, entry)
+            except ResourceExhausted:
+                # At the limit of processes: a resource that stays would cost more than a loop that waits.
+                with_spare_descriptors(self._undo, entry)
 
     def _undo(self, entry: LedgerEntry) -> None:
         if entry.kind is ResourceKind.MOUNT and self._share is not None:
@@ -237,7 +240,7 @@ def _is_quick(entry: LedgerEntry) -> bool:
 async def _reading(what: str, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     with os_errors(f"read {what!r}"):
         try:
-            return await asyncio.to_thread(function, *args, **kwargs)
+            return await in_thread(function, *args, **kwargs)
         except (FileNotFoundError, NotADirectoryError):
             raise NotFound(f"read {what!r}: no such file") from None
 

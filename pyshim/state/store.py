@@ -17,6 +17,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from pyshim.host.fds import with_spare_descriptors
 from pyshim.host.files import ASIDE, remove_tree, replace_file
 from pyshim.host.os_errors import os_errors
 from pyshim.model.decoding import damaged, from_json, json_value
@@ -64,12 +65,15 @@ class StateStore:
             body = _sealed(_encoded(document_of(state)).removesuffix(_END))
             if len(body) > MAX_BYTES:
                 raise FailedPrecondition(f"write state {directory!r}: {len(body)} bytes are above {MAX_BYTES}")
-            try:
-                _replace(f"{directory}/{FILE_NAME}", body)
-            except FileNotFoundError:  # the first of many writes
-                self._make(directory)
-                _replace(f"{directory}/{FILE_NAME}", body)
-            self._save_containers(directory, state.snapshot)
+            with_spare_descriptors(self._write, directory, body, state.snapshot)
+
+    def _write(self, directory: str, body: bytes, snapshot: SandboxSnapshot | None) -> None:
+        try:
+            _replace(f"{directory}/{FILE_NAME}", body)
+        except FileNotFoundError:  # the first of many writes
+            self._make(directory)
+            _replace(f"{directory}/{FILE_NAME}", body)
+        self._save_containers(directory, snapshot)
 
     def load(self, sandbox_id: str) -> SandboxState:
         """The sandbox's state. Raises NotFound, StateDamaged, StateTooNew, NotOurState; each names the file."""

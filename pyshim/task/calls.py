@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from pyshim.model.errors import ErrorCode, ShimError
+from pyshim.model.errors import ErrorCode, ShimError, declared
 from pyshim.model.observation import Durations
 from pyshim.ttrpc import CallContext, Handler, ImmediateHandler, TtrpcError, UnaryHandler
 
@@ -124,7 +124,7 @@ def _log_call(call: _OpenCall, failure: str) -> None:
 
 
 def status_of(error: Exception, method: str) -> TtrpcError:
-    """A ShimError with its code and text; any other exception as INTERNAL, by the name of its type.
+    """A ShimError with its code and text; the error of a system call with its name; any other by the name of its type.
 
     Its traceback goes to the log only, since users see the status.
     """
@@ -133,6 +133,9 @@ def status_of(error: Exception, method: str) -> TtrpcError:
     if isinstance(error, TtrpcError):
         return error
     log.error("call failed unexpectedly", extra={"method": method}, exc_info=error)
-    if isinstance(error, TimeoutError):
+    if isinstance(error, TimeoutError) and error.errno is None:
         return TtrpcError(ErrorCode.DEADLINE_EXCEEDED, f"serve {method}: a step took longer than its limit")
+    if isinstance(error, OSError):
+        named = declared(error, f"serve {method}")
+        return TtrpcError(named.code, str(named))
     return TtrpcError(ErrorCode.INTERNAL, f"serve {method}: {type(error).__name__} (hint: the shim's log has more)")

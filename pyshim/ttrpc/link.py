@@ -246,7 +246,10 @@ class Link:
                 self._resume()
 
     def _resume(self) -> None:
-        self._loop.add_reader(self._sock, self._on_readable)
+        try:
+            self._loop.add_reader(self._sock, self._on_readable)
+        except OSError as error:  # such as ENOSPC: the user has too many watches
+            self.close(error)
 
     def _shut(self) -> None:
         self._loop.remove_reader(self._sock)

@@ -77,9 +77,9 @@ class Server:
         """Accept on a listening stream socket until `shutdown` begins. Owns the listener: it is closed at the end."""
         listener.setblocking(False)
         loop = asyncio.get_running_loop()
-        if not self.draining:
-            loop.add_reader(listener, self._accept_ready, listener)
         try:
+            if not self.draining:
+                loop.add_reader(listener, self._accept_ready, listener)
             await self._stop_accepting.wait()
         finally:
             loop.remove_reader(listener)
@@ -146,8 +146,13 @@ class Server:
             self._open(sock)
 
     def _resume_accepting(self, listener: socket.socket) -> None:
-        if listener.fileno() >= 0 and not self.draining:
-            asyncio.get_running_loop().add_reader(listener, self._accept_ready, listener)
+        if listener.fileno() < 0 or self.draining:
+            return
+        loop = asyncio.get_running_loop()
+        try:
+            loop.add_reader(listener, self._accept_ready, listener)
+        except OSError:  # such as ENOSPC: the user has too many watches
+            loop.call_later(_ACCEPT_PAUSE_S, self._resume_accepting, listener)
 
     def _open(self, sock: socket.socket | ByteStream) -> Session | None:
         try:

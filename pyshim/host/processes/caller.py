@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from pyshim.host.mounts.table import mounts
+from pyshim.host.processes.launch import set_limit
 
 _NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "pid_for_children", "time", "user", "uts")
 # Lines of /proc/PID/status: rights that a child of ours would not get from its caller. Source: proc(5).
@@ -97,7 +98,7 @@ def become_like(pid: int) -> None:
     """We have the resource limits, umask, niceness and CPUs of process `pid`. Raises OSError."""
     if _text(f"/proc/{pid}/limits") != _text("/proc/self/limits"):
         for limit in _LIMITS:
-            resource.setrlimit(limit, resource.prlimit(pid, limit))
+            set_limit(limit, resource.prlimit(pid, limit))
     os.umask(int(_status(f"/proc/{pid}").get("Umask", "0022"), 8))
     niceness = os.getpriority(os.PRIO_PROCESS, pid)
     if niceness != os.getpriority(os.PRIO_PROCESS, 0):

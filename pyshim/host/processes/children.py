@@ -77,10 +77,16 @@ class Child:
         self._on_exit = on_exit
         self._logged_lines = 0
         self._pidfd = os.pidfd_open(pid)
-        self._loop.add_reader(self._pidfd, self._reap)
         self._stderr: PacedText | None = None
-        if stderr is not None:
-            self._stderr = PacedText(stderr, max_lines=tail_lines, on_line=self._log_line)
+        try:
+            self._loop.add_reader(self._pidfd, self._reap)
+            if stderr is not None:
+                self._stderr = PacedText(stderr, max_lines=tail_lines, on_line=self._log_line)
+        except OSError:
+            # The caller reaps the process. A loop that still watched it would call `_reap` for ever.
+            self._loop.remove_reader(self._pidfd)
+            os.close(self._pidfd)
+            raise
 
     @property
     def exit(self) -> ChildExit | None:

@@ -255,7 +255,10 @@ class Ends:
         self._fds: set[int] = set()
 
     def watch(self, process: ProcessRef, when_ended: Callable[[], None]) -> None:
-        """`when_ended` is called when that very process ends, or at the loop's next turn if it has ended."""
+        """`when_ended` is called when that very process ends, or at the loop's next turn if it has ended.
+
+        Raises OSError.
+        """
         try:
             with opened(process) as pidfd:
                 fd = os.dup(pidfd)
@@ -268,7 +271,11 @@ class Ends:
             when_ended()
 
         self._fds.add(fd)
-        self._loop.add_reader(fd, ended)
+        try:
+            self._loop.add_reader(fd, ended)
+        except OSError:
+            self._forget(fd)
+            raise
 
     def close(self) -> None:
         """Watches end. Idempotent."""

@@ -163,11 +163,19 @@ def _no_core() -> Iterator[None]:
     """Programs started within write no core, and nor do their children, from their first instruction on."""
     soft, hard = resource.getrlimit(resource.RLIMIT_CORE)
     limit = NO_CORE_BYTES if hard == resource.RLIM_INFINITY else min(NO_CORE_BYTES, hard)
-    resource.setrlimit(resource.RLIMIT_CORE, (limit, hard))
+    set_limit(resource.RLIMIT_CORE, (limit, hard))
     try:
         yield
     finally:
-        resource.setrlimit(resource.RLIMIT_CORE, (soft, hard))
+        set_limit(resource.RLIMIT_CORE, (soft, hard))
+
+
+def set_limit(limit: int, values: tuple[int, int]) -> None:
+    """setrlimit(2). Raises OSError, also where the module `resource` has made a ValueError of EPERM."""
+    try:
+        resource.setrlimit(limit, values)
+    except ValueError as error:
+        raise OSError(errno.EPERM, str(error)) from error
 
 
 def kill_and_reap(pid: int) -> None:

@@ -91,8 +91,8 @@ class Readiness:
 
         if self._stop is not None:
             raise RuntimeError(f"wait for fd {number}: another task already waits")
-        self._stop = stop
         add(number, self.end)
+        self._stop = stop
         try:
             await waiter
         finally:

@@ -1,7 +1,6 @@
 """`pyshim config check|show|cdi|initdata`: checks, shows and explains a configuration, and the documents beside it."""
 
 import base64
-import json
 import os
 import sys
 from collections import Counter
@@ -18,6 +17,7 @@ from pyshim.config.load import SUPPORTED_HYPERVISORS, raise_first_error, refused
 from pyshim.config.sources import Source, named_file, read_source
 from pyshim.config.values import PATH, toml_value
 from pyshim.model.confidential import SNP_HOST_DATA_BYTES, TDX_CONFIG_ID_BYTES
+from pyshim.model.decoding import json_value
 from pyshim.model.errors import InvalidArgument, NotFound, ShimError
 from pyshim.node.cli.dry_run import plan_empty_pod
 from pyshim.node.cli.options import read_limited
@@ -296,11 +296,8 @@ def _edited(cache: Cache, devices: tuple[str, ...], oci: str | None) -> dict[str
 
 
 def _oci_spec(path: str) -> dict[str, Any]:
-    with open(path, encoding="utf-8") as file:
-        try:
-            document = json.load(file)
-        except (ValueError, RecursionError) as error:
-            raise InvalidArgument(f"read spec '{path}': not JSON: {error}") from error
+    with open(path, "rb") as file:
+        document = json_value(file.read(), lambda problem: InvalidArgument(f"read spec '{path}': {problem}"))
     if not isinstance(document, dict):
         raise InvalidArgument(f"read spec '{path}': the document is not an object")
     return document

@@ -1,6 +1,5 @@
 """The CPUs on which a sandbox's threads run: by its placement, its containers' CPU sets, or its guest's NUMA nodes."""
 
-import asyncio
 import contextlib
 import logging
 import os
@@ -8,6 +7,7 @@ from collections.abc import Callable, Iterable
 from fractions import Fraction
 
 from pyshim.concurrency.tasks import to_the_end
+from pyshim.host.threads import in_thread
 from pyshim.model.confinement import Group
 from pyshim.model.host_facts import cpu_set
 from pyshim.model.plans import SandboxPlan
@@ -104,7 +104,7 @@ class CpuAffinity:
     async def _decide(self, vcpus: int, cpus: frozenset[int], base: Fraction) -> None:
         former = self.pinning
         with contextlib.ExitStack() as lock:
-            taken = await asyncio.to_thread(lock.enter_context, self._records.pins())
+            taken = await in_thread(lock.enter_context, self._records.pins())
             self.pinning = pinning(vcpus=vcpus, base=base, cpus=cpus, taken=taken, nodes=self._nodes)
             if self.pinning != former:
                 log.info("vCPU pinning", extra={"sandbox": self._sandbox_id, "reason": self.pinning.reason})

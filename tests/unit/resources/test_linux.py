@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from pyshim.cleanup.release import release
-from pyshim.concurrency.tasks import thread_to_the_end
 from pyshim.host.processes.children import Children
+from pyshim.host.threads import thread_to_the_end
 from pyshim.model.errors import FailedPrecondition, InvalidArgument, NotFound, ShimError
 from pyshim.model.ledger import LedgerEntry, ResourceKind
 from pyshim.model.volumes import SourceKind

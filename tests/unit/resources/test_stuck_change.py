@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pyshim.cleanup.release import release
-from pyshim.concurrency import tasks
+from pyshim.host import threads
 from pyshim.host.processes.children import Children
 from pyshim.model.errors import FailedPrecondition
 from pyshim.model.ledger import LedgerEntry, ResourceKind
@@ -27,7 +27,7 @@ async def test_a_mount_that_never_ends_is_given_up_and_not_released_until_it_has
         gate.read_bytes()
 
     monkeypatch.setattr(linux, "perform_mount", dead_server)
-    monkeypatch.setattr(tasks, "LAST_WAIT_S", 0.05)
+    monkeypatch.setattr(threads, "LAST_WAIT_S", 0.05)
     target = tmp_path / "target"
     mount = HostMount(
         type="nfs",

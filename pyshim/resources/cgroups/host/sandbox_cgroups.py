@@ -12,9 +12,9 @@ import stat
 from collections.abc import Callable, Collection, Iterable, Mapping
 
 from pyshim.concurrency.deadlines import CHANGE_S, READ_S, within_s
-from pyshim.concurrency.tasks import thread_to_the_end
 from pyshim.host.os_errors import describe_os_error
 from pyshim.host.processes.identity import family, family_threads
+from pyshim.host.threads import in_thread, thread_to_the_end
 from pyshim.model.confinement import Group, GroupSetting, HostOom, Scope
 from pyshim.model.errors import FailedPrecondition, ShimError
 from pyshim.model.host_facts import CgroupMode
@@ -53,7 +53,7 @@ class LinuxCgroups:
         def look() -> Mapping[str, int]:
             return {group.path: pid for group in groups if (pid := self._occupant(group))}
 
-        return await asyncio.to_thread(look)
+        return await in_thread(look)
 
     def _occupant(self, group: Group) -> int:
         for root in self._tree.roots(group):
@@ -76,7 +76,8 @@ class LinuxCgroups:
             except (ShimError, OSError) as exc:
                 log.debug("hasten moves between cgroups", extra={"error": str(exc)})
 
-        asyncio.get_running_loop().run_in_executor(None, stay)
+        with contextlib.suppress(RuntimeError):  # no thread can be started, and this only saves time
+            asyncio.get_running_loop().run_in_executor(None, stay)
 
     @within_s(CHANGE_S, lambda self, groups: f"make cgroups {_paths(groups)}")
     async def make(self, groups: tuple[Group, ...]) -> tuple[str, ...]:
@@ -129,21 +130,21 @@ class LinuxCgroups:
     @within_s(READ_S, "read cpuset.{name} of cgroup '{group.path}'")
     async def allowed(self, group: Group, name: str) -> str:
         """The list of `cpus` or `mems` of the cgroup above; empty if it is unknown."""
-        return await asyncio.to_thread(self._tree.allowed, group, name)
+        return await in_thread(self._tree.allowed, group, name)
 
     @within_s(READ_S, "read oom counters of cgroup '{group.path}'")
     async def oom(self, group: Group) -> HostOom | None:
-        return await asyncio.to_thread(self._tree.oom, group)
+        return await in_thread(self._tree.oom, group)
 
     @within_s(READ_S, "read usage of cgroup '{group.path}'")
     async def usage(self, group: Group) -> Mapping[str, int]:
         """Figures by the names of `usage.py`, without those that the kernel does not have."""
-        return await asyncio.to_thread(usage, group.path)
+        return await in_thread(usage, group.path)
 
     @within_s(READ_S, "look at device nodes")
     async def device_rules(self, paths: Iterable[str]) -> tuple[tuple[str, str], ...]:
         """(rule, path) for each device that exists; VFIO groups by their major number, so also for later ones."""
-        return await asyncio.to_thread(_device_rules, tuple(paths))
+        return await in_thread(_device_rules, tuple(paths))
 
     @within_s(CHANGE_S, "join RDT class '{name}'")
     async def join_class(self, name: str, pids: Iterable[int]) -> None:

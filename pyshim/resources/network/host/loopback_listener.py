@@ -8,9 +8,9 @@ import errno
 import socket
 import struct
 
-from pyshim.concurrency.tasks import thread_to_the_end
 from pyshim.host.fds import OwnedFd
 from pyshim.host.os_errors import os_errors
+from pyshim.host.threads import thread_to_the_end
 from pyshim.model.errors import Unavailable
 
 READ_BYTES = 65536

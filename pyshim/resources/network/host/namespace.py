@@ -20,7 +20,7 @@ from pyshim.host.processes.children import Children
 from pyshim.host.processes.launch import Isolation
 from pyshim.host.python_child import PythonChild, spawn_python
 from pyshim.host.syscalls import CLONE_NEWNET, unshare
-from pyshim.host.threads import in_short_thread
+from pyshim.host.threads import in_short_thread, in_thread
 from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, Internal, InvalidArgument, NotFound
 from pyshim.model.ids import HostPath
 from pyshim.model.volumes import HostMount, TargetKind
@@ -203,7 +203,7 @@ class PodNamespace:
             return in_netns(self.path, self.inode, open_news)
 
         with os_errors(f"watch network namespace {self.path!r}"):
-            return await asyncio.to_thread(watch)
+            return await in_thread(watch)
 
     async def resolver_socket(self) -> socket.socket | None:
         """A datagram socket of the namespace that is connected to the resolver of its caller; None without a resolver.
