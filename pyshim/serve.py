@@ -57,7 +57,7 @@ from pyshim.resources.network.host.pod_network import HostNetworkConnector
 from pyshim.resources.placement_call import ask_for_placement
 from pyshim.resources.probe import probe_host
 from pyshim.resources.sizing.host import probe_capacity
-from pyshim.start.address import unlink
+from pyshim.start.address import forget, unlink
 from pyshim.state.records import SandboxRecords
 from pyshim.state.schema import ShimRecord
 from pyshim.state.store import StateStore
@@ -80,6 +80,9 @@ IDLE_S = 60.0
 """Seconds without a call after which a daemon with neither container nor VM ends. containerd calls as soon as `start`
 has answered. When it has died meanwhile, has given up a Create, or has forgotten the sandbox after a restart, nothing
 else would end the daemon."""
+LEFT_S = 5.0
+"""The same after the last caller has closed its connection. A containerd that is restarted connects again only to shims
+whose containers it knows, and calls `delete` for a shim that has ended."""
 
 
 class Faults(Protocol):
@@ -132,8 +135,13 @@ def _booted(config: Config) -> tuple[str, ...]:
     return tuple(path for path in (config.source, *named) if os.path.isabs(path))
 
 
+def _remove_socket(path: str) -> None:
+    unlink(path)
+    forget(path)
+
+
 class _Lifetime:
-    """Sets `over` when the daemon is not needed any more: idle for IDLE_S, or after ShutdownSandbox."""
+    """Sets `over` when the daemon is not needed any more: idle for IDLE_S, left by its callers, or shut down."""
 
     def __init__(self, *, pod: Pod, calls: Calls, over: asyncio.Event) -> None:
         self._pod = pod
@@ -142,6 +150,8 @@ class _Lifetime:
         self._server: Server | None = None
         self._look: asyncio.TimerHandle | None = None
         self._is_ending = False
+        self._was_left = False
+        """All callers have closed their connections at least once."""
 
     def begin(self, server: Server) -> None:
         self._server = server
@@ -156,7 +166,13 @@ class _Lifetime:
         if self._is_ending:
             self._over.set()
         else:
-            self._look_after(IDLE_S)
+            self._was_left = True
+            self._look_after(self._patience_s())
+
+    def _patience_s(self) -> float:
+        """Seconds without a call after which a shim without containers ends."""
+        is_left = self._was_left and self._server is not None and not self._server.connections
+        return LEFT_S if is_left and self._pod.life is None else IDLE_S
 
     def _look_after(self, delay_s: float) -> None:
         if self._look is not None:
@@ -168,7 +184,7 @@ class _Lifetime:
             return
         if self._pod.life is not None and self._server is not None and self._server.connections:
             return  # containerd may be pulling an image before StartSandbox; it ends the sandbox, too
-        if (left_s := IDLE_S - self._calls.idle_s()) > 0:
+        if (left_s := self._patience_s() - self._calls.idle_s()) > 0:
             self._look_after(left_s)
             return
         log.info("neither container nor call", extra={"pid": os.getpid()})
@@ -211,7 +227,7 @@ class _Daemon:
         async with AsyncExitStack() as end:
             # A daemon that fails before it serves leaves no socket, at which clients would wait.
             unserved = end.enter_context(ExitStack())
-            unserved.callback(unlink, socket_path)
+            unserved.callback(_remove_socket, socket_path)
             end.push_async_callback(self._children.end_all)
             end.push_async_callback(self._end_export)
             tasks = TaskOwner()
@@ -237,7 +253,7 @@ class _Daemon:
             lifetime.begin(server)
             end.push_async_callback(server.shutdown, REPLY_GRACE_S)
             end.push_async_callback(pod.close)
-            end.callback(unlink, socket_path)
+            end.callback(_remove_socket, socket_path)
             unserved.pop_all()
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, stop.set)

@@ -8,6 +8,9 @@ from pyshim.start.invocation import BootstrapError, os_failure
 from pyshim.start.stdlib import sha256_digits, socket
 
 SOCKET_DIR = "/run/containerd/s"
+NOTES = "/run/pyshim/sockets"
+"""Has a link to each socket of ours, named alike. Other runtimes have theirs in the same directory: only the note of a
+shim that ended before it had a sandbox says that its socket is ours."""
 _MAX_PATH_BYTES = 107
 """sun_path of Linux, less its NUL; containerd's socket_dir of 42 characters needs all of it."""
 _BACKLOG = 128
@@ -31,8 +34,10 @@ def socket_name(containerd_address: str, namespace: str, group: str) -> str:
     return sha256_digits(os.fsencode(where))
 
 
-def claim(path: str) -> socket.socket | None:
+def claim(path: str, notes: str = "") -> socket.socket | None:
     """The listening socket at `path`, ours from now on; None when a live shim listens there already.
+
+    With `notes`, a directory, it was noted there first.
 
     Of any number of processes that claim the same path at the same time, one gets the socket and the others None: they
     take turns under a lock on the directory, and a process that finds the name in use connects to it. A socket that
@@ -45,6 +50,8 @@ def claim(path: str) -> socket.socket | None:
         raise os_failure("open socket directory", directory, error) from error
     try:
         fcntl.flock(lock_fd, fcntl.LOCK_EX)
+        if notes:
+            _note(path, notes)
         return _bind_or_yield(path)
     except OSError as error:
         raise os_failure("bind socket", path, error) from error
@@ -52,10 +59,30 @@ def claim(path: str) -> socket.socket | None:
         os.close(lock_fd)
 
 
-def abandon(listener: socket.socket, path: str) -> None:
+def _note(path: str, notes: str) -> None:
+    link = f"{notes}/{os.path.basename(path)}"
+    for _ in range(2):
+        try:
+            return os.symlink(path, link)
+        except FileNotFoundError:
+            os.makedirs(notes, mode=0o700, exist_ok=True)
+        except FileExistsError:
+            if os.readlink(link) == path:
+                return None
+            unlink(link)
+    raise OSError(errno.EEXIST, "in use", link)
+
+
+def forget(path: str, notes: str = NOTES) -> None:
+    """There is no note of the socket, which is gone."""
+    unlink(f"{notes}/{os.path.basename(path)}")
+
+
+def abandon(listener: socket.socket, path: str, notes: str = NOTES) -> None:
     """The name is removed, then the socket is closed: in the other order, a successor's name could be removed."""
     try:
         unlink(path)
+        forget(path, notes)
     finally:
         listener.close()
 
@@ -112,7 +139,7 @@ def unlink(path: str) -> None:
     """No file has this name."""
     try:
         os.unlink(path)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return
 
 

@@ -69,7 +69,8 @@ def start(
     group = group_id(bundle, call.id)
     params = dialect.params_of(stdin, call)
     path = address.socket_path(params.socket_dir or socket_dir, call.address, call.namespace, group)
-    listener = address.claim(path)
+    notes = f"{zygote_dir}/sockets"
+    listener = address.claim(path, notes)
     if listener is None:
         _publish_address(bundle, path, params, stdout_fd)
         return
@@ -90,7 +91,7 @@ def start(
             raise
         daemon.release()
     except BaseException:
-        address.abandon(listener, path)
+        address.abandon(listener, path, notes)
         raise
     listener.close()
 

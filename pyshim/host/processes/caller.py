@@ -3,6 +3,7 @@
 An exec inherits these properties from its caller; a fork of the zygote has to fetch them.
 """
 
+import errno
 import os
 import resource
 import signal
@@ -11,7 +12,6 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from pyshim.host.mounts.table import mounts
-from pyshim.host.processes.launch import set_limit
 
 _NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "pid_for_children", "time", "user", "uts")
 # Lines of /proc/PID/status: rights that a child of ours would not get from its caller. Source: proc(5).
@@ -106,6 +106,14 @@ def become_like(pid: int) -> None:
     cpus = os.sched_getaffinity(pid)
     if cpus != os.sched_getaffinity(0):
         os.sched_setaffinity(0, cpus)
+
+
+def set_limit(limit: int, values: tuple[int, int]) -> None:
+    """setrlimit(2). Raises OSError, also where the module `resource` has made a ValueError of EPERM."""
+    try:
+        resource.setrlimit(limit, values)
+    except ValueError as error:
+        raise OSError(errno.EPERM, str(error)) from error
 
 
 def set_environment(environment: Mapping[str, str]) -> None:

@@ -16,6 +16,7 @@ from pyshim.host import syscalls
 from pyshim.host.fds import OwnedFd
 from pyshim.host.mounts.view import View
 from pyshim.host.os_errors import os_errors
+from pyshim.host.processes.caller import set_limit
 from pyshim.host.threads import daemon_thread
 from pyshim.model.confinement import NO_LABELS, ProcessLabels
 from pyshim.model.errors import FailedPrecondition
@@ -168,14 +169,6 @@ def _no_core() -> Iterator[None]:
         yield
     finally:
         set_limit(resource.RLIMIT_CORE, (soft, hard))
-
-
-def set_limit(limit: int, values: tuple[int, int]) -> None:
-    """setrlimit(2). Raises OSError, also where the module `resource` has made a ValueError of EPERM."""
-    try:
-        resource.setrlimit(limit, values)
-    except ValueError as error:
-        raise OSError(errno.EPERM, str(error)) from error
 
 
 def kill_and_reap(pid: int) -> None:

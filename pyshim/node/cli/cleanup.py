@@ -13,6 +13,7 @@ from pyshim.cleanup.ended import answer_crio
 from pyshim.cleanup.lost_vms import LostVm, lost_vms, remove_tombstone
 from pyshim.cleanup.names import Places
 from pyshim.cleanup.orphans import Orphan, Spared, candidates, clean_orphan, judged
+from pyshim.cleanup.sockets import noted_sockets, remove_dead_socket
 from pyshim.config.load import load_config
 from pyshim.config.sources import named_file
 from pyshim.model.errors import ShimError
@@ -22,6 +23,7 @@ from pyshim.model.places import REGISTER, STATE_ROOT
 from pyshim.node.cli.output import counted, examples
 from pyshim.node.install.handlers import SETTINGS
 from pyshim.resources.templates.store import TemplateStore
+from pyshim.start.address import NOTES
 from pyshim.state.store import StateStore
 
 CLEAN, FAILED, TO_DO, IN_USE = 0, 1, 3, 4
@@ -35,6 +37,8 @@ class CleanupPlaces(Struct, frozen=True, kw_only=True):
     store: StateStore
     places: Places
     templates: tuple[str, ...] = ()
+    notes: str = NOTES
+    """Where `start` notes the sockets that it makes."""
 
 
 @click.command(
@@ -54,8 +58,9 @@ def command(
 ) -> int:
     """Undo what dead shims left on this node, touch nothing else, and list lost remote VMs.
 
-    Name one sandbox by its whole id, or use --all, which also discards templates that no VM can continue from. Each
-    resource that was undone is a line on stdout, each that could not be undone a line on stderr.
+    Name one sandbox by its whole id, or use --all, which also discards templates that no VM can continue from and
+    removes the sockets of shims that ended before they had a sandbox. Each resource that was undone is a line on
+    stdout, each that could not be undone a line on stderr.
     """
     if sum((sandbox is not None, everything, strike is not None)) != 1:
         raise click.UsageError("expected one of ID, --all and --strike")
@@ -70,6 +75,7 @@ def command(
         names = counted(candidates(node.store, node.places), "look at sandboxes" if dry_run else "clean sandboxes")
         codes = [_one(node, name, dry_run, was_named=False) for name in names]
         codes += [_templates(directory, dry_run) for directory in node.templates]
+        codes.append(_sockets(node.notes, dry_run))
     for lost in lost_vms():
         if sandbox in (None, lost.id):
             print(_lost_line(lost), file=sys.stderr)
@@ -95,6 +101,16 @@ def _templates(directory: str, dry_run: bool) -> int:
     except (ShimError, OSError) as error:
         print(f"pyshim: clean templates in '{directory}': {error}", file=sys.stderr)
         return FAILED
+    return code
+
+
+def _sockets(notes: str, dry_run: bool) -> int:
+    """Sockets of shims that ended before their first call: no sandbox names them."""
+    code = CLEAN
+    for path in noted_sockets(notes):
+        if remove_dead_socket(f"unix://{path}", notes, dry_run=dry_run):
+            print(f"{'would remove' if dry_run else 'removed'} socket '{path}': its shim is gone")
+            code = TO_DO if dry_run else CLEAN
     return code
 
 

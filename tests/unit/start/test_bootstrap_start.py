@@ -36,6 +36,8 @@ def test_legacy_answer_is_the_bare_address_and_nothing_else(bench: StartBench) -
     assert (result.returncode, result.stderr) == (0, b"")
     assert result.stdout == f"unix://{socket_file(bench)}".encode()
     assert (bundle / "address").read_bytes() == result.stdout
+    (note,) = Path(f"{bench.sockets}.z", "sockets").iterdir()
+    assert note.readlink() == socket_file(bench)
     assert not [path for path in bundle.iterdir() if path.name.startswith(".")]
 
 

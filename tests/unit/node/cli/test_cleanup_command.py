@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from pyshim.model.errors import FailedPrecondition, InvalidArgument
 from pyshim.model.ledger import LedgerEntry, ResourceKind
 from pyshim.node.cli import cleanup
 from pyshim.node.cli.install import require_readable_states
+from pyshim.start.address import claim
 from pyshim.state.schema import KEY, VERSION
 from tests.fakes.left_node import LeftNode, Process, directory, running, until_it_shows
 from tests.fakes.namespaces import Namespace
@@ -53,7 +55,12 @@ class Node(LeftNode):
         self.file_of(sandbox_id).unlink()
 
     def cleanup(self, *words: str) -> int:
-        node = cleanup.CleanupPlaces(store=self.store, places=self.places, templates=(f"{self.store.root}-templates",))
+        node = cleanup.CleanupPlaces(
+            store=self.store,
+            places=self.places,
+            templates=(f"{self.store.root}-templates",),
+            notes=f"{self.root}/sockets",
+        )
         code: int = cleanup.command.main(words, obj=node, standalone_mode=False)
         return code
 
@@ -417,3 +424,30 @@ def test_templates_that_no_vm_can_continue_from_go_with_all(node: Node, capsys: 
     assert node.cleanup("--all") == cleanup.CLEAN
     assert capsys.readouterr().out == f"discarded {said}"
     assert list(templates.iterdir()) == []
+
+
+def test_the_socket_of_a_shim_that_ended_before_its_first_call_goes(
+    node: Node, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    notes = f"{node.root}/sockets"
+    with tempfile.TemporaryDirectory() as directory:  # a socket's path is short
+        dead, served, theirs = (f"{directory}/{name}" for name in ("dead", "served", "theirs"))
+        for path in (dead, theirs):
+            listener = claim(path, notes if path == dead else "")
+            assert listener is not None
+            listener.close()  # as by SIGKILL
+        with contextlib.closing(claim(served, notes) or socket.socket()):
+            assert node.cleanup("--all", "--dry-run") == cleanup.TO_DO
+            assert os.path.exists(dead)
+            assert node.cleanup("--all") == cleanup.CLEAN
+            assert node.cleanup("--all", "--dry-run") == cleanup.CLEAN
+
+            assert sorted(os.listdir(directory)) == ["served", "theirs"]
+            assert os.listdir(notes) == ["served"]
+            assert capsys.readouterr().out.splitlines() == [
+                f"would remove socket '{dead}': its shim is gone",
+                f"removed socket '{dead}': its shim is gone",
+            ]
+        os.unlink(served)
+        node.cleanup("--all")
+        assert os.listdir(notes) == []
