@@ -46,11 +46,19 @@ def test_a_container_has_the_device_that_it_was_given_and_opens_no_other(run: Ru
     assert result.out == "character special file a:e5\n"
 
 
-def test_missing_program_fails_the_run_and_names_it(run: RunTask) -> None:
-    result = run("/no/such/program", code=None)
+@pytest.mark.parametrize(
+    ("program", "problem"),
+    [
+        ("/no/such/program", "stat /no/such/program: no such file or directory"),
+        ("no-such-program", 'exec: "no-such-program": executable file not found in $PATH'),
+    ],
+)
+def test_missing_program_fails_the_run_and_names_it(run: RunTask, program: str, problem: str) -> None:
+    """Docker ends with 127 by these words."""
+    result = run(program, code=None)
 
     assert result.code != 0
-    assert "/no/such/program" in result.err
+    assert problem in result.err
 
 
 def test_output_of_a_process_that_ends_at_once_is_complete(run: RunTask) -> None:
