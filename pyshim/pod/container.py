@@ -34,6 +34,7 @@ from pyshim.model.task import (
     Status,
     Stdio,
     TaskExited,
+    TaskOom,
     TaskPaused,
     TaskResumed,
     TaskStarted,
@@ -366,6 +367,20 @@ class Container:
 
         await self._sandbox.vm.resizer.update(self.id, resources, apply)
         await resize_memory_volumes(self.plan.memory_volumes, host=self._env.host, agent=self._agent)
+
+    def met_oom(self) -> None:
+        """An OOM kill in the container is published; the first is marked in the bundle, too."""
+        self.oom_kills += 1
+        self._env.publisher.publish(TaskOom(container_id=self.id))
+        if self.oom_kills == 1:
+            self._tasks.spawn(f"oom/{self.id}", self._mark_oom())
+
+    async def _mark_oom(self) -> None:
+        """The bundle has the file `oom`: CRI-O reads it, since it takes no events."""
+        try:
+            await self._env.host.write_bytes(f"{self.request.bundle}/oom", b"", 0o600)
+        except ShimError as exc:
+            log.warning("oom not marked in the bundle", extra={"container": self.id, "error": str(exc)})
 
     async def stats(self) -> ContainerStats:
         """The container's use of resources. Works after its end, too, when containerd looks for OOM kills."""

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from pyshim.concurrency.tasks import TaskOwner, joined, to_the_end
-from pyshim.model.errors import AgentGone, AlreadyExists, FailedPrecondition, NotFound, ShimError, Unavailable
+from pyshim.model.errors import AgentGone, AlreadyExists, FailedPrecondition, NotFound, Unavailable
 from pyshim.model.guest import ContainerStats
 from pyshim.model.ids import ContainerId, ExecId, SandboxId
 from pyshim.model.observation import Trace, step
@@ -32,7 +32,6 @@ from pyshim.model.task import (
     Status,
     TaskCreated,
     TaskDeleted,
-    TaskOom,
 )
 from pyshim.pod.container import Container
 from pyshim.pod.creation import plan_container, plan_sandbox, read_spec
@@ -463,17 +462,7 @@ class Pod:
 
     def container_met_oom(self, container_id: str) -> None:
         if (container := self._containers.get(ContainerId(container_id))) is not None:
-            container.oom_kills += 1
-            self._env.publisher.publish(TaskOom(container_id=container.id))
-            if container.oom_kills == 1:
-                self._tasks.spawn(f"oom/{container.id}", self._mark_oom(container))
-
-    async def _mark_oom(self, container: Container) -> None:
-        """The bundle has the file `oom`: CRI-O reads it, since it takes no events."""
-        try:
-            await self._env.host.write_bytes(f"{container.request.bundle}/oom", b"", 0o600)
-        except ShimError as exc:
-            log.warning("oom not marked in the bundle", extra={"container": container.id, "error": str(exc)})
+            container.met_oom()
 
     def _find(self, container_id: ContainerId) -> Container:
         container = self._containers.get(container_id)
