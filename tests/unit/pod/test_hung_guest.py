@@ -48,7 +48,7 @@ async def test_a_kill_of_the_only_container_ends_it_and_the_vm_in_time(stack: St
 
     assert (await waiting).status == 137
     assert exits(stack) == [("c1", 137)]
-    await stack.pod.delete(C1, None)
+    await stack.delete_last(C1)
     assert stack.left() == {}
 
 
