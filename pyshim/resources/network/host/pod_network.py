@@ -336,6 +336,7 @@ class HostNetworkConnector:
         log.info("network connected", extra={"netns": netns_path, "interfaces": interfaces})
         return network
 
+    @within_s(CHANGE_S + MARGIN_S, "watch network namespace '{netns_path}'")
     async def connect_new(
         self, netns_path: str, wiring: Wiring, ledger: Ledger, *, iommufd: bool = False
     ) -> HostNetwork:

@@ -225,11 +225,3 @@ def test_show_warns_of_values_no_sandbox_starts_with(file: Path, capsys: pytest.
         f"pyshim: no sandbox starts with hypervisor.qemu.disable_guest_selinux = false ({file}:2):"
         " not implemented yet\n"
     )
-
-
-def test_reference_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert operator_main(["config", "reference"]) == 0
-    assert capsys.readouterr().out.startswith("# Configuration\n")
-
-    assert operator_main(["config", "reference", "--toml"]) == 0
-    tomllib.loads(capsys.readouterr().out)
