@@ -16,9 +16,11 @@ from protos.cri import v1_pb2 as pb
 from .framework.cri import Container, Pod
 from .framework.kubelet_volumes import PodDirectory, volume
 from .framework.pod_python import run_python, start_python
+from .framework.runtime import Runtime
 from .framework.waiting import eventually
 
 _CHECK = Path(__file__).with_name("pair_check.py").read_text()
+_RESTARTS = 5
 _ALL = ["mapping read", "socket", "mapping written", "flock", "fcntl", "inotify", "pipe"]
 
 
@@ -108,3 +110,30 @@ def test_a_source_made_anew_is_the_new_one_for_the_next_container(pod: Pod, scra
     second.sh("echo newer > /d/age")
     assert third.sh("cat /d/age") == "newer\n"
     assert third.exec("sh", "-c", "echo no > /d/age").code != 0
+
+
+def test_restarts_of_a_container_take_neither_disk_nor_descriptors(runtime: Runtime, pod: Pod, scratch: Path) -> None:
+    """While another container keeps the pod: what an ended one wrote is free, and virtiofsd holds none of it."""
+    (scratch / "srv").mkdir()
+    pod.start(mounts=[volume(scratch / "srv", "/other")])
+
+    def restart() -> None:
+        container = pod.start("sh", "-c", "head -c 20000000 /dev/zero > /big", mounts=[volume(scratch / "srv", "/d")])
+        eventually(lambda: not container.is_running, what="the container's end")
+        container.remove()
+
+    def held() -> tuple[int, list[str]]:
+        """How many descriptors virtiofsd has, and those of removed files."""
+        entries = [fd for daemon in runtime.virtiofsds(pod.id) for fd in Path(f"/proc/{daemon.pid}/fd").iterdir()]
+        links = [os.readlink(entry) for entry in entries]
+        return len(links), [link for link in links if link.endswith(" (deleted)")]
+
+    restart()
+    before, _ = held()
+    for _ in range(_RESTARTS):
+        restart()
+
+    # The last one's directories of the share may be within virtiofsd's cache time.
+    gone = "/big (deleted)"
+    eventually(lambda: gone not in "".join(held()[1]), what=lambda: f"removed files that are held: {held()[1]}")
+    assert held()[0] <= before + 3

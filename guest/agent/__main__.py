@@ -100,6 +100,7 @@ def _services(configured: Settings, children: Children, destroyed: asyncio.Event
     images = Images(children=children, source=configured.image_source, timeout_s=configured.image_pull_timeout_s)
     storages = StorageTable(children=children, hotplug=hotplug, images=images)
     oom_events = OomEvents()
+    left: set[str] = set()
     named_devices = NamedDevices(timeout_s=configured.cdi_timeout_s, reads_environment=configured.visible_cdi_devices)
     return services(
         containers=ContainerCalls(
@@ -111,6 +112,7 @@ def _services(configured: Settings, children: Children, destroyed: asyncio.Event
             named_devices=named_devices,
             oom_events=oom_events,
             children=children,
+            left=left,
         ),
         guest=GuestCalls(hotplug=hotplug),
         network=NetworkCalls(hotplug=hotplug, children=children),
@@ -124,7 +126,7 @@ def _services(configured: Settings, children: Children, destroyed: asyncio.Event
             on_destroyed=destroyed.set,
         ),
         stats=StatsCalls(containers=containers, oom_events=oom_events),
-        volumes=VolumeCalls(hotplug=hotplug, children=children),
+        volumes=VolumeCalls(hotplug=hotplug, children=children, left=left),
     )
 
 

@@ -296,6 +296,11 @@ class AgentClient:
         )
         self._samples.forget(container_id)
 
+    async def free_share(self) -> None:
+        """The guest has let go of what the host has taken out of the share."""
+        request = pb.RemoveStaleVirtiofsShareMountsRequest()
+        await self._call("free share in guest", "RemoveStaleVirtiofsShareMounts", request)
+
     async def update_container(self, container_id: str, resources: Mapping[str, Any]) -> None:
         doing = f"update container '{container_id}' in guest"
         limits = translate.linux_resources(resources, container_id)

@@ -79,6 +79,9 @@ class ContainerAgent(Protocol):
 class Agent(ContainerAgent, Protocol):
     """The guest's agent."""
 
+    async def free_share(self) -> None:
+        """The guest has let go of what the host has taken out of the share."""
+
     async def check(self, timeout_s: float) -> None:
         """The agent has answered that it serves. Raises Unavailable if it does not serve, DeadlineExceeded without an
         answer."""

@@ -15,13 +15,21 @@ from typing import Any
 from msgspec.structs import replace
 
 from pyshim.concurrency.undo import Undo
-from pyshim.model.errors import AgentGone, AlreadyExists, DeadlineExceeded, FailedPrecondition, NotFound, ShimError
+from pyshim.model.errors import (
+    AgentGone,
+    AlreadyExists,
+    DeadlineExceeded,
+    FailedPrecondition,
+    NotFound,
+    ShimError,
+    Unimplemented,
+)
 from pyshim.model.guest import ContainerStats
 from pyshim.model.ids import ExecId
 from pyshim.model.observation import span
 from pyshim.model.oci import Caller, OciSpec, caller_of
 from pyshim.model.plans import ContainerPlan
-from pyshim.model.seams import ContainerAgent, ProcessStreams
+from pyshim.model.seams import Agent, ContainerAgent, ProcessStreams
 from pyshim.model.task import (
     EXIT_KILLED,
     EXIT_SANDBOX_LOST,
@@ -144,6 +152,8 @@ class Container:
 
     async def _make(self, timeout_s: float) -> Process:
         sandbox, vm = self._sandbox, self._sandbox.vm
+        if self.plan.share_mounts or self.plan.binds:
+            self._undo.push(self._free_share, sandbox.agent)
         await make_mounts(self.plan, host=self._env.host, ledger=sandbox.services.ledger, undo=self._undo)
         with span("open streams"):
             streams = await self._open_streams(self.request.stdio, self.id)
@@ -161,6 +171,14 @@ class Container:
         with span("create container in guest"), naming_missing_program(f"create container '{self.id}'", program):
             await self._agent.create_container(guest, timeout_s)
         return self._new_process(None, self.request.stdio, streams)
+
+    async def _free_share(self, agent: Agent) -> None:
+        """The agent lets go of what the container had in the share, while the caller of Delete has its answer.
+
+        Otherwise what the container has written stays on the host's disk, though removed, until the pod ends:
+        virtiofsd holds the files. Kata asks at the same place.
+        """
+        self._tasks.supervise(f"free share/{self.id}", free_share(agent, self.id))
 
     async def _open_streams(self, stdio: Stdio, process_id: str) -> ProcessStreams:
         return await self._env.host.open_streams(stdio, namespace=self._namespace, process_id=process_id)
@@ -460,3 +478,12 @@ async def remove_from_guest(agent: ContainerAgent, container_id: str) -> None:
     except ShimError as exc:
         level = logging.DEBUG if isinstance(exc, AgentGone | NotFound) else logging.WARNING
         log.log(level, "remove from guest", extra={"container": container_id, "error": str(exc)})
+
+
+async def free_share(agent: Agent, container_id: str) -> None:
+    """The guest holds nothing of the share that the host has removed. A failure is logged."""
+    try:
+        await agent.free_share()
+    except ShimError as exc:
+        level = logging.DEBUG if isinstance(exc, AgentGone | Unimplemented) else logging.WARNING
+        log.log(level, "free share in guest", extra={"container": container_id, "error": str(exc)})

@@ -296,6 +296,9 @@ class FakeAgent:
             await self.processes.pop(key).end(137)
         return Empty()
 
+    async def _on_RemoveStaleVirtiofsShareMounts(self, payload: bytes) -> Message:
+        return Empty()
+
     async def _on_ExecProcess(self, payload: bytes) -> Message:
         request = pb.ExecProcessRequest.FromString(payload)
         process = FakeProcess(list(request.process.Args), ends_reads=not self.remembers)

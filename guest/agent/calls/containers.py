@@ -59,7 +59,9 @@ class ContainerCalls:
         named_devices: NamedDevices,
         oom_events: OomEvents,
         children: Children,
+        left: set[str],
     ) -> None:
+        """`left` gets the paths of the share that are mounted no more."""
         self._sandbox = sandbox
         self._containers = containers
         self._crun = crun
@@ -69,6 +71,7 @@ class ContainerCalls:
         self._oom_events = oom_events
         self._children = children
         self._removals: dict[str, asyncio.Task[None]] = {}
+        self._left = left
 
     async def create(self, request: pb.CreateContainerRequest) -> None:
         """Devices and storages are in place and crun has created the container. A failure leaves nothing."""
@@ -174,6 +177,7 @@ class ContainerCalls:
         # The kernel mounts each file system of the share at its first use, and then the host keeps its files open.
         for point in mounts.mounted_below(f"{SHARED}/{cid}"):
             mounts.unmount(point)
+            self._left.add(point)
         remove_tree(bundle)
 
     async def pause(self, request: pb.PauseContainerRequest) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 
@@ -21,9 +22,11 @@ _RESIZE_TIMEOUT_S = 60.0
 
 
 class VolumeCalls:
-    def __init__(self, *, hotplug: Hotplug, children: Children) -> None:
+    def __init__(self, *, hotplug: Hotplug, children: Children, left: set[str]) -> None:
+        """`left` are paths of the share that were mounted and are not any more."""
         self._hotplug = hotplug
         self._children = children
+        self._left = left
 
     async def update_ephemeral_mounts(self, request: pb.UpdateEphemeralMountsRequest) -> None:
         """Each tmpfs has the given options, such as another size. InvalidArgument for other drivers."""
@@ -47,7 +50,13 @@ class VolumeCalls:
         for point, found in sorted(mounts.mounted().items(), reverse=True):
             if found.fstype == "virtiofs" and point.startswith(f"{SHARED}/") and _is_gone(point):
                 mounts.unmount(point)
+                self._left.add(point)
                 log.info("share unmounted", extra={"path": point})
+        # A look that finds nothing makes the kernel forget the mount point, of which virtiofsd has a descriptor. One
+        # that the kernel has seen within virtiofsd's cache time is still found, and forgotten at a later call.
+        for path in tuple(self._left):
+            if not await asyncio.to_thread(os.path.exists, path):
+                self._left.discard(path)
 
     async def stats(self, request: pb.VolumeStatsRequest) -> pb.VolumeStatsResponse:
         """Bytes and inodes of the file system at the path."""

@@ -68,6 +68,8 @@ async def test_a_deleted_container_leaves_nothing_in_the_share_of_a_living_pod(s
     await stack.pod.delete(app, None)
 
     assert [(entry.kind, entry.key) for entry in stack.records[-1].ledger.entries] == before
+    await asyncio.sleep(0.1)
+    assert stack.agent.calls[-1] == "RemoveStaleVirtiofsShareMounts", "the guest holds nothing that has gone"
 
 
 async def test_the_state_on_disk_follows_the_sandbox(stack: Stack) -> None:
