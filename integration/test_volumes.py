@@ -12,8 +12,9 @@ import pytest
 
 from protos.cri import v1_pb2 as pb
 
+from .conftest import RunTask
 from .framework import loop_devices
-from .framework.cri import Pod
+from .framework.cri import Pod, refusal
 from .framework.kubelet_volumes import PodDirectory, volume
 from .framework.waiting import eventually
 
@@ -266,3 +267,31 @@ def test_a_raw_block_volume_is_a_device_under_its_own_name(pod: Pod, loop_device
     with open(device, "rb") as file:
         file.seek(16 * 512)
         assert file.read(20) == b"written by the guest"
+
+
+def test_a_mounted_disk_is_refused_and_named_and_plugged_once_it_is_free(
+    pod: Pod, loop_device: tuple[str, Path], scratch: Path
+) -> None:
+    device, _ = loop_device
+    subprocess.run(["mkfs.ext4", "-q", device], check=True)
+    (scratch / "point").mkdir()
+    asked = [pb.Device(host_path=device, container_path="/dev/xvda", permissions="rwm")]
+    subprocess.run(["mount", device, scratch / "point"], check=True)
+    try:
+        assert f"'{device}': EBUSY (the host has mounted or claimed it)" in refusal(lambda: pod.start(devices=asked))
+    finally:
+        subprocess.run(["umount", scratch / "point"], check=True)
+
+    assert pod.start(devices=asked).exec("blockdev", "--getsize64", "/dev/xvda").code == 0
+
+
+def test_the_hosts_disks_stay_there_when_a_container_is_privileged(run: RunTask, loop_device: tuple[str, Path]) -> None:
+    """`ctr run --privileged` lists every device of the host in the spec, and allows all."""
+    device, image = loop_device
+    before = image.read_bytes()
+    script = f"ls /sys/block; test -e {device} && echo overwritten > {device}; true"
+
+    disks = run("sh", "-c", script, options=["--privileged"]).out.split()
+
+    assert disks == run("ls", "/sys/block").out.split()
+    assert image.read_bytes() == before

@@ -6,6 +6,7 @@ makes the connection and QEMU gets a copy: when the program does not answer, the
 ends QEMU's wait. With `reconnect_s` QEMU has to connect by itself, and only the program can end the wait.
 """
 
+import errno
 import logging
 import os
 import socket
@@ -248,12 +249,31 @@ class Disks:
 
 
 def _open_disk(disk: BlockDevice) -> int:
-    """A descriptor of the disk. Raises FailedPrecondition when its path is neither a file nor a block device."""
+    """A descriptor of the disk.
+
+    Raises FailedPrecondition when its path is neither a file nor a block device, and for a device that the host has
+    mounted or that another driver has claimed. Another VM may have it: whether it can be shared is the pods' affair.
+    """
     with os_errors(f"plug {disk.id!r}: {disk.path!r}"):
         mode = os.stat(disk.path).st_mode
         if not stat.S_ISREG(mode) and not stat.S_ISBLK(mode):
             raise FailedPrecondition(f"plug {disk.id!r}: {disk.path!r} is neither a file nor a block device")
-        return os.open(disk.path, (os.O_RDONLY if disk.read_only else os.O_RDWR) | os.O_CLOEXEC | os.O_NOCTTY)
+        flags = (os.O_RDONLY if disk.read_only else os.O_RDWR) | os.O_CLOEXEC | os.O_NOCTTY
+        if stat.S_ISBLK(mode):
+            _check_unclaimed(disk, flags)
+        return os.open(disk.path, flags)
+
+
+def _check_unclaimed(disk: BlockDevice, flags: int) -> None:
+    """Raises FailedPrecondition for a mounted or claimed block device. Source: open(2), O_EXCL without O_CREAT."""
+    try:
+        os.close(os.open(disk.path, flags | os.O_EXCL))
+    except OSError as error:
+        if error.errno != errno.EBUSY:
+            raise
+        raise FailedPrecondition(
+            f"plug {disk.id!r}: {disk.path!r}: EBUSY (the host has mounted or claimed it)"
+        ) from error
 
 
 class VhostUserDisks:

@@ -69,6 +69,14 @@ BLOCK: tuple[Key, ...] = (
         ann=True,
     ),
     _H.used(
+        "privileged_host_disks",
+        BOOL,
+        False,
+        "true: a privileged container gets the host's block devices that its spec lists, as disks it can write to. "
+        "false: they stay on the host; disks that the container asks for itself are plugged.",
+        own=True,
+    ),
+    _H.used(
         "block_device_driver",
         choice(
             "virtio-scsi",

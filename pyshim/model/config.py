@@ -98,6 +98,7 @@ class HypervisorConfig(msgspec.Struct, frozen=True, kw_only=True):
     virtio_fs_extra_args: tuple[str, ...]
     # Disks.
     disable_block_device_use: bool
+    privileged_host_disks: bool
     block_device_driver: str
     block_device_aio: str
     block_device_cache_set: bool

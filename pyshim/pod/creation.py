@@ -22,7 +22,7 @@ from pyshim.model.seams import Host
 from pyshim.model.task import CreateTask, RuntimeOptions
 from pyshim.model.volumes import Bind
 from pyshim.pod.environment import Environment
-from pyshim.pod.plan.container import container_plan
+from pyshim.pod.plan.container import container_plan, hosts_disks
 from pyshim.pod.plan.guest_sandbox import dns_lines, resolv_conf
 from pyshim.pod.plan.guest_spec import refuse_host_members
 from pyshim.pod.plan.placement import placement_request, with_guest_nodes, with_placement
@@ -127,6 +127,10 @@ async def plan_container(
 
     Raises what `look_at_layers` and `container_plan` raise.
     """
+    sources = await volume_facts(host, spec, sandbox.config)
+    if not sandbox.config.hypervisor.privileged_host_disks and (kept := hosts_disks(spec, sources)):
+        paths = [device.path for device in kept]
+        log.info("disks of the host stay there", extra={"container": request.container_id, "disks": paths})
     return container_plan(
         container_id=request.container_id,
         bundle=request.bundle,
@@ -134,7 +138,7 @@ async def plan_container(
         spec=spec,
         config=sandbox.config,
         share=sandbox.share,
-        sources=await volume_facts(host, spec, sandbox.config),
+        sources=sources,
         hostname=spec.hostname or sandbox.guest.hostname,
         sysctls=sandbox.sysctls,
         terminal=request.stdio.terminal,

@@ -1,7 +1,7 @@
 """The plan of one container: its mounts on the host, its disks, the agent's mounts, and the guest's spec."""
 
 import posixpath
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -52,7 +52,8 @@ def container_plan(
     volumes = volumes_plan(
         container_id=container_id, spec=spec, config=config, share=share, sources=sources, bound=bound
     )
-    disks = (*volumes.disks, *_device_disks(spec, config, sources))
+    hosts = () if config.hypervisor.privileged_host_disks else hosts_disks(spec, sources)
+    disks = (*volumes.disks, *_device_disks(spec, config, sources, hosts))
     root = _guest_root(rootfs, spec, config, container_id)
     root_mounts = () if root else (_root_share(host_rootfs, container_id, share),)
     return ContainerPlan(
@@ -76,7 +77,11 @@ def container_plan(
                 sysctls=sysctls,
                 terminal=terminal,
                 stdin=stdin,
-                devices=[_guest_device_node(device, spec) for device in spec.devices if device.type in ("c", "u", "b")],
+                devices=[
+                    _guest_device_node(device, spec)
+                    for device in spec.devices
+                    if device.type in ("c", "u", "b") and device not in hosts
+                ],
                 nodes=nodes,
             ),
             storages=(*root.storages, *volumes.storages) if root else volumes.storages,
@@ -175,11 +180,43 @@ def rootfs_mount(mount: RootfsMount, host_rootfs: HostPath) -> HostMount:
     )
 
 
-def _device_disks(spec: OciSpec, config: Config, sources: Mapping[str, SourceFacts]) -> tuple[DiskUse, ...]:
-    """The block devices of linux.devices. The host's device is found by its number; `path` is in the container."""
+def hosts_disks(spec: OciSpec, sources: Mapping[str, SourceFacts]) -> tuple[OciDevice, ...]:
+    """Block devices that come with "all devices are allowed": callers list every one of the host for a privileged
+    container, at its own path. One that the container asks for has a rule of its own, or another path.
+    """
+    rules = _device_rules(spec)
+    if not any(rule.get("allow") and _is_for_all(rule) for rule in rules):
+        return ()
+    named = {(rule.get("major"), rule.get("minor")) for rule in rules if rule.get("allow")}
+    return tuple(
+        device
+        for device in spec.devices
+        if device.type == "b"
+        and (device.major, device.minor) not in named
+        and sources[f"/dev/block/{device.major}:{device.minor}"].device_path in ("", device.path)
+    )
+
+
+def _is_for_all(rule: Mapping[str, Any]) -> bool:
+    kind, numbers = rule.get("type") or "a", (rule.get("major", -1), rule.get("minor", -1))
+    return kind in ("a", "b") and all(number in (None, -1) for number in numbers)
+
+
+def _device_rules(spec: OciSpec) -> list[Mapping[str, Any]]:
+    resources = (spec.raw.get("linux") or {}).get("resources") or {}
+    return [rule for rule in resources.get("devices") or [] if isinstance(rule, dict)]
+
+
+def _device_disks(
+    spec: OciSpec, config: Config, sources: Mapping[str, SourceFacts], hosts: Collection[OciDevice]
+) -> tuple[DiskUse, ...]:
+    """The block devices of linux.devices that are not the host's own.
+
+    The host's device is found by its number; `path` is in the container.
+    """
     found = []
     for device in spec.devices:
-        if device.type != "b":
+        if device.type != "b" or device in hosts:
             continue
         facts = sources[f"/dev/block/{device.major}:{device.minor}"]
         if facts.kind is not SourceKind.BLOCK:
@@ -193,8 +230,7 @@ def _device_disks(spec: OciSpec, config: Config, sources: Mapping[str, SourceFac
 
 def _is_read_only(device: OciDevice, spec: OciSpec) -> bool:
     """True when a device rule allows the device without write access."""
-    resources = (spec.raw.get("linux") or {}).get("resources") or {}
-    for rule in resources.get("devices") or []:
+    for rule in _device_rules(spec):
         if rule.get("allow") and rule.get("major") == device.major and rule.get("minor") == device.minor:
             return "w" not in rule.get("access", "rwm")
     return False

@@ -4,6 +4,7 @@ import asyncio
 import fcntl
 import os
 import socket
+import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from hypervisors.qemu import disks
 from hypervisors.qemu.disks import Disks, VhostUserDisks
 from hypervisors.qemu.hotplug import Hotplug
 from hypervisors.qemu.qmp import QmpCommandFailed, QmpTimeout
+from integration.framework.loop_devices import loop_device
 from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, ShimError, Unavailable
 from pyshim.model.vm import (
     BlockDevice,
@@ -112,6 +114,25 @@ def test_scsi_addresses_count_through_luns_first(index: int, address: str) -> No
 def test_a_directory_is_no_disk(tmp_path: Path) -> None:
     with pytest.raises(FailedPrecondition, match="neither a file nor a block device"):
         asyncio.run(disks_of(Monitor()).plug(disk("d", tmp_path)))
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("read_only", [False, True])
+def test_a_disk_that_the_host_has_mounted_is_refused_and_named(tmp_path: Path, read_only: bool) -> None:
+    image = tmp_path / "image"
+    with image.open("wb") as file:
+        file.truncate(8 << 20)
+    subprocess.run(["mkfs.ext4", "-q", "-F", image], check=True)
+    with loop_device(image) as device:
+        wanted = replace(disk("d", device), read_only=read_only)
+        asyncio.run(disks_of(Monitor()).plug(wanted))
+        (tmp_path / "point").mkdir()
+        subprocess.run(["mount", device, tmp_path / "point"], check=True)
+        try:
+            with pytest.raises(FailedPrecondition, match=f"'{device}': EBUSY .the host has mounted"):
+                asyncio.run(disks_of(Monitor()).plug(wanted))
+        finally:
+            subprocess.run(["umount", tmp_path / "point"], check=True)
 
 
 class Monitor:

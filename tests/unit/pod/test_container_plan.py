@@ -281,3 +281,45 @@ def test_a_block_device_becomes_a_volume_of_the_vm(plan: Planner) -> None:
     ]
     # A node without a mode is 0666, as with runc and crun: kata-agent would make one without permissions.
     assert planned.guest.spec["linux"]["devices"] == [{"fileMode": 0o666, **device} for device in devices]
+
+
+ALL = {"allow": True, "access": "rwm"}
+NAMED = {"allow": True, "type": "b", "major": 7, "minor": 7, "access": "rwm"}
+
+
+@pytest.mark.parametrize(
+    ("rules", "path", "key", "plugged"),
+    [
+        pytest.param([ALL], "/dev/vda", False, False, id="of a privileged container"),
+        pytest.param([{**ALL, "type": "a", "major": -1, "minor": -1}], "/dev/vda", False, False, id="in other words"),
+        pytest.param([{**ALL, "type": "b"}], "/dev/vda", False, False, id="all block devices"),
+        pytest.param([ALL], "/dev/vda", True, True, id="with the key"),
+        pytest.param([ALL], "/dev/xvda", False, True, id="at a path of its own"),
+        pytest.param([ALL, NAMED], "/dev/vda", False, True, id="with a rule of its own"),
+        pytest.param([{**ALL, "allow": False}, NAMED], "/dev/vda", False, True, id="of any other container"),
+    ],
+)
+def test_the_hosts_disks_are_not_plugged_for_a_privileged_container(
+    rules: list[dict[str, object]], path: str, key: bool, plugged: bool
+) -> None:
+    devices = [{"path": path, "type": "b", "major": 7, "minor": 7}, {"path": "/dev/n", "type": "c", "major": 1}]
+    given = spec(linux={"devices": devices, "resources": {"devices": rules}})
+
+    planned = container_plan(
+        container_id=ContainerId("c1"),
+        bundle=HostPath("/b"),
+        rootfs=(),
+        spec=given,
+        config=config(privileged_host_disks=key),
+        share=share_plan(SandboxId("s1"), config(), vm_dir="/vm"),
+        sources={"/dev/block/7:7": SourceFacts(kind=SourceKind.BLOCK, device_path="/dev/vda")},
+        hostname="",
+        sysctls={},
+        terminal=False,
+        stdin=False,
+    )
+
+    assert [use.container_path for use in planned.disks] == ([path] if plugged else [])
+    assert [device["path"] for device in planned.guest.spec["linux"]["devices"]] == ([path] if plugged else []) + [
+        "/dev/n"
+    ]
