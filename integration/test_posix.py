@@ -18,7 +18,7 @@ pytestmark = pytest.mark.vm
 _CHECK = Path(__file__).with_name("posix_check.py")
 _HOSTS = ("/usr", "/lib", "/lib64")
 SHARED_LACKS = {"unsupported: extended_attributes"}
-"""virtiofsd passes them on with `--xattr` in virtio_fs_extra_args only."""
+"""Where the test's directory is on a tmpfs of the host: it has those of users since Linux 6.6."""
 MEMORY_LACKS = {"unsupported: extended_attributes", "unsupported: direct_io"}
 """tmpfs has them since Linux 6.6, both."""
 

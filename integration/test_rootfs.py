@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import pytest
 from .conftest import GROUND
 from .framework import erofs, images, releases
 from .framework.ctr import Ctr, Result
+from .framework.images import BINDS_LOW_PORTS
 
 _CHECK = (
     "cat /layer-marker; echo new > /created && cat /created; rm /etc/group; ls /etc;"
@@ -96,3 +99,16 @@ def test_symlink_in_the_container_does_not_lead_out_to_the_host(ctr: Ctr, name: 
     assert result.code == 0, result
     assert "untouched" not in result.out
     assert victim.read_text() == "untouched\n"
+
+
+def test_a_program_with_capabilities_gives_them_to_a_user(ctr: Ctr, name: str, scratch: Path) -> None:
+    """As in an image whose server binds port 80 as a plain user."""
+    rootfs = images.unpack_rootfs(scratch / "rootfs")
+    shutil.copy(rootfs / "bin/busybox", rootfs / "bin/busybox-caps")
+    os.setxattr(rootfs / "bin/busybox-caps", "security.capability", BINDS_LOW_PORTS)
+    script = "busybox grep CapEff /proc/self/status; busybox-caps grep CapEff /proc/self/status"
+
+    words = ctr.run_words("--rm", "--user", "101", "--env", "PATH=/bin", "--rootfs")
+    found = ctr(*words, rootfs, name, "sh", "-c", script).out.split()
+
+    assert found[1::2] == ["0000000000000000", "0000000000000400"]

@@ -14,6 +14,7 @@ import pytest
 from protos.cri import v1_pb2 as pb
 
 from .framework.cri import Container, Pod
+from .framework.images import BINDS_LOW_PORTS
 from .framework.kubelet_volumes import PodDirectory, volume
 from .framework.pod_python import run_python, start_python
 from .framework.runtime import Runtime
@@ -137,3 +138,14 @@ def test_restarts_of_a_container_take_neither_disk_nor_descriptors(runtime: Runt
     gone = "/big (deleted)"
     eventually(lambda: gone not in "".join(held()[1]), what=lambda: f"removed files that are held: {held()[1]}")
     assert held()[0] <= before + 3
+
+
+def test_capabilities_set_in_a_volume_are_the_files_on_both_sides(pod: Pod, scratch: Path) -> None:
+    (scratch / "srv").mkdir()
+    (scratch / "srv/program").write_bytes(b"")
+    script = "import os, sys; os.setxattr('/d/program', 'security.capability', bytes.fromhex(sys.argv[1]))"
+    container = start_python(pod, "import time; time.sleep(10000)", mounts=[volume(scratch / "srv", "/d")])
+
+    run_python(container, script, BINDS_LOW_PORTS.hex())
+
+    assert os.getxattr(scratch / "srv/program", "security.capability") == BINDS_LOW_PORTS

@@ -46,6 +46,10 @@ MANIFEST = f"{_KINDS}.manifest.v1+json"
 Blobs: TypeAlias = dict[str, bytes]
 
 
+BINDS_LOW_PORTS = bytes.fromhex("01000002" + "00040000" + 12 * "00")
+"""The attribute `security.capability` of `cap_net_bind_service=ep`. Source: struct vfs_cap_data, linux/capability.h."""
+
+
 def applets() -> list[str]:
     listed = subprocess.run([BUSYBOX, "--list"], check=True, capture_output=True, text=True).stdout.split()
     return sorted(name for name in listed if name != "busybox")

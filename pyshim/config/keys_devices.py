@@ -48,6 +48,14 @@ SHARE: tuple[Key, ...] = (
         "Further arguments of virtiofsd.",
         ann=True,
     ),
+    _H.used(
+        "virtio_fs_xattr",
+        BOOL,
+        True,
+        "true: extended attributes work on shared files, the capabilities of programs among them; false: only where "
+        "virtio_fs_extra_args says so.",
+        own=True,
+    ),
     _H.never("msize_9p", whole(0, _U32), 8192, "Packet size of 9p.", "9p is not supported", ann=True),
     _RS.never(
         "prefetch_list_path",

@@ -96,6 +96,7 @@ class HypervisorConfig(msgspec.Struct, frozen=True, kw_only=True):
     virtio_fs_cache_size_mib: int
     virtio_fs_queue_size: int
     virtio_fs_extra_args: tuple[str, ...]
+    virtio_fs_xattr: bool
     # Disks.
     disable_block_device_use: bool
     privileged_host_disks: bool

@@ -9,7 +9,7 @@ import posixpath
 
 from msgspec.structs import replace
 
-from pyshim.model.config import Config
+from pyshim.model.config import Config, HypervisorConfig
 from pyshim.model.confinement import NO_LABELS, ProcessLabels
 from pyshim.model.errors import InvalidArgument
 from pyshim.model.ids import ContainerId, GuestPath, HostPath, SandboxId
@@ -71,12 +71,20 @@ def share_plan(sandbox_id: SandboxId, config: Config, *, vm_dir: str, labels: Pr
             shared_dir=exported_dir,
             listen_path=HostPath(f"{vm_dir}/vhost-fs.sock"),
             cache=hypervisor.virtio_fs_cache,
-            extra_args=hypervisor.virtio_fs_extra_args,
+            extra_args=_extra_args(hypervisor),
             debug=hypervisor.enable_debug,
             dumps_core=hypervisor.enable_core_dumps,
             labels=labels,
         ),
     )
+
+
+def _extra_args(hypervisor: HypervisorConfig) -> tuple[str, ...]:
+    """Extended attributes are on, unless an extra argument decides it: a program's capabilities are one of them."""
+    words = hypervisor.virtio_fs_extra_args
+    if not hypervisor.virtio_fs_xattr or any("xattr" in word for word in words):
+        return words
+    return (*words, "--xattr")
 
 
 def _bind_mounts(texts: tuple[str, ...], mounts_dir: HostPath) -> tuple[HostMount, ...]:
