@@ -57,7 +57,7 @@ class ServedSandbox:
         try:
             sandbox = await life.open(lambda: self._pod.open_sandbox(life, request, hooks))
         except BaseException:
-            if life.phase is not Phase.RUNNING:
+            if life.phase not in (Phase.OPENING, Phase.RUNNING):  # a caller that gave up ends nothing
                 await to_the_end(hooks.after_delete())
             raise
         await hooks.after_start(sandbox.pid)

@@ -37,6 +37,7 @@ CONFIG = PodConfig(
     resources=PodResourceSums(cpu_period=100_000, cpu_quota=150_000, cpu_shares=1536, memory_bytes=512 << 20),
     host_namespaces=frozenset(),
 )
+HOOK = {"path": "/hooks/any"}
 IN_POD = {
     "io.kubernetes.cri.container-type": "container",
     "io.kubernetes.cri.sandbox-id": POD,
@@ -236,6 +237,23 @@ async def test_a_start_that_is_stopped_before_its_first_step_leaves_nothing(stac
     assert await outcomes(api.start(POD), api.stop(POD)) == [Cancelled, None]
     assert stack.hypervisors == []
     assert stack.left() == {}
+
+
+async def test_a_caller_that_gives_up_its_start_ends_nothing(stack: Stack, api: ServedSandbox) -> None:
+    stack.host.write_spec(f"{BUNDLES}/p1", ["pause"], hooks={"prestart": [HOOK], "poststop": [HOOK]})
+    await api.create(request(pod=None))
+    reached = asyncio.Event()
+    stack.on_connected = reached.set
+    starting = asyncio.create_task(api.start(POD))
+    await reached.wait()
+
+    starting.cancel()
+    await asyncio.wait([starting])
+
+    assert (await api.start(POD)).is_ready
+    assert [kind for kind, *_ in stack.host.hooks] == ["prestart"]
+    await api.stop(POD)
+    assert [kind for kind, *_ in stack.host.hooks] == ["prestart", "poststop"]
 
 
 async def test_a_stop_while_the_vm_boots_undoes_it(stack: Stack, api: ServedSandbox) -> None:
