@@ -174,6 +174,14 @@ RUNTIME: tuple[Key, ...] = (
         ann=True,
     ),
     _R.used(
+        "pod_annotations",
+        WORDS,
+        ("io.katacontainers.*",),
+        "Annotations of a pod that count, besides those of the container runtime, as patterns: `*` is any text. Others,"
+        " such as `cdi.k8s.io/*`, ask for nothing, whatever the runtime passes on.",
+        own=True,
+    ),
+    _R.used(
         "enable_wall_annotations",
         WORDS,
         (),

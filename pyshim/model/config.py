@@ -172,6 +172,8 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
     disable_new_netns: bool
     allow_host_network: bool
     """A pod with hostNetwork starts, with a loopback interface only."""
+    pod_annotations: tuple[str, ...]
+    """Patterns of the annotations that a pod's author may ask for something with."""
     sandbox_cgroup_only: bool
     sandbox_cgroup_limits: bool
     """The sandbox's cgroups get limits, computed from the sizing record."""

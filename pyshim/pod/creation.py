@@ -153,6 +153,8 @@ async def sandbox_request(env: Environment, request: CreateSandbox, options: Run
 
     Raises InvalidArgument.
     """
+    if posixpath.basename(request.bundle) != request.sandbox_id:  # files are written there
+        raise InvalidArgument(f"create sandbox '{request.sandbox_id}': bundle '{request.bundle}' has another name")
     pod = request.pod
     if pod is None:
         return await _request_of_bundle(env.host, request, options)

@@ -43,7 +43,7 @@ from pyshim.pod.monitor import PodMonitor
 from pyshim.pod.pause import PauseAgent
 from pyshim.pod.pid_namespace import PodPidNamespace
 from pyshim.pod.plan.container import without_image
-from pyshim.pod.plan.pod_spec import with_files
+from pyshim.pod.plan.pod_spec import let_through, with_files
 from pyshim.pod.sandbox import Sandbox
 from pyshim.pod.snapshot import SavedState, sandbox_snapshot
 from pyshim.resources.sizing.plan.swap import with_swap
@@ -174,6 +174,7 @@ class Pod:
         config = await step("read configuration", self._env.load_config(request.options, spec.annotations))
         if config.runtime.enable_tracing:
             self._env.export_trace(self._trace, config.runtime.otlp_endpoint, request.sandbox_id, spec.annotations)
+        request = let_through(request, config.runtime.pod_annotations)
         plan, facts = await plan_sandbox(self._env, request, config)
         records = await self._env.open_records(request.sandbox_id)
         sandbox = life.sandbox = Sandbox(

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from pyshim.model.errors import DeadlineExceeded
 from pyshim.model.ledger import Ledger
-from pyshim.model.vm import Capabilities, VmExitKind
+from pyshim.model.vm import Capabilities, LocalVm, VmExitKind
 from tests.fakes.hypervisor import FakeHypervisor
 
 _STEPS = {"create": "create_vm", "start": "start_vm", "pause": "pause_vm", "resume": "resume_vm", "stop": "stop_vm"}
@@ -54,7 +54,7 @@ class FakeVm(FakeHypervisor):
 
     def capabilities(self) -> Capabilities:
         found = super().capabilities()
-        pci_hotplug = self.config is not None and self.config.pci.hot_plug is not None
+        pci_hotplug = isinstance(self.config, LocalVm) and self.config.pci.hot_plug is not None
         return replace(found, block_hotplug=found.block_hotplug and self._block_hotplug, pci_hotplug=pci_hotplug)
 
     def die(self, reason: str) -> None:  # type: ignore[override]

@@ -63,6 +63,11 @@ async def _containerd(directory: Path) -> Client:
     return Client(ours)
 
 
+def _bundle(directory: Path) -> str:
+    (directory / "demo").mkdir()
+    return str(directory / "demo")
+
+
 @pytest.mark.parametrize(
     ("connects", "leaves"),
     [(False, False), (True, True), (True, False)],
@@ -93,7 +98,7 @@ async def test_a_created_sandbox_waits_for_its_start_as_long_as_containerd_is_co
     monkeypatch.setattr(pyshim.serve, "IDLE_S", 0.05)
     daemon, listener = daemon_in(tmp_path)
     options = AnyMessage(type_url="runtime.v1.PodSandboxConfig")
-    request = sandbox_pb2.CreateSandboxRequest(sandbox_id="demo", bundle_path=str(tmp_path), options=options)
+    request = sandbox_pb2.CreateSandboxRequest(sandbox_id="demo", bundle_path=_bundle(tmp_path), options=options)
 
     end = asyncio.create_task(daemon.run(listener))
     containerd = await _containerd(tmp_path)
@@ -128,7 +133,7 @@ async def test_a_shutdown_of_a_sandbox_that_was_never_started_ends_the_daemon(cr
     """Also while containerd keeps its connection."""
     daemon, listener = daemon_in(tmp_path)
     options = AnyMessage(type_url="runtime.v1.PodSandboxConfig" if created else "")
-    create = sandbox_pb2.CreateSandboxRequest(sandbox_id="demo", bundle_path=str(tmp_path), options=options)
+    create = sandbox_pb2.CreateSandboxRequest(sandbox_id="demo", bundle_path=_bundle(tmp_path), options=options)
     request = sandbox_pb2.ShutdownSandboxRequest(sandbox_id="demo").SerializeToString()
 
     end = asyncio.create_task(daemon.run(listener))

@@ -6,20 +6,23 @@ Source: containerd 2.3, internal/cri/server/podsandbox/sandbox_run_linux.go.
 
 import json
 import posixpath
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
 from typing import Any
 
 from msgspec.structs import replace
 
 from pyshim.model.ids import HostPath, SandboxId
-from pyshim.model.oci import ANNOTATION_KEYS, Caller, OciMount, OciSpec, parse_spec
-from pyshim.model.sandbox import CreateSandbox, PodConfig, PodDns
+from pyshim.model.oci import ANNOTATION_KEYS, Caller, ContainerKind, OciMount, OciSpec, parse_spec
+from pyshim.model.sandbox import CreateSandbox, PodConfig, PodDns, SandboxRequest
 from pyshim.pod.plan.guest_sandbox import unnamed_host
 from pyshim.resources.sizing.plan.pod_figures import CONTAINERD_PREFIX
 
 RESOLV_CONF, HOSTNAME, HOSTS = "/etc/resolv.conf", "/etc/hostname", "/etc/hosts"
 _RUNTIMES_PREFIX = "io.kubernetes.cri"
 """The prefix of containerd's and CRI-O's own keys. Dropped from a pod's annotations: its author wrote them."""
+_RUNTIMES_NAMES = "io.kubernetes."
+"""The prefix of all names that containerd, CRI-O and the kubelet write."""
 _RUNTIMES_KEYS = frozenset(key for keys in ANNOTATION_KEYS.values() for key in keys)
 _NETWORK_SYSCTLS = {"net.ipv4.ip_unprivileged_port_start": "0", "net.ipv4.ping_group_range": "0 2147483647"}
 """containerd's defaults for a pod with its own network: enable_unprivileged_ports, enable_unprivileged_icmp."""
@@ -46,6 +49,24 @@ def pod_spec(request: CreateSandbox, pod: PodConfig, files: Mapping[str, HostPat
         "linux": linux,
     }
     return parse_spec(json.dumps(raw).encode(), f"PodSandboxConfig of '{request.sandbox_id}'")
+
+
+def let_through(request: SandboxRequest, patterns: Iterable[str]) -> SandboxRequest:
+    """The request of a pod without its author's annotations that match none of the `patterns`.
+
+    Both APIs of containerd may pass on all that the author wrote. The keys of the container runtime stay: it replaces
+    those of the author. So do all annotations of a sandbox without a pod, whose caller is the node's operator.
+    """
+    if request.kind is not ContainerKind.POD_SANDBOX:
+        return request
+    allowed = (f"{_RUNTIMES_NAMES}*", *patterns)
+    kept = {
+        key: value
+        for key, value in request.spec.annotations.items()
+        if key in _RUNTIMES_KEYS or any(fnmatchcase(key, pattern) for pattern in allowed)
+    }
+    raw = {**request.spec.raw, "annotations": kept}
+    return replace(request, spec=replace(request.spec, annotations=kept, raw=raw))
 
 
 def pod_files(sandbox_id: SandboxId, pod: PodConfig, host_resolv_conf: bytes) -> Mapping[str, bytes]:

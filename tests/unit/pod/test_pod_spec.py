@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from pyshim.model.ids import HostPath, SandboxId
 from pyshim.model.oci import Caller, ContainerKind, OciSpec, caller_of, parse_spec, pod_of
-from pyshim.model.sandbox import CreateSandbox, PodConfig, PodDns, PodResourceSums
-from pyshim.pod.plan.pod_spec import pod_files, pod_spec, with_files
+from pyshim.model.sandbox import CreateSandbox, PodConfig, PodDns, PodResourceSums, SandboxRequest
+from pyshim.pod.plan.pod_spec import let_through, pod_files, pod_spec, with_files
 from pyshim.resources.sizing.plan.workload import workload
 
 POD = PodConfig(
@@ -78,6 +78,35 @@ def test_a_pods_own_annotations_never_pass_for_its_runtimes(forged: Mapping[str,
     spec = spec_of(replace(POD, annotations={**forged, "io.katacontainers.x": "y"}))
 
     assert spec.annotations == {**spec_of().annotations, "io.katacontainers.x": "y"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "patterns", "kept"),
+    [
+        pytest.param(ContainerKind.POD_SANDBOX, ("io.katacontainers.*",), {"io.katacontainers.x"}, id="default"),
+        pytest.param(ContainerKind.POD_SANDBOX, (), set(), id="none"),
+        pytest.param(ContainerKind.POD_SANDBOX, ("cdi.k8s.io/*",), {"cdi.k8s.io/gpu"}, id="devices permitted"),
+        pytest.param(
+            ContainerKind.SINGLE_CONTAINER,
+            ("io.katacontainers.*",),
+            {"io.katacontainers.x", "cdi.k8s.io/gpu", "example.com/note"},
+            id="no pod: the control",
+        ),
+    ],
+)
+def test_of_a_pods_own_annotations_those_count_that_the_node_lets_through(
+    kind: ContainerKind, patterns: tuple[str, ...], kept: set[str]
+) -> None:
+    """Both APIs may pass all of them on. The runtime's own stay."""
+    written = {"io.katacontainers.x": "1", "cdi.k8s.io/gpu": "vendor.com/class=vfio", "example.com/note": "x"}
+    spec = spec_of(replace(POD, annotations=written))
+    request = SandboxRequest(sandbox_id=SandboxId("p1"), kind=kind, spec=spec, options=None)
+
+    found = let_through(request, patterns).spec
+
+    assert {key for key in written if key in found.annotations} == kept
+    assert found.raw["annotations"] == found.annotations
+    assert (pod_of(found.annotations), caller_of(found.annotations)) == (pod_of(spec.annotations), Caller.CONTAINERD)
 
 
 def test_annotations_of_the_request_are_added_to_the_pods() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from pyshim.model.devices import DeviceQuestion, PodDevices
 from pyshim.model.errors import (
     AlreadyExists,
     Cancelled,
@@ -22,7 +23,7 @@ from pyshim.model.task import EXIT_KILLED, EXIT_SANDBOX_LOST, Status
 from pyshim.pod.served import ServedSandbox
 from pyshim.resources.network.plan.relay import BUILT_PROGRAM
 from tests.fakes.hypervisor import FakeHypervisor
-from tests.unit.pod.conftest import BUNDLES, Stack, outcomes, until
+from tests.unit.pod.conftest import BUNDLES, DOCUMENT, SANDBOX, Stack, outcomes, until
 
 POD = SandboxId("p1")
 CONFIG = PodConfig(
@@ -427,3 +428,40 @@ async def test_a_pod_without_a_shared_pid_namespace_has_no_such_process(stack: S
     await stack.run("one", ["sleep"], annotations=IN_POD, linux={"namespaces": [{"type": "pid"}]})
 
     assert list(stack.agent.containers) == ["one"]
+
+
+@pytest.mark.parametrize("bundle", ["/", "/run/containerd", f"{BUNDLES}/{POD}/..", f"{BUNDLES}/other"])
+async def test_a_bundle_that_does_not_bear_the_sandboxs_name_gets_no_files(
+    stack: Stack, api: ServedSandbox, bundle: str
+) -> None:
+    with pytest.raises(InvalidArgument, match=r"create sandbox .*: bundle .* has another name"):
+        await api.create(replace(request(), bundle=HostPath(bundle)))
+
+    assert stack.left() == {}
+
+
+@pytest.mark.parametrize("sandbox_api", [True, False], ids=["Sandbox API", "Task API"])
+@pytest.mark.parametrize("permitted", [False, True], ids=["as shipped", "the control"])
+async def test_an_authors_annotation_takes_no_device_of_the_node(
+    stack: Stack, api: ServedSandbox, sandbox_api: bool, permitted: bool
+) -> None:
+    forged = {"cdi.k8s.io/x": "vendor.com/class=vfio"}
+    questions: list[DeviceQuestion] = []
+
+    async def find(question: DeviceQuestion) -> PodDevices:
+        questions.append(question)
+        return PodDevices()
+
+    stack.find_devices = find
+    qemu = {**DOCUMENT["hypervisor"]["qemu"], "cold_plug_vfio": "root-port"}
+    stack.document = {
+        "hypervisor": {"qemu": qemu},
+        "runtime": {"pod_annotations": ["cdi.k8s.io/*"]} if permitted else {},
+    }
+    if sandbox_api:
+        await api.create(request(replace(CONFIG, annotations=forged)))
+        await api.start(POD)
+    else:
+        await stack.run("c1", ["sleep"], annotations={**SANDBOX, **forged})
+
+    assert questions[0].annotations == (forged if permitted else {})

@@ -41,7 +41,8 @@ def prepare(stack: Stack, *given: FoundDevice) -> list[DeviceQuestion]:
         return PodDevices(devices=(*given, *named) if question.kubelet_socket else named)
 
     stack.find_devices = find
-    stack.document = {"hypervisor": {"remote": {}}, "runtime": {"pod_resource_api_sock": "/run/kubelet.sock"}}
+    runtime = {"pod_resource_api_sock": "/run/kubelet.sock", "pod_annotations": ["io.katacontainers.*", "cdi.k8s.io/*"]}
+    stack.document = {"hypervisor": {"remote": {}}, "runtime": runtime}
     return questions
 
 
