@@ -19,7 +19,7 @@ from pyshim.model.guest import ContainerStats
 from pyshim.model.ids import ContainerId, ExecId, SandboxId
 from pyshim.model.observation import Trace, step
 from pyshim.model.oci import Caller, ContainerKind, Membership, OciSpec, membership, pod_of
-from pyshim.model.sandbox import EndedBy, SandboxRequest
+from pyshim.model.sandbox import EndedBy, Phase, SandboxRequest
 from pyshim.model.seams import ContainerAgent
 from pyshim.model.task import (
     EXIT_KILLED,
@@ -123,10 +123,13 @@ class Pod:
         return Membership(kind=ContainerKind.POD_CONTAINER, sandbox_id=self.life.sandbox_id)
 
     def _sandbox_of(self, member: Membership, container_id: ContainerId) -> tuple[SandboxLife, Sandbox]:
-        """The container's sandbox and its life. Raises NotFound if it is not this shim's."""
+        """The container's sandbox, which runs, and its life. Raises NotFound if it is not this shim's."""
         life = self.life
         if life is None or life.sandbox is None or life.sandbox_id != member.sandbox_id:
             raise NotFound(f"create container '{container_id}': no sandbox '{member.sandbox_id}' in this shim")
+        if life.phase is not Phase.RUNNING:
+            reason = life.failure or f"sandbox '{life.sandbox_id}' is {life.phase}"
+            raise Unavailable(f"create container '{container_id}': {reason}")
         return life, life.sandbox
 
     async def _create_owner(

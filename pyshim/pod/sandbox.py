@@ -130,25 +130,25 @@ class Sandbox:
         # shim there: time to make the share, which needs no program, and the network, whose programs end here.
         enter_cgroups = step("enter cgroups", self.cgroups.enter())
         if self.plan.config.is_remote:  # no process of this host serves the guest
-            await together(enter_cgroups, self._connect_and_bear(template, monitor))
+            await together(enter_cgroups, self._connect_and_make_vm(template, monitor))
         else:
             await together(enter_cgroups, self._connect())
-            await self._bear(template, monitor)
+            await self._make_vm(template, monitor)
         self.vm.network.serve(self.vm.agent)
 
     async def _connect(self) -> None:
         await together(make_share(self.services), self.network.connect())
 
-    async def _connect_and_bear(self, template: str, monitor: MonitorRpc) -> None:
+    async def _connect_and_make_vm(self, template: str, monitor: MonitorRpc) -> None:
         await self._connect()
-        await self._bear(template, monitor)
+        await self._make_vm(template, monitor)
 
-    async def _bear(self, template: str, monitor: MonitorRpc) -> None:
+    async def _make_vm(self, template: str, monitor: MonitorRpc) -> None:
         """The VM runs, and its agent has the sandbox. A birth that fails is undone before the next is tried."""
         for birth in births(self.plan, self.network.vm, template, self._env):
             before = len(self._undo)
             try:
-                await self._try(birth, monitor)
+                await self._try_birth(birth, monitor)
             except ShimError as exc:
                 if not await birth.gives_way(exc):
                     raise
@@ -158,7 +158,7 @@ class Sandbox:
             else:
                 return
 
-    async def _try(self, birth: Birth, monitor: MonitorRpc) -> None:
+    async def _try_birth(self, birth: Birth, monitor: MonitorRpc) -> None:
         vm = self.vm
         with birth.traced():
             await vm.start_virtiofsd()

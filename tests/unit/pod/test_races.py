@@ -156,6 +156,19 @@ async def test_a_creation_under_way_when_its_sandbox_is_deleted_fails_and_leaves
     assert stack.left() == {}
 
 
+async def test_a_container_is_refused_until_its_sandbox_runs(stack: Stack) -> None:
+    stack.agent.held["CreateSandbox"] = asyncio.Event()
+    creating = asyncio.ensure_future(stack.create("c1", ["sleep"], annotations=SANDBOX))
+    await until(lambda: "CreateSandbox" in stack.agent.calls)
+
+    with pytest.raises(Unavailable, match=r"^create container 'app': sandbox 'c1' is opening$"):
+        await stack.create("app", ["sleep"], annotations=MEMBER)
+
+    stack.agent.held["CreateSandbox"].set()
+    await creating
+    await stack.create("app", ["sleep"], annotations=MEMBER)
+
+
 async def test_a_cancelled_creation_is_undone_in_the_guest_too(stack: Stack) -> None:
     await run_pod(stack)
     stack.agent.late["CreateContainer"] = asyncio.Event()
