@@ -12,7 +12,7 @@ help: ## list the verbs
 setup: ## install what is missing: Debian packages (as root), the locked virtual environment, launchers in bin/
 	@scripts/setup
 
-guest: setup ## build the guest's kernel, initrd and root image into .build/guest, cached (GUEST="--suite bookworm --update")
+guest: setup ## build the guest's kernel, initrd and root image into .build/guest, cached (GUEST="--suite trixie --update")
 	@$(PYTHON) -m guest.image build $(GUEST)
 
 payload: setup guest ## what an image brings to a node, into .build/payload: wheels for every Python, the guest (docs/KUBERNETES.md)

@@ -465,7 +465,13 @@ def test_the_rust_virtiofsd_has_the_documented_rights_and_serves_files_of_any_ow
 def test_the_rust_virtiofsd_creates_with_a_supplementary_group(
     ctr: Ctr, name: str, plain_rootfs: Path, scratch: Path
 ) -> None:
-    """As fsGroup gives it. The guest's kernel sends the group since Linux 6.3."""
+    """As fsGroup gives it."""
+    manifest = Path(__file__).parents[1] / ".build/guest/manifest.json"
+    release = json.loads(manifest.read_text())["kernel_release"]
+    if tuple(map(int, re.findall(r"\d+", release)[:2])) < (6, 3):
+        pytest.skip(
+            f"the guest's kernel {release} sends no supplementary group (hint: make guest GUEST='--suite trixie')"
+        )
     config = shim_config.with_keys(scratch, {"virtio_fs_daemon": RUST_VIRTIOFSD})
     shared = scratch / "shared"
     shared.mkdir()

@@ -77,10 +77,12 @@ class Inputs:
         libraries = {"protobuf": metadata.version("protobuf")}
         return bill_of_materials(self.packages, libraries, agent=pyshim.__version__, key=key)
 
-    def add_agent(self, root: Path) -> None:
-        """The guest's agent is in the tree `root`. Raises BuildError."""
+    def add_agent(self, root: Path, drivers: list[str]) -> None:
+        """The guest's agent, which loads `drivers`, is in the tree `root`. Raises BuildError."""
         if self.kata_agent is None:
-            add_own_agent(root, python=self.suite.python, checkout=self.checkout, site_packages=self.site_packages)
+            add_own_agent(
+                root, drivers, python=self.suite.python, checkout=self.checkout, site_packages=self.site_packages
+            )
         else:
             add_kata_agent(root, self.kata_agent)
 

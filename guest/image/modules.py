@@ -51,6 +51,10 @@ class ModuleStore:
                 found.update(self._needed[name])
         return sorted(found)
 
+    def loadable(self, names: Iterable[str]) -> list[str]:
+        """Those of `names` that are not built into the kernel, in their order."""
+        return [name for name in names if name not in self._builtin]
+
     def below(self, directories: Iterable[str]) -> list[str]:
         """The sorted names of all modules in `directories` of the kernel's sources and below."""
         starts = tuple(f"kernel/{directory}/" for directory in directories)

@@ -44,9 +44,17 @@ def library_files(site_packages: Path) -> list[Path]:
 
 
 def write_root(
-    root: Path, *, suite: Suite, packages: Iterable[Path], store: ModuleStore, add_agent: Callable[[Path], None]
+    root: Path,
+    *,
+    suite: Suite,
+    packages: Iterable[Path],
+    store: ModuleStore,
+    add_agent: Callable[[Path, list[str]], None],
 ) -> None:
-    """Make the root file system in the empty directory `root` out of unpacked packages, modules and an agent."""
+    """Make the root file system in the empty directory `root` out of unpacked packages, modules and an agent.
+
+    `add_agent` gets the root and the modules that the agent loads.
+    """
     for directory in ("bin", "lib", "lib64", "sbin"):
         (root / "usr" / directory).mkdir(parents=True)
         (root / directory).symlink_to(f"usr/{directory}")
@@ -59,14 +67,14 @@ def write_root(
     (root / "etc/mtab").symlink_to("../proc/self/mounts")
     (root / "sbin/modprobe").symlink_to("../bin/busybox")  # the path by which the kernel calls it
     _link_busybox(root)
-    add_agent(root)
+    add_agent(root, store.loadable(recipe.LATER_MODULES))
     loaded = (*recipe.FIRST_MODULES, *recipe.PMEM_MODULES, *recipe.LATER_MODULES)
     store.install(root, (*loaded, *recipe.ON_DEMAND_MODULES, *store.below(recipe.ON_DEMAND_DIRECTORIES)))
 
 
-def add_own_agent(root: Path, *, python: str, checkout: Path, site_packages: Path) -> None:
+def add_own_agent(root: Path, drivers: list[str], *, python: str, checkout: Path, site_packages: Path) -> None:
     """Our agent, its libraries and byte code of all Python modules are in the tree `root`, whose interpreter is
-    `python`.
+    `python`. It loads the modules `drivers`.
     """
     (root / "usr/bin/python3").symlink_to(python)
     agent = root / recipe.AGENT_DIRECTORY
@@ -76,7 +84,7 @@ def add_own_agent(root: Path, *, python: str, checkout: Path, site_packages: Pat
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, target)
     shutil.copyfile(_HERE / "start.py", agent / "start.py")
-    (agent / "drivers").write_text("".join(f"{module}\n" for module in recipe.LATER_MODULES))
+    (agent / "drivers").write_text("".join(f"{module}\n" for module in drivers))
     _compile(root, python)
 
 
@@ -139,7 +147,7 @@ def write_initrd(directory: Path, *, busybox: Path, store: ModuleStore) -> None:
         ("modules.pmem", recipe.PMEM_MODULES),
         ("modules.later", recipe.LATER_MODULES),  # for kata-agent: ours has a list of its own
     ):
-        (directory / "etc" / name).write_text(" ".join(modules) + "\n")
+        (directory / "etc" / name).write_text(" ".join(store.loadable(modules)) + "\n")
     store.install(directory, (*recipe.FIRST_MODULES, *recipe.PMEM_MODULES))
 
 
