@@ -227,6 +227,12 @@ class OciSpec(msgspec.Struct, frozen=True, kw_only=True):
     selinux_label: str = ""
     """The label of the container's process. containerd gives all containers of a pod the same pair of categories."""
 
+    @property
+    def group_ids(self) -> tuple[int, ...]:
+        """The supplementary groups of the container's first process, the pod's fsGroup among them."""
+        user = (self.raw.get("process") or {}).get("user") or {}
+        return tuple(user.get("additionalGids") or ())
+
     def is_in_hosts(self, kind: str) -> bool:
         """The container is in the host's namespace of this kind. False if the spec lists no namespaces at all."""
         return bool(self.namespaces) and self.namespace_path(kind) is None

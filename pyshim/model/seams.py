@@ -165,6 +165,8 @@ class ProcessStreams(Protocol):
 
 class Virtiofsd(Protocol):
     pid: int
+    takes_groups: bool
+    """It applies the supplementary groups that the guest sends with a request (Linux 6.3 and later do)."""
 
     async def wait(self) -> str:
         """Waits for the end of the process; returns how it ended, with its last output."""

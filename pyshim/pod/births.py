@@ -8,6 +8,7 @@ about its guest, is seen by another.
 import asyncio
 import logging
 import os
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Protocol
 
@@ -62,6 +63,7 @@ class PodVm:
         self._agent: Agent | None = None
         self._refusal = ""
         self._virtiofsd: Virtiofsd | None = None
+        self._has_noted_groups = False
         self.pid = 0
         """The VMM's pid, also after its end, since containerd goes on using it; 0 before its start. For a remote VM,
         the shim's, as with Kata."""
@@ -101,6 +103,16 @@ class PodVm:
     def virtiofsd_pid(self) -> int:
         """virtiofsd's pid, also after its end; 0 before its start."""
         return self._virtiofsd.pid if self._virtiofsd is not None else 0
+
+    def note_groups(self, container_id: str, group_ids: Sequence[int]) -> None:
+        """The log says, once for a pod, that supplementary groups give a container no rights on shared files."""
+        share = self._virtiofsd
+        if group_ids and share is not None and not share.takes_groups and not self._has_noted_groups:
+            self._has_noted_groups = True
+            log.warning(
+                "supplementary groups give no rights on shared files",
+                extra={"container": container_id, "groups": list(group_ids), "reason": "QEMU's C virtiofsd"},
+            )
 
     def take_agent(self) -> Agent | None:
         """The agent, if it has answered, for its last calls; `agent` raises Unavailable from now on."""

@@ -152,6 +152,7 @@ class Container:
 
     async def _make(self, timeout_s: float) -> Process:
         sandbox, vm = self._sandbox, self._sandbox.vm
+        vm.note_groups(self.id, self._spec.group_ids)
         if self.plan.share_mounts or self.plan.binds:
             self._undo.push(self._free_share, sandbox.agent)
         await make_mounts(self.plan, host=self._env.host, ledger=sandbox.services.ledger, undo=self._undo)

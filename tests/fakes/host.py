@@ -95,6 +95,7 @@ class FakeStreams:
 class FakeVirtiofsd:
     def __init__(self, host: "FakeHost") -> None:
         self.pid = 77
+        self.takes_groups = host.share_takes_groups
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._host = host
 
@@ -132,6 +133,7 @@ class FakeHost:
         self.placed: dict[str, Place] = {}
         """The places of sources; of the others nothing is known."""
         self.daemons: set[FakeVirtiofsd] = set()
+        self.share_takes_groups = True
         self.streams: dict[str, FakeStreams] = {}
         self.sources: dict[str, SourceFacts] = {}
         self.cgroup_tree = FakeCgroups(self.faults.hit)

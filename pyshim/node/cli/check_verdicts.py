@@ -59,6 +59,10 @@ def verdicts(host: HostReport, runtime_class: Mapping[str, Fraction] | None = No
     )
 
 
+_C_VIRTIOFSD = "virtiofsd version"
+"""The beginning of what QEMU's C program says of itself; Rust's says `virtiofsd 1.13.0`."""
+
+
 def _ok(subject: str, text: str) -> HostVerdict:
     return HostVerdict(subject=subject, level=VerdictLevel.OK, text=text)
 
@@ -195,6 +199,12 @@ def _configuration(host: HostReport) -> Iterator[HostVerdict]:
             "virtiofsd",
             f"'{host.virtiofsd.path}': {host.virtiofsd.error}",
             "install virtiofsd (Debian 12: qemu-system-common), and name it in virtio_fs_daemon",
+        )
+    elif host.virtiofsd.text.startswith(_C_VIRTIOFSD):
+        yield _warning(
+            "virtiofsd",
+            f"{host.virtiofsd.text}: supplementary groups (fsGroup) give no rights on shared files",
+            "install Rust's virtiofsd (Debian 13: package virtiofsd), and name it in virtio_fs_daemon",
         )
     else:
         yield _ok("virtiofsd", host.virtiofsd.text or host.virtiofsd.path)

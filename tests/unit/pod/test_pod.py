@@ -481,3 +481,18 @@ async def test_crio_sees_the_end_of_a_sandbox_after_it_has_left_the_host(stack: 
     assert [entry for records in stack.records for entry in records.ledger.entries] == []
     assert (await stack.pod.delete(container, None))[1].status == 137
     assert stack.left() == {}
+
+
+@pytest.mark.parametrize(("takes_groups", "lines"), [(False, 1), (True, 0)])
+async def test_groups_that_a_share_does_not_know_are_named_once_for_a_pod(
+    stack: Stack, caplog: pytest.LogCaptureFixture, takes_groups: bool, lines: int
+) -> None:
+    stack.host.share_takes_groups = takes_groups
+    process = {"args": ["sleep"], "cwd": "/", "user": {"uid": 1, "gid": 1, "additionalGids": [1001]}}
+    await stack.run("c1", ["sleep"], annotations=SANDBOX)
+    for name in ("a", "b"):
+        await stack.run(name, ["sleep"], annotations=MEMBER, process=process)
+
+    noted = [record for record in caplog.records if record.getMessage().startswith("supplementary groups")]
+
+    assert [vars(record)["groups"] for record in noted] == [[1001]] * lines

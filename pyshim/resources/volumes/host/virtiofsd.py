@@ -238,6 +238,7 @@ class VirtiofsdProcess:
         shared_dir: str,
         namespace: ShareNamespace | None,
         *,
+        takes_groups: bool,
         ledger: Ledger,
         entries: tuple[LedgerEntry, ...],
     ) -> None:
@@ -248,6 +249,8 @@ class VirtiofsdProcess:
         self._ledger = ledger
         self._entries = entries
         self.pid = child.pid
+        self.takes_groups = takes_groups
+        """Rust's does; QEMU's C one has the container's user and first group only."""
 
     async def wait(self) -> str:
         """The way it ended, with its last output, once it has."""
@@ -305,7 +308,14 @@ async def start_virtiofsd(
         raise
     log.info("virtiofsd started", extra={"pid": child.pid, "shared_dir": plan.shared_dir})
     process_entry = LedgerEntry(kind=ResourceKind.PROCESS, key=command.key)
-    return VirtiofsdProcess(child, plan.shared_dir, namespace, ledger=ledger, entries=(process_entry, socket_entry))
+    return VirtiofsdProcess(
+        child,
+        plan.shared_dir,
+        namespace,
+        takes_groups=flavour is VirtiofsdFlavour.RUST,
+        ledger=ledger,
+        entries=(process_entry, socket_entry),
+    )
 
 
 async def _confine(

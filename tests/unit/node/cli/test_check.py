@@ -157,6 +157,7 @@ def test_a_node_on_which_nothing_is_amiss_is_ok_in_every_line(made_up: Callable[
         ({}, {}, {"qemu": subprocess.CalledProcessError(127, "q")}, "qemu", "missing", "it exited 127"),
         ({}, {}, {"qemu": subprocess.TimeoutExpired("q", 20)}, "qemu", "missing", "it did not answer within 20 s"),
         ({}, {}, {"v": FileNotFoundError(2, "x")}, "virtiofsd", "missing", "'/v': ENOENT"),
+        ({}, {}, {"v": "virtiofsd version 7.2.22 (Debian)"}, "virtiofsd", "warning", "supplementary groups"),
         ({}, {"shared_fs": "none"}, {"v": FileNotFoundError(2, "x")}, "virtiofsd", "ok", "not needed"),
         ({"k": None}, {}, {}, "guest", "missing", "not there: /k"),
         ({}, {"confidential_guest": True, "confidential_technology": "tdx"}, {}, "tee", "missing", "kvm_intel"),
