@@ -26,8 +26,8 @@ from pyshim.start import zygote as link
 from pyshim.start.daemonize import above_table, become_daemon, join_cgroup, open_log, raise_oom_score
 from pyshim.start.invocation import BootstrapError
 
-_WITHIN_S = 1.0
-"""Other callers wait meanwhile. `start` sends its request as soon as it is connected."""
+WITHIN_S = 1.0
+"""Seconds for a caller's request. `start` sends it as soon as it is connected."""
 _FDS = 2
 
 
@@ -49,18 +49,17 @@ class Request(NamedTuple):
         os.close(self.cwd_fd)
 
 
-def receive(caller: socket.socket, world: World) -> Request:
-    """The request of the process at the other end of `caller`, which lives in our `world`.
+def receive(caller: socket.socket, pid: int) -> Request:
+    """The request of the process `pid` at the other end of `caller`.
 
-    Raises CallerDiffers, ValueError for a request that makes no sense, OSError for a caller that has gone or says
+    Raises ValueError for a request that makes no sense, OSError for a caller that has gone or says
     nothing; then no descriptor of it stays open.
     """
-    pid = _checked_peer(caller, world)
-    caller.settimeout(_WITHIN_S)
+    caller.settimeout(WITHIN_S)
     try:
         body, fds, flags, _ = socket.recv_fds(caller, link.MAX_REQUEST_BYTES, _FDS)
     except TimeoutError as error:
-        raise TimeoutError(f"the request did not come within {_WITHIN_S:g} s") from error
+        raise TimeoutError(f"the request did not come within {WITHIN_S:g} s") from error
     try:
         if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
             raise ValueError("the request is cut")
@@ -76,7 +75,7 @@ def receive(caller: socket.socket, world: World) -> Request:
     return Request(pid, program, words, shim_cgroup, environment, log_path, *fds)
 
 
-def _checked_peer(caller: socket.socket, world: World) -> int:
+def checked_peer(caller: socket.socket, world: World) -> int:
     """The pid of the process that connected, which lives in our world. Raises CallerDiffers, OSError.
 
     Source: unix(7), SO_PEERCRED.

@@ -3,13 +3,16 @@
 import fcntl
 import gc
 import importlib
+import math
 import os
+import select
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from pyshim import log as shim_log
 from pyshim.host.processes.caller import CallerDiffers, ProcessCgroups, fresh_signals, world_of
@@ -20,7 +23,7 @@ from pyshim.start import zygote as link
 from pyshim.start.daemonize import raise_oom_score
 from pyshim.start.invocation import BootstrapError
 from pyshim.zygote.code import LoadedCode
-from pyshim.zygote.fork import ZYGOTES_SIGNALS, Request, become_daemon_of, receive, refuse, say
+from pyshim.zygote.fork import WITHIN_S, ZYGOTES_SIGNALS, Request, become_daemon_of, checked_peer, receive, refuse, say
 
 SHIM_MODULES = ("pyshim.serve", "concurrent.futures.thread")
 """Modules that a shim uses; asyncio imports the second one when it first needs a thread."""
@@ -91,6 +94,15 @@ def _end(number: int, frame: object) -> NoReturn:
     raise _Ended
 
 
+class _Caller(NamedTuple):
+    """A process of our world that has connected."""
+
+    connection: socket.socket
+    pid: int
+    until: float
+    """The end of its time to send its request."""
+
+
 class _Server:
     """Listens at `path`. Raises OSError, or BootstrapError when its code changed while it was imported."""
 
@@ -107,22 +119,20 @@ class _Server:
         self._listener.bind(path)
         os.umask(before)
         self._listener.listen(_BACKLOG)
-        self._listener.settimeout(idle_s or None)
+        self._idle_s = idle_s or math.inf
+        self._silent: dict[int, _Caller] = {}
+        """Callers that have sent nothing yet, by descriptor and oldest first."""
 
     def serve(self) -> list[str] | None:
         """In a child the words of the daemon it is; None in the zygote, when it shall end."""
         if exposed := writable_by_others(code_paths()):
             say(f"warning: users other than root can change the code of shims: {', '.join(exposed)}")
         say("ready")
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except TimeoutError:
-                return None
-            with connection:
+        while (caller := self._next_caller()) is not None:
+            with caller.connection as connection:
                 try:
-                    request = receive(connection, self._world)
-                except (OSError, ValueError, CallerDiffers) as error:
+                    request = receive(connection, caller.pid)
+                except (OSError, ValueError) as error:
                     refuse(connection, str(error))
                     continue
                 if not self._code.is_current():
@@ -140,8 +150,48 @@ class _Server:
                 if child == 0:
                     # The daemon's descriptors get numbers which these objects must not close again.
                     self._listener.detach()
+                    for silent in self._silent.values():
+                        silent.connection.detach()
                     return become_daemon_of(connection.detach(), request, self._cgroups)
                 request.close()
+        return None
+
+    def _next_caller(self) -> _Caller | None:
+        """The next caller with a request or an end; None when nobody has connected for the idle time.
+
+        One that says nothing for WITHIN_S is refused, and delays no other.
+        """
+        poll = select.poll()
+        for fd in (self._listener.fileno(), *self._silent):
+            poll.register(fd, select.POLLIN)
+        idle_until = time.monotonic() + self._idle_s
+        while (now := time.monotonic()) < idle_until:
+            while self._silent and (oldest := next(iter(self._silent.values()))).until <= now:
+                poll.unregister(oldest.connection)
+                del self._silent[oldest.connection.fileno()]
+                with oldest.connection:
+                    refuse(oldest.connection, f"the request did not come within {WITHIN_S:g} s")
+            until = min([idle_until, *(each.until for each in self._silent.values())])
+            ready = poll.poll(None if until == math.inf else max(0, math.ceil(1000 * (until - now))))
+            for fd, _ in ready:
+                if fd in self._silent:
+                    return self._silent.pop(fd)
+            if ready:
+                idle_until = time.monotonic() + self._idle_s
+                if (caller := self._accepted()) is not None:
+                    self._silent[caller.connection.fileno()] = caller
+                    poll.register(caller.connection, select.POLLIN)
+        return None
+
+    def _accepted(self) -> _Caller | None:
+        """The process that has connected; None for one that is refused."""
+        connection, _ = self._listener.accept()
+        try:
+            return _Caller(connection, checked_peer(connection, self._world), time.monotonic() + WITHIN_S)
+        except (OSError, CallerDiffers) as error:
+            with connection:
+                refuse(connection, str(error))
+            return None
 
     def close(self) -> None:
         """The address is free for a successor."""

@@ -1,5 +1,6 @@
 """The zygote: what it forks is what an exec would have made; where it cannot fork, the exec says why."""
 
+import contextlib
 import fcntl
 import os
 import shutil
@@ -469,6 +470,20 @@ def test_a_caller_that_asks_nothing_is_refused_after_a_while_and_others_are_serv
         assert is_forked(bare_bench, "c1"), zygote.said
         silent.settimeout(30)
         assert silent.recv(link.MAX_REPLY_BYTES) == b"no: the request did not come within 1 s"
+
+
+def test_many_callers_that_ask_nothing_do_not_delay_one_that_asks(bare_bench: StartBench) -> None:
+    """Each may be silent for a second; one after the other they would take minutes."""
+    zygote = bare_bench.with_zygote()
+    with contextlib.ExitStack() as silent:
+        for _ in range(200):
+            caller = silent.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+            caller.connect(link.address(str(bare_bench.zygote_dir)))
+
+        assert is_forked(bare_bench, "c1"), zygote.said
+
+        caller.settimeout(30)
+        assert caller.recv(link.MAX_REPLY_BYTES) == b"no: the request did not come within 1 s"
 
 
 def test_a_caller_that_hangs_up_without_a_request_costs_no_child(bare_bench: StartBench) -> None:
