@@ -40,6 +40,7 @@ _FURNITURE = frozenset(
         "/run/pyshim",
         "/run/pyshim/metrics",
         "/run/pyshim/sandboxes",
+        "/run/pyshim/sockets",
         "/run/pyshim/virtiofsd",
     }
 )
