@@ -108,7 +108,6 @@ def test_a_program_with_capabilities_gives_them_to_a_user(ctr: Ctr, name: str, s
     os.setxattr(rootfs / "bin/busybox-caps", "security.capability", BINDS_LOW_PORTS)
     script = "busybox grep CapEff /proc/self/status; busybox-caps grep CapEff /proc/self/status"
 
-    words = ctr.run_words("--rm", "--user", "101", "--env", "PATH=/bin", "--rootfs")
-    found = ctr(*words, rootfs, name, "sh", "-c", script).out.split()
+    found = _run(ctr, name, rootfs, f"su alice -c '{script}'").out.split()
 
     assert found[1::2] == ["0000000000000000", "0000000000000400"]
