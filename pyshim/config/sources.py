@@ -209,7 +209,7 @@ def _read(path: str) -> bytes:
 
 def _parse(data: bytes, where: str) -> tuple[dict[str, Any], dict[Path, int]]:
     """The document and the lines of its keys. Floats are fractions, so that sizing computes with exact numbers."""
-    refused = damaged(f"configuration {where}")
+    refused = damaged(f"configuration '{where}'")
     return toml_value(data, refused, parse_float=exact_number), key_lines(data.decode())
 
 

@@ -47,8 +47,9 @@ def described(kind: type[T]) -> type[T]:
 
 
 def damaged(where: str, error: type[Exception] = InvalidArgument, hint: str = "") -> Refused:
-    """Errors of this class about the document `where`: `read '/run/x': not JSON: ... (hint: ...)`."""
-    return lambda sentence: error(f"read {where!r}: {sentence}{f' (hint: {hint})' if hint else ''}")
+    """Errors of this class about the document `where`, a path or words: `read '/run/x': not JSON: ... (hint: ...)`."""
+    what = f"'{where}'" if where.startswith("/") else where
+    return lambda sentence: error(f"read {what}: {sentence}{f' (hint: {hint})' if hint else ''}")
 
 
 def json_value(data: bytes | str, refused: Refused, *, number: Callable[[str], Any] | None = None) -> Any:
@@ -61,7 +62,7 @@ def json_value(data: bytes | str, refused: Refused, *, number: Callable[[str], A
         text = data if isinstance(data, str) else data.decode()
         return json.loads(text, parse_int=number, parse_float=number, parse_constant=_no_constant)
     except UnicodeDecodeError as error:
-        raise refused(f"not UTF-8 at byte {error.start}") from error
+        raise refused(f"not JSON: not UTF-8 at byte {error.start}") from error
     except RecursionError as error:
         raise refused("not JSON: nested too deeply") from error
     except ValueError as error:
@@ -95,7 +96,8 @@ def toml_value(data: bytes | str, refused: Refused, *, parse_float: Callable[[st
         check_toml_keys(text)
         return tomllib.loads(text, parse_float=parse_float)
     except UnicodeDecodeError as error:
-        raise refused(f"not UTF-8 at byte {error.start}") from error
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise refused(f"not UTF-8 at byte {error.start}, line {line}") from error
     except RecursionError as error:
         raise refused("not TOML: nested too deeply") from error
     except ValueError as error:

@@ -305,7 +305,7 @@ def parse_spec(data: bytes, where: str) -> OciSpec:
     def refused(problem: str) -> InvalidArgument:
         return InvalidArgument(f"read spec '{where}': {problem}")
 
-    raw = json_value(data, refused)
+    raw = json_value(data, lambda problem: InvalidArgument(f"parse spec '{where}': {problem}"))
     document = decoded(raw, _Document, refused)
     process, root, linux = document.process, document.root, document.linux or _Linux()
     mounts, namespaces = document.mounts or (), linux.namespaces or ()

@@ -100,10 +100,16 @@ def _tsc_khz(cpuinfo: str, flags: frozenset[str]) -> int:
 
 
 def _cpu_count(proc_root: str, sys_root: str) -> int:
-    """CPUs that are online and that this process may use; at least 1."""
+    """CPUs that are online and that pods may have; at least 1.
+
+    The affinity of this process says nothing of pods: the container runtime may have been given few CPUs (CPUAffinity
+    of its unit). The cpuset at the top of the mounted cgroups does, on a node that is itself a container.
+    """
     online = _cpu_list(read(f"{sys_root}/devices/system/cpu/online"))
-    allowed = _cpu_list(_field(read(f"{proc_root}/self/status"), "Cpus_allowed_list"))
-    usable = online & allowed if online and allowed else online | allowed
+    tops = ("cpuset.cpus.effective", "cpuset/cpuset.effective_cpus", "cpuset/cpuset.cpus")
+    given = next(filter(None, (_cpu_list(read(f"{sys_root}/fs/cgroup/{name}")) for name in tops)), frozenset())
+    allowed = given or online or _cpu_list(_field(read(f"{proc_root}/self/status"), "Cpus_allowed_list"))
+    usable = online & allowed if online else allowed
     return max(1, len(usable))
 
 

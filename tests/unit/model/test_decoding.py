@@ -104,12 +104,12 @@ GOOD = b'{"key": "k", "files": [["/a", "1"]], "either": "x"}'
 @pytest.mark.parametrize(
     ("data", "sentence"),
     [
-        (b'{"key": "\xff"}', "not UTF-8 at byte 9"),
+        (b'{"key": "\xff"}', "not JSON: not UTF-8 at byte 9"),
         (b"", "not JSON: Expecting value: line 1 column 1 (char 0)"),
         (b"{", "not JSON: Expecting property name"),
         (GOOD + b"}", "not JSON: Extra data"),
         (b"\xef\xbb\xbf" + GOOD, "not JSON: Unexpected UTF-8 BOM"),
-        (GOOD.decode().encode("utf-16"), "not UTF-8 at byte 0"),
+        (GOOD.decode().encode("utf-16"), "not JSON: not UTF-8 at byte 0"),
         (b'{"key": "k", "either": NaN}', "not JSON: NaN is not a number"),
         (b"9" * 5000, "not JSON: Exceeds the limit"),
         (b"[" * 100_000, "not JSON: nested too deeply"),
@@ -135,9 +135,9 @@ def test_a_damaged_document_is_one_error_with_the_place(data: bytes, sentence: s
 
 def test_a_list_can_be_a_document() -> None:
     assert from_json(b'[{"key": "k"}]', tuple[Record, ...], ValueError) == (Record("k"),)
-    with pytest.raises(InvalidArgument, match=r"^read 'x': not a list$"):
+    with pytest.raises(InvalidArgument, match=r"^read x: not a list$"):
         from_json(b"{}", tuple[Record, ...], damaged("x"))
-    with pytest.raises(InvalidArgument, match=r"^read 'x': \[0\]\.key is not a string$"):
+    with pytest.raises(InvalidArgument, match=r"^read x: \[0\]\.key is not a string$"):
         from_json(b'[{"key": 1}]', tuple[Record, ...], damaged("x"))
 
 

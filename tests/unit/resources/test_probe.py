@@ -109,18 +109,25 @@ def test_why_kvm_is_not_usable(roots: Roots, device: bool, create_vm: Any, reaso
 
 
 @pytest.mark.parametrize(
-    ("online", "allowed", "count"),
+    ("online", "cpuset", "allowed", "count"),
     [
-        pytest.param("0-7\n", "0-7", 8, id="all"),
-        pytest.param("0-2,5\n", "0-127", 4, id="online-limits"),
-        pytest.param("0-7\n", "1,3", 2, id="affinity-limits"),
-        pytest.param("0-3\n", "2-5", 2, id="both-limit"),
-        pytest.param("", "0-3", 4, id="no-sysfs"),
-        pytest.param("garbage", "x-y,1", 1, id="malformed"),
+        pytest.param("0-7\n", "0-7", "0-7", 8, id="all"),
+        pytest.param("0-2,5\n", "0-127", "0-127", 4, id="online-limits"),
+        pytest.param("0-7\n", "0-7", "0", 8, id="a-confined-containerd-confines-no-vms"),
+        pytest.param("0-7\n", "", "0", 8, id="no-cpuset"),
+        pytest.param("0-7\n", "1,3", "0-7", 2, id="node-in-a-container"),
+        pytest.param("0-3\n", "2-5", "0-7", 2, id="a-cpu-went-offline"),
+        pytest.param("", "0-3", "0", 4, id="no-sysfs"),
+        pytest.param("", "", "0-3", 4, id="affinity-at-last"),
+        pytest.param("garbage", "x-y,1", "x", 1, id="malformed"),
     ],
 )
-def test_cpus_are_those_online_and_allowed(roots: Roots, online: str, allowed: str, count: int) -> None:
+@pytest.mark.parametrize("file", ["cpuset.cpus.effective", "cpuset/cpuset.effective_cpus", "cpuset/cpuset.cpus"])
+def test_cpus_are_those_online_that_pods_may_have(
+    roots: Roots, online: str, cpuset: str, allowed: str, count: int, file: str
+) -> None:
     roots.write("sys/devices/system/cpu/online", online)
+    roots.write(f"sys/fs/cgroup/{file}", cpuset)
     roots.write("proc/self/status", f"Name:\tpython\nCpus_allowed:\tff\nCpus_allowed_list:\t{allowed}\n")
 
     assert roots.probe().cpu_count == count

@@ -93,7 +93,7 @@ def _crios(annotations: Mapping[str, str]) -> PodFigures:
 
 def _crio_resources(key: str, text: str) -> _CrioResources:
     """The resources in `text`; none where Go wrote `null`."""
-    refused = damaged(f"annotation {key}")
+    refused = damaged(f"annotation '{key}'")
     found = decoded(json_value(text, refused) or {}, _CrioResources, refused)
     for name in _CrioResources.__struct_fields__:
         in_64_bits(getattr(found, name), f"annotation '{key}': {name}")

@@ -87,7 +87,7 @@ def _size(config: Config, host: HostFacts, request: Workload) -> SizingRecord:
             least=(least_mib, f"the smallest VM, {least_mib} MiB"),
             most=memory_limit(hypervisor, host),
         ),
-        warnings=(),
+        warnings=request.warnings,
     )
 
 

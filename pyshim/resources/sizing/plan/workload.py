@@ -21,6 +21,7 @@ DEFAULT_PERIOD_US = 100_000
 """The kernel's period where a spec names none. Source: Documentation/scheduler/sched-bwc.rst."""
 _UNLIMITED_FROM = 1 << 62
 """Memory limits from here on mean "none": the kernel's page counter maximum and what stands for it in the field."""
+_NO_QUOTAS = "the kubelet sets no CPU quotas (cpuCFSQuota: false), so vCPUs are those of the pod's CPU requests"
 _GROUPS = ("cpu", "memory", "pids", "blockIO", "network", "rdma", "unified")
 
 
@@ -33,6 +34,8 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     memory_source: str
     hugepage_bytes: int = 0
     """Huge pages the guest sets aside: memory beside the limit, so it is added to it."""
+    warnings: tuple[str, ...] = ()
+    """For the sizing's record."""
 
     @property
     def total_bytes(self) -> int:
@@ -49,6 +52,8 @@ class CpuRequest(msgspec.Struct, frozen=True, kw_only=True):
     period_us: int
     shares: int
     cpus: frozenset[int]
+    is_quota_off: bool
+    """The CPUs are not limited by a quota, although there may be a limit: only the shares tell of them."""
 
     @property
     def by_quota(self) -> Fraction:
@@ -56,12 +61,12 @@ class CpuRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def by_shares(self) -> Fraction:
-        """CPUs behind the shares, only where the quota is switched off (-1): containers with CPUs of their own.
+        """CPUs behind the shares, only where the quota is off: of containers with CPUs of their own, or of all pods.
 
         The kubelet writes floor(milliCPU * 1024 / 1000) shares, from which the milliCPU are computed here. Kata rounds
         up to whole CPUs at this point; for whole CPUs, such as exclusive ones, both results agree.
         """
-        if self.quota_us >= 0 or self.shares <= MIN_SHARES:
+        if not self.is_quota_off or self.shares <= MIN_SHARES:
             return Fraction(0)
         return Fraction(-(-self.shares * 1000 // SHARES_PER_CPU), 1000)
 
@@ -108,8 +113,10 @@ def cpu_request(resources: Mapping[str, Any]) -> CpuRequest:
     period = _member(members, "cpu.period")
     if period < 0:
         raise InvalidArgument(f"read spec: linux.resources.cpu.period is negative: {period}")
+    quota = _member(members, "cpu.quota")
     return CpuRequest(
-        quota_us=_member(members, "cpu.quota"),
+        quota_us=quota,
+        is_quota_off=quota < 0,
         period_us=period or DEFAULT_PERIOD_US,
         shares=_member(members, "cpu.shares"),
         cpus=cpu_set(members.get("cpus") or "", "linux.resources.cpu.cpus"),
@@ -151,7 +158,9 @@ def _pod_cpu(figures: PodFigures) -> CpuRequest:
     quota, period = figures.quota_us, figures.period_us
     if quota > 0 and period <= 0:
         raise InvalidArgument(f"read {figures.quota_source}: {quota} without a period gives no ratio")
-    return CpuRequest(quota_us=quota, period_us=period, shares=figures.shares, cpus=frozenset())
+    # The kubelet writes a period for every pod, with a limit or without, unless cpuCFSQuota is false: then it is 0.
+    is_off = quota < 0 or quota == period == 0
+    return CpuRequest(quota_us=quota, period_us=period, shares=figures.shares, cpus=frozenset(), is_quota_off=is_off)
 
 
 def _pod_workload(figures: PodFigures) -> Workload:
@@ -164,6 +173,7 @@ def _pod_workload(figures: PodFigures) -> Workload:
         vcpus_source=vcpus_source,
         memory_bytes=memory_bytes,
         memory_source=figures.memory_source if memory_bytes else NO_MEMORY_LIMIT,
+        warnings=(_NO_QUOTAS,) if vcpus and not (figures.quota_us or figures.period_us) else (),
     )
 
 

@@ -1,22 +1,26 @@
 """Properties of every size: never below the exact sum, never a unit above it, monotone, blind to order."""
 
+import math
 from fractions import Fraction
 from itertools import pairwise
 from typing import Any
 
-from hypothesis import given
+import pytest
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from pyshim.config.load import build_config
 from pyshim.config.sources import Source
 from pyshim.model.config import Config
+from pyshim.model.errors import InvalidArgument
 from pyshim.model.host_facts import HostFacts
+from pyshim.model.oci import ContainerKind
 from pyshim.model.sizing import SizingRecord, dimension
 from pyshim.model.units import MIB
 from pyshim.resources.sizing.plan.resize import Demand, VmSize, resize_plan
 from pyshim.resources.sizing.plan.static import static_size
-from pyshim.resources.sizing.plan.workload import Workload
+from pyshim.resources.sizing.plan.workload import Workload, workload
 from tests.fakes.facts import host_facts
 
 HUGE = host_facts(cpu_count=1 << 20, memory_mib=1 << 40)
@@ -215,3 +219,31 @@ def test_requested_figures_stand_in_for_smaller_limits_and_shrink_nothing(
     assert both.vcpus.exact == (max(alone.vcpus.exact, as_limits.vcpus.exact) if vcpus else alone.vcpus.exact)
     memory = max(alone.memory_mib.exact, as_limits.memory_mib.exact) if mib else alone.memory_mib.exact
     assert both.memory_mib.exact == memory
+
+
+@settings(max_examples=10_000, deadline=None)
+@given(
+    quota=st.sampled_from([-1, 0]) | st.integers(1_000, 10_000_000),
+    period=st.sampled_from([0, 100_000]) | st.integers(1_000, 1_000_000),
+    shares=st.sampled_from([0, 2]) | st.integers(2, 262_144),
+    cpus=st.integers(1, 512),
+)
+def test_a_pods_vcpus_are_those_of_the_figures_that_decide(quota: int, period: int, shares: int, cpus: int) -> None:
+    """The oracle: a quota decides, also one that is off; without a period too, the kubelet has switched quotas off."""
+    prefix = "io.kubernetes.cri.sandbox-cpu-"
+    annotations = {f"{prefix}quota": str(quota), f"{prefix}period": str(period), f"{prefix}shares": str(shares)}
+    if quota > 0 and not period:
+        with pytest.raises(InvalidArgument, match="without a period"):
+            workload(ContainerKind.POD_SANDBOX, annotations, {})
+        return
+
+    asked = workload(ContainerKind.POD_SANDBOX, annotations, {})
+    by_shares = Fraction(math.ceil(Fraction(shares * 1000, 1024)), 1000) if shares > 2 else Fraction(0)
+    expected = {True: Fraction(max(quota, 0), period or 1), False: by_shares}[quota > 0]
+    if quota == 0 and period:
+        expected = Fraction(0)
+    record = size(CONFIGS["sum", False], asked, host_facts(cpu_count=cpus, memory_mib=1 << 40))
+
+    assert asked.vcpus == expected
+    assert record.vcpus.granted == min(cpus, max(1, math.ceil(1 + expected)))
+    assert bool(record.warnings) == (quota == period == 0 and bool(expected))

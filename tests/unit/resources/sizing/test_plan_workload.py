@@ -25,6 +25,7 @@ BY_QUOTA, BY_SHARES = f"annotations {POD}cpu-quota, -cpu-period", f"annotation {
         pytest.param("-1", "100000", "2048", "2", BY_SHARES, id="exclusive-2"),
         pytest.param("-1", "100000", "3174", "31/10", BY_SHARES, id="3100m-as-kubelet-truncates-it"),
         pytest.param("-1", "0", "1024", "1", BY_SHARES, id="no-period-needed"),
+        pytest.param("0", "0", "2048", "2", BY_SHARES, id="cpuCFSQuota-is-false"),
     ],
 )
 def test_a_pods_cpus_come_from_quota_or_from_shares_when_the_quota_is_off(
@@ -37,6 +38,17 @@ def test_a_pods_cpus_come_from_quota_or_from_shares_when_the_quota_is_off(
     assert (asked.vcpus, asked.vcpus_source) == (Fraction(vcpus), source)
 
 
+def test_a_kubelet_without_quotas_is_named() -> None:
+    asked = workload(ContainerKind.POD_SANDBOX, {f"{POD}cpu-quota": "0", f"{POD}cpu-period": "0"} | SHARES, {})
+    limited = workload(ContainerKind.POD_SANDBOX, {f"{POD}cpu-quota": "-1", f"{POD}cpu-period": "0"} | SHARES, {})
+
+    assert asked.warnings == (
+        "the kubelet sets no CPU quotas (cpuCFSQuota: false), so vCPUs are those of the pod's CPU requests",
+    )
+    assert limited.warnings == ()
+
+
+SHARES = {f"{POD}cpu-shares": "2048"}
 CRIO = {"io.kubernetes.cri-o.ContainerType": "sandbox"}
 CRIO_NEW, CRIO_OLD = "pod-linux-resources.crio.io", "io.kubernetes.cri-o.PodLinuxResources"
 ONE_AND_A_HALF = '{"cpu_period":100000,"cpu_quota":150000,"cpu_shares":512,"memory_limit_in_bytes":1073741824}'

@@ -73,7 +73,7 @@ def test_all_templates_go_together(store: TemplateStore, root: Path) -> None:
         (lambda path: os.truncate(path / "state", 5), "other sizes"),
         (lambda path: (path / "state").unlink(), "a file of it is missing"),
         (lambda path: (path / "template.json").write_text("{"), "template.json"),
-        (lambda path: _flip(path / "template.json"), r"template.json': not UTF-8 at byte 8"),
+        (lambda path: _flip(path / "template.json"), r"template.json': not JSON: not UTF-8 at byte 8"),
         (lambda path: _flip(path / "state"), "'state' has another content"),
         (lambda path: _rewrite(path, state_sha256=""), "'state' has another content"),
         (lambda path: _rewrite(path, made_ns=time.time_ns() + 3600 * 10**9), "the clock was set back"),
