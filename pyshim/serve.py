@@ -17,6 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from hypervisors.base import Hypervisor
+from hypervisors.qemu.cmdline import can_hotplug
 from hypervisors.qemu.vm import QemuVm
 from hypervisors.remote.vm import RemoteHypervisor
 from pyshim import log as shim_log
@@ -31,20 +32,22 @@ from pyshim.debug import dump_on_signal, objects, stacks
 from pyshim.host.fds import keep_spare_descriptors
 from pyshim.host.os_errors import os_errors
 from pyshim.host.processes.children import Children
-from pyshim.host.processes.confinement import deny_calls, give_up_capabilities
+from pyshim.host.processes.confinement import DEVICE_LIST_CALL, START_CALLS, deny_calls, give_up_capabilities
 from pyshim.host.processes.identity import our_pid_namespace
 from pyshim.host.processes.stat import start_ticks_of
 from pyshim.host.threads import in_thread, keep_one_in_reserve, thread_to_the_end
 from pyshim.host.writers import code_paths, writable_by_others
 from pyshim.model.config import Config
 from pyshim.model.devices import DeviceQuestion, PodDevices
-from pyshim.model.host_facts import CapacityFacts, CapacityQuestion, HostFacts, Machine
+from pyshim.model.host_facts import CapacityFacts, CapacityQuestion, CgroupMode, HostFacts, Machine
 from pyshim.model.ids import ContainerId, SandboxId
 from pyshim.model.ledger import Ledger
 from pyshim.model.observation import AgentCalls, Durations, Trace
 from pyshim.model.places import REGISTER
+from pyshim.model.plans import SandboxPlan
 from pyshim.model.seams import MonitorRpc
 from pyshim.model.task import Identity, RemoteVmLost, RuntimeOptions
+from pyshim.model.vm import LocalVm
 from pyshim.monitor.answers import ShimAnswers
 from pyshim.monitor.socket import MonitorSocket
 from pyshim.pod.environment import Environment
@@ -314,6 +317,7 @@ class _Daemon:
             export_trace=self._export_trace,
             ask_placement=ask_for_placement,
             read_machine=_read_machine,
+            give_up_after_start=self._give_up_after_start,
         )
         return environment if faults is None else faults.environment(environment)
 
@@ -365,6 +369,14 @@ class _Daemon:
         former.shutdown(wait=False)
         keep_one_in_reserve()
         self._is_confined = True
+
+    def _give_up_after_start(self, plan: SandboxPlan) -> None:
+        """Calls that only the start of a VM, or a disk that is plugged later, needs are denied."""
+        if not self._is_confined:
+            return
+        changes_list = plan.cgroups.mode is CgroupMode.V2 and isinstance(plan.vm, LocalVm) and can_hotplug(plan.vm)
+        with os_errors("confine shim", hint="confine_shim = false"):
+            deny_calls(START_CALLS if changes_list else (*START_CALLS, DEVICE_LIST_CALL))
 
     async def _end_export(self) -> None:
         if self._exporter is not None:

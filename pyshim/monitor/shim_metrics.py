@@ -6,6 +6,7 @@ import socket
 import struct
 from collections.abc import Mapping
 
+from pyshim.host.processes.identity import as_user_of
 from pyshim.host.processes.stat import is_stopped, stat_fields
 from pyshim.model.observation import BOUNDS_MS, AgentCalls, Duration, Observation, SizeFigures, Span
 from pyshim.model.units import MIB
@@ -166,10 +167,10 @@ def process_families(pid: int, prefix: str, what: str) -> list[Family]:
     try:
         stat = stat_fields(pid)
         status = {key.lower(): _bytes(value) for key, value in _pairs(f"{place}/status")}
-        io = {key.replace("_", ""): _bytes(value) for key, value in _pairs(f"{place}/io")}
-        fds = len(os.listdir(f"{place}/fd"))
+        pairs, fds = as_user_of(pid, lambda: (_pairs(f"{place}/io"), len(os.listdir(f"{place}/fd"))))
     except (OSError, IndexError, ValueError):
         return []
+    io = {key.replace("_", ""): _bytes(value) for key, value in pairs}
     return [
         gauge(f"{prefix}_threads", f"Threads of {what}.", int(stat[17])),
         gauges(f"{prefix}_proc_status", f"Status of {what}, sizes in bytes.", "item", _chosen(status, _STATUS_ITEMS)),

@@ -11,6 +11,7 @@ from pyshim.model.host_facts import CapacityFacts, CapacityQuestion, HostFacts
 from pyshim.model.ids import SandboxId
 from pyshim.model.ledger import Ledger
 from pyshim.model.observation import Trace
+from pyshim.model.plans import SandboxPlan
 from pyshim.model.seams import AgentConnector, Host, MonitorRpc, NetworkConnector, Publisher, Records
 from pyshim.model.task import RuntimeOptions
 from pyshim.resources.devices.live import FindDevices
@@ -57,3 +58,5 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     find_devices: FindDevices
     export_trace: ExportTrace
     ask_placement: AskPlacement
+    give_up_after_start: Callable[[SandboxPlan], None]
+    """The VM runs, and no other birth of it follows: the shim gives up what only a start needs. Raises ShimError."""

@@ -134,6 +134,7 @@ class Sandbox:
         else:
             await together(enter_cgroups, self._connect())
             await self._make_vm(template, monitor)
+        self._env.give_up_after_start(self.plan)
         self.vm.network.serve(self.vm.agent)
 
     async def _connect(self) -> None:

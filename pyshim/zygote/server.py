@@ -16,7 +16,7 @@ from typing import NamedTuple, NoReturn
 
 from pyshim import log as shim_log
 from pyshim.host.processes.caller import CallerDiffers, ProcessCgroups, fresh_signals, world_of
-from pyshim.host.processes.confinement import filter_program
+from pyshim.host.processes.confinement import DEVICE_LIST_CALL, START_CALLS, filter_program
 from pyshim.host.syscalls import MADV_MERGEABLE, madvise
 from pyshim.host.writers import code_paths, writable_by_others
 from pyshim.start import zygote as link
@@ -63,6 +63,8 @@ def run(
         importlib.import_module(name)
     with suppress(OSError):  # each shim says why it has none
         filter_program()
+        filter_program(START_CALLS)
+        filter_program((*START_CALLS, DEVICE_LIST_CALL))
     shim_log.set_up(debug=False)  # most shims find their level set
     # The interpreter caches lookups of attributes. A lookup in a child replaces an entry and so changes the reference
     # count of the name that was there, which is mostly a name of the imports, and the write would copy the name's page.

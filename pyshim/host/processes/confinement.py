@@ -27,14 +27,14 @@ KEPT_CAPABILITIES = {
     "net_raw": 13,  # iptables
     "ipc_lock": 14,  # a QEMU of root
     "sys_chroot": 18,  # to enter a mount namespace
-    "sys_ptrace": 19,  # to read /proc of processes of other users; the filter denies the call
     "sys_admin": 21,  # mounts, namespaces, device programs
     "sys_nice": 23,  # to pin the threads of QEMU's user
     "sys_resource": 24,
     "mknod": 27,  # hooks, and virtiofsd with --modcaps=+mknod
     "setfcap": 31,
 }
-"""Source of the numbers: linux/capability.h."""
+"""Source of the numbers: linux/capability.h. Without `sys_ptrace` the memory and files of other pods' QEMU and of the
+host's programs are out of reach by /proc. `identity.as_user_of` reads what is needed of the pod's QEMU."""
 DENIED_CALLS = (
     *("kexec_load", "kexec_file_load", "reboot"),
     *("init_module", "finit_module", "delete_module"),
@@ -47,7 +47,12 @@ DENIED_CALLS = (
     *("syslog", "vhangup", "nfsservctl", "uselib", "_sysctl"),
 )
 """They return EPERM, also under their numbers in the 32-bit and x32 tables."""
+START_CALLS = ("io_uring_setup", "io_uring_enter", "io_uring_register")
+"""Denied once the VM runs. Children inherit a filter, and QEMU uses these for its disks."""
+DEVICE_LIST_CALL = "bpf"
+"""Denied with them, where no device list of cgroup v2 will be changed."""
 
+_SYS_PTRACE = 19
 _LIBRARY = "libseccomp.so.2"
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
 _BAD_ARCHITECTURE, _OPTIMIZE = 2, 8
@@ -58,9 +63,21 @@ _UNKNOWN_CALL = -1
 
 
 def give_up_capabilities() -> None:
-    """This thread, those it starts and all programs they execute have KEPT_CAPABILITIES at most. Raises OSError."""
-    syscalls.limit_capabilities_of_programs(KEPT_CAPABILITIES.values())
-    syscalls.limit_capabilities_of_thread(KEPT_CAPABILITIES.values())
+    """This thread, those it starts and all programs they execute have KEPT_CAPABILITIES at most. Raises OSError.
+
+    Where /proc hides processes (`hidepid`), CAP_SYS_PTRACE is kept: nothing of QEMU's user would be seen without it.
+    """
+    kept = {*KEPT_CAPABILITIES.values(), *((_SYS_PTRACE,) if hides_processes() else ())}
+    syscalls.limit_capabilities_of_programs(kept)
+    syscalls.limit_capabilities_of_thread(kept)
+
+
+def hides_processes(mounts: str = "/proc/self/mounts") -> bool:
+    """/proc is mounted with `hidepid` (proc(5))."""
+    with open(mounts, encoding="utf-8", errors="replace") as file:
+        rows = [line.split() for line in file]
+    options = [option for row in rows if row[1] == "/proc" and row[2] == "proc" for option in row[3].split(",")]
+    return any(each.startswith("hidepid=") and each not in ("hidepid=0", "hidepid=off") for each in options)
 
 
 def has_filter() -> bool:
@@ -72,19 +89,19 @@ def has_filter() -> bool:
     return True
 
 
-def deny_calls() -> bool:
-    """All threads of this process and their children get EPERM for DENIED_CALLS; False if libseccomp is missing.
+def deny_calls(names: tuple[str, ...] = DENIED_CALLS) -> bool:
+    """All threads of this process and their children get EPERM for these calls too; False if libseccomp is missing.
 
     They gain no rights by an exec from now on either. Raises OSError.
     """
     if not has_filter():
         return False
-    syscalls.filter_calls(filter_program())
+    syscalls.filter_calls(filter_program(names))
     return True
 
 
 @cache
-def filter_program() -> bytes:
+def filter_program(names: tuple[str, ...] = DENIED_CALLS) -> bytes:
     """The filter as the kernel takes it. Raises OSError, also where libseccomp is missing.
 
     libseccomp takes 1 MiB and more of memory to make it, so the zygote does that once for all its forks.
@@ -93,7 +110,7 @@ def filter_program() -> bytes:
     library.seccomp_init.restype = ctypes.c_void_p
     context = ctypes.c_void_p(library.seccomp_init(ctypes.c_uint32(_ALLOW)))
     try:
-        _fill(library, context)
+        _fill(library, context, names)
         with open(os.memfd_create("filter", os.MFD_CLOEXEC), "rb") as file:
             _checked(library.seccomp_export_bpf(context, file.fileno()), "write")
             file.seek(0)
@@ -102,7 +119,7 @@ def filter_program() -> bytes:
         library.seccomp_release(context)
 
 
-def _fill(library: ctypes.CDLL, context: ctypes.c_void_p) -> None:
+def _fill(library: ctypes.CDLL, context: ctypes.c_void_p, names: tuple[str, ...]) -> None:
     denied = ctypes.c_uint32(_ERRNO | errno.EPERM)
     _checked(library.seccomp_attr_set(context, _BAD_ARCHITECTURE, denied), "set up")
     library.seccomp_attr_set(context, _OPTIMIZE, ctypes.c_uint32(_BINARY_TREE))  # from 2.5 on; a matter of speed only
@@ -110,7 +127,7 @@ def _fill(library: ctypes.CDLL, context: ctypes.c_void_p) -> None:
     if library.seccomp_arch_native() == _X86_64:
         for architecture in (_X86, _X32):
             _checked(library.seccomp_arch_add(context, ctypes.c_uint32(architecture)), "set up")
-    for name in DENIED_CALLS:
+    for name in names:
         number = library.seccomp_syscall_resolve_name(name.encode())
         if number != _UNKNOWN_CALL:  # of a later kernel than this library's
             _checked(library.seccomp_rule_add_array(context, denied, number, 0, None), f"deny {name} in")

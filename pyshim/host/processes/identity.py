@@ -7,10 +7,14 @@ import select
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
+from pyshim.host import syscalls
 from pyshim.host.processes.stat import STOPPED, stat_fields
+from pyshim.host.threads import in_short_thread
 from pyshim.model.errors import DeadlineExceeded, InvalidArgument
+
+R = TypeVar("R")
 
 _STOP_WAIT_S = 0.5
 """Seconds for a process to stop; one in uninterruptible I/O does not."""
@@ -76,7 +80,8 @@ def executable(process: ProcessRef) -> str:
     """The path of the file it executes, of the interpreter for a script; empty when it has ended."""
     try:
         # The kernel's mark is on a file that was replaced meanwhile, as an upgrade does.
-        return os.readlink(f"/proc/{process.pid}/exe").removesuffix(" (deleted)")
+        path = as_user_of(process.pid, lambda: os.readlink(f"/proc/{process.pid}/exe"))
+        return path.removesuffix(" (deleted)")
     except OSError:
         return ""
 
@@ -102,6 +107,25 @@ def is_in_our_namespace(process: ProcessRef) -> bool:
         return os.readlink(f"/proc/{process.pid}/ns/pid") == os.readlink("/proc/self/ns/pid")
     except OSError:
         return False
+
+
+def as_user_of(pid: int, read: Callable[[], R]) -> R:
+    """The result of `read`, as the user of that process if it is another one. Raises as `read` does, and OSError.
+
+    /proc shows a process's files and figures to its user, who has no capabilities here, and to CAP_SYS_PTRACE, which
+    the shim has given up. Source: ptrace(2), "Ptrace access mode checking".
+    """
+    with open(f"/proc/{pid}/status", "rb") as file:
+        ids = {line[:3]: line.split()[1:] for line in file if line.startswith((b"Uid:", b"Gid:"))}
+    (user,), (group,) = ({int(word) for word in ids[name]} for name in (b"Uid", b"Gid"))
+    if user == os.geteuid() or user != group or os.geteuid():
+        return read()
+
+    def become_and_read() -> R:
+        syscalls.become_user(user, ())
+        return read()
+
+    return in_short_thread(become_and_read)
 
 
 def is_of_user(process: ProcessRef, *user_ids: int) -> bool:

@@ -147,6 +147,7 @@ class PodLife:
             read_machine=_read_machine,
             find_devices=no_devices,
             export_trace=no_export,
+            give_up_after_start=lambda _plan: None,
             ask_placement=no_plugin,
         )
         identity = Identity(

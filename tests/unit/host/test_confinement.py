@@ -8,10 +8,17 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from pyshim.host.processes.confinement import DENIED_CALLS, KEPT_CAPABILITIES
+from pyshim.host.processes.confinement import (
+    DENIED_CALLS,
+    DEVICE_LIST_CALL,
+    KEPT_CAPABILITIES,
+    START_CALLS,
+    hides_processes,
+)
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: others are refused these calls anyway")
 
@@ -95,6 +102,86 @@ def test_a_child_of_the_confined_shim_is_refused_each_denied_call() -> None:
 
 def test_each_attempt_is_at_a_call_that_the_filter_names() -> None:
     assert set(ATTEMPTS) <= set(DENIED_CALLS)
+
+
+AFTER_START = {
+    "io_uring_setup": (425, 0, 0),
+    "io_uring_enter": (426, -1, 0, 0, 0, 0),
+    "io_uring_register": (427, -1, 0, 0, 0),
+    "bpf": (321, 0x7FFF, 0, 0),
+}
+_STARTED = f"from pyshim.host.processes.confinement import *; assert deny_calls({(*START_CALLS, DEVICE_LIST_CALL)!r})\n"
+
+
+@needs_root
+def test_what_only_the_start_of_a_vm_needs_is_refused_after_it() -> None:
+    """QEMU, which starts before, uses io_uring; a device list of cgroup v2 is written with bpf."""
+    at_start = attempted(_CONFINED + _EXECUTE, AFTER_START)
+    later = attempted(_CONFINED + _STARTED + _EXECUTE, AFTER_START)
+
+    assert "EPERM" not in [at_start[name] for name in AFTER_START], "the control"
+    assert [later[name] for name in AFTER_START] == ["EPERM"] * len(AFTER_START)
+    assert later["Seccomp_filters"] == "2"
+
+
+_STRANGERS = """
+import json, os, sys
+if sys.argv[1] == "confined":
+    from pyshim.host.processes.confinement import give_up_capabilities
+    give_up_capabilities()
+from pyshim.host.processes.identity import as_user_of
+def attempt(path):
+    try:
+        with open(path, "rb", buffering=0) as file:
+            return path.endswith("/mem") and "done" or file.read(1) is not None and "done"
+    except OSError as error:
+        return type(error).__name__
+root, user = map(int, sys.argv[2:])
+files = ("mem", "fd/0", "io")
+direct = [attempt(f"/proc/{pid}/{name}") for pid in (root, user) for name in files]
+print(json.dumps([direct, as_user_of(user, lambda: [attempt(f"/proc/{user}/{name}") for name in ("fd/0", "io")])]))
+"""
+
+
+@needs_root
+def test_the_memory_and_files_of_strangers_are_refused_and_those_of_qemus_user_read_as_that_user() -> None:
+    """A program of root with more rights than the shim, as a node has many, and one of another user."""
+    user = 1879048192
+    with (
+        subprocess.Popen(["sleep", "600"]) as of_root,
+        subprocess.Popen(["sleep", "600"], user=user, group=user, extra_groups=()) as of_user,
+    ):
+        try:
+            found = {
+                who: json.loads(
+                    subprocess.check_output(
+                        [sys.executable, "-c", _STRANGERS, who, str(of_root.pid), str(of_user.pid)], text=True
+                    )
+                )
+                for who in ("control", "confined")
+            }
+        finally:
+            of_root.kill()
+            of_user.kill()
+
+    assert found == {"control": [["done"] * 6, ["done"] * 2], "confined": [["PermissionError"] * 6, ["done"] * 2]}
+
+
+@pytest.mark.parametrize(
+    ("options", "hidden"),
+    [
+        ("rw,nosuid", False),
+        ("rw,hidepid=2", True),
+        ("rw,hidepid=invisible,gid=4", True),
+        ("rw,hidepid=0", False),
+        ("rw,hidepid=off", False),
+    ],
+)
+def test_a_proc_that_hides_processes_is_found(tmp_path: Path, options: str, hidden: bool) -> None:
+    mounts = tmp_path / "mounts"
+    mounts.write_text(f"/dev/vda / ext4 rw 0 0\nproc /proc proc {options} 0 0\nproc /srv/proc proc rw,hidepid=2 0 0\n")
+
+    assert hides_processes(str(mounts)) is hidden
 
 
 _OTHER_THREAD = """

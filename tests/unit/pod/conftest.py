@@ -137,6 +137,7 @@ class Stack:
             new_uuid=lambda: "11111111-2222-3333-4444-555555555555",
             read_machine=self._read_machine,
             find_devices=lambda question: self.find_devices(question),
+            give_up_after_start=lambda _plan: None,
             ask_placement=lambda path, need: self.ask_placement(path, need),
             serve_monitor=self.host.serve_monitor,
             export_trace=self._export_trace,
