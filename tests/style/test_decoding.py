@@ -28,6 +28,7 @@ BY_THEMSELVES = {
     ("pyshim/node/nri/description.py", "yaml.safe_load"): "YAML, with the errors of PyYAML",
     ("pyshim/node/nri/policy.py", "msgspec.convert"): "an object of a policy in Python, whatever it raises",
     ("pyshim/resources/devices/host/child.py", "msgspec.convert"): "the question of the shim to its child",
+    ("pyshim/node/webhook/review.py", "msgspec.json.decode"): "names the members that json_value reads",
     ("pyshim/tracing/child.py", "json.loads"): "spans of the shim to its child",
     ("pyshim/tracing/child.py", "msgspec.json.decode"): "settings of the shim for its child",
     ("pyshim/tracing/exporter.py", "json.loads"): "reports of the child to its shim",

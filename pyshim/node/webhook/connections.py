@@ -69,7 +69,7 @@ class Connections:
     def _evict(self, before_s: float) -> None:
         """One connection that began before that time is closed, if there is one."""
         there = self._server.connections  # the oldest first
-        self._since_s = {each: self._since_s[each] for each in there if each in self._since_s}
+        self._forget_ended()
         idle = [each for each in there if not self._is_busy(each)]
         for protocol in idle or there:
             if self._since_s.get(protocol, before_s) <= before_s:
@@ -79,6 +79,11 @@ class Connections:
             if began_s <= before_s:
                 task.cancel()
                 return
+
+    def _forget_ended(self) -> None:
+        """No ended connection stays in memory: a node's probes alone make a million in a week."""
+        there = self._server.connections
+        self._since_s = {each: self._since_s[each] for each in there if each in self._since_s}
 
     async def _shake_hands(self, sock: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -90,3 +95,4 @@ class Connections:
             log.debug("handshake failed", extra={"error": str(error)})
         else:
             self._since_s[protocol] = loop.time()
+            self._forget_ended()

@@ -7,6 +7,7 @@ and never denied. Source: Kubernetes, admission.k8s.io/v1.
 
 import base64
 import json
+import re
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
@@ -21,6 +22,10 @@ from pyshim.node.kubernetes.manifest import PodManifest, annotations_in, pods_in
 from pyshim.node.webhook.judge import KIND, PodClass, annotated, json_patch, overhead_of, vm_of_pod
 
 API_VERSION = "admission.k8s.io/v1"
+MAX_DEPTH = 64
+"""Objects and lists in one another; those of a pod are about 20."""
+_NO_BRACKETS = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[^][{}"]++', re.DOTALL)
+"""Strings, and what stands between brackets."""
 MAX_WARNING_CHARS = 256
 """Longer ones are cut by the API server."""
 TEMPLATES = {
@@ -76,9 +81,55 @@ def answer(body: bytes, classes: Mapping[str, PodClass], action: Action) -> Revi
         return _denied(uid, str(error))
 
 
+_Member = msgspec.Raw | msgspec.UnsetType
+
+
+class _Review(msgspec.Struct, frozen=True, rename="camel"):
+    kind: _Member = msgspec.UNSET
+    api_version: _Member = msgspec.UNSET
+    request: _Member = msgspec.UNSET
+
+
+class _Request(msgspec.Struct, frozen=True, rename="camel"):
+    uid: _Member = msgspec.UNSET
+    kind: _Member = msgspec.UNSET
+    operation: _Member = msgspec.UNSET
+    sub_resource: _Member = msgspec.UNSET
+    namespace: _Member = msgspec.UNSET
+    object: _Member = msgspec.UNSET
+    old_object: _Member = msgspec.UNSET
+
+
+class _Object(msgspec.Struct, frozen=True, rename="camel"):
+    """A pod, or an object that holds a template of pods."""
+
+    kind: _Member = msgspec.UNSET
+    api_version: _Member = msgspec.UNSET
+    metadata: _Member = msgspec.UNSET
+    spec: _Member = msgspec.UNSET
+
+
+class _Metadata(msgspec.Struct, frozen=True, rename="camel"):
+    name: _Member = msgspec.UNSET
+    generate_name: _Member = msgspec.UNSET
+    namespace: _Member = msgspec.UNSET
+    annotations: _Member = msgspec.UNSET
+    owner_references: _Member = msgspec.UNSET
+
+
+_NESTED: Mapping[tuple[type[msgspec.Struct], str], type[msgspec.Struct]] = {
+    (_Review, "request"): _Request,
+    (_Request, "object"): _Object,
+    (_Request, "oldObject"): _Object,
+    (_Object, "metadata"): _Metadata,
+}
+"""The members that are decoded member by member. Others that the classes do not name are skipped, and take no memory:
+`managedFields`, the status, the user's groups."""
+
+
 def _request(body: bytes) -> Mapping[str, Any]:
-    # Numbers stay text, as in manifests: a quantity may be written as one.
-    document = json_value(body, lambda problem: InvalidArgument(f"read {KIND}: {problem}"), number=str)
+    _check_depth(body)
+    document = _members(body, _Review)
     if not isinstance(document, dict):
         raise InvalidArgument(f"read {KIND}: not an object")
     kind, version = document.get("kind"), document.get("apiVersion")
@@ -92,8 +143,33 @@ def _request(body: bytes) -> Mapping[str, Any]:
     return request
 
 
-def _no_constant(text: str) -> None:
-    raise ValueError(f"{text} is not JSON")
+def _members(content: bytes | msgspec.Raw, known: type[msgspec.Struct]) -> Any:
+    """The members that `known` names; whatever else the content is, if it is no object."""
+    try:
+        found = msgspec.json.decode(content, type=known)
+    except (msgspec.DecodeError, RecursionError):
+        return _value(content)  # it is no object, or the error has its text from the one reader
+    members = {}
+    for field in msgspec.structs.fields(known):
+        value = getattr(found, field.name)
+        if value is not msgspec.UNSET:
+            nested = _NESTED.get((known, field.encode_name))
+            members[field.encode_name] = _members(value, nested) if nested else _value(value)
+    return members
+
+
+def _value(content: bytes | msgspec.Raw) -> Any:
+    # Numbers stay text, as in manifests: a quantity may be written as one.
+    return json_value(bytes(content), lambda problem: InvalidArgument(f"read {KIND}: {problem}"), number=str)
+
+
+def _check_depth(body: bytes) -> None:
+    """Raises InvalidArgument for objects and lists that are nested deeper than any of Kubernetes'."""
+    depth = 0
+    for bracket in _NO_BRACKETS.sub(b"", body):
+        depth += 1 if bracket in b"[{" else -1
+        if depth > MAX_DEPTH:
+            raise InvalidArgument(f"read {KIND}: not JSON: nested deeper than {MAX_DEPTH}")
 
 
 def _shown(value: object) -> str:

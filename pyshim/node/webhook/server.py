@@ -10,6 +10,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, nullcontext
 from functools import partial
 
@@ -28,8 +29,8 @@ from pyshim.node.webhook.review import Action, answer
 
 log = logging.getLogger(__name__)
 
-MAX_BODY_BYTES = 4 << 20
-"""Bytes of a review: twice the largest object etcd takes by default, 1.5 MiB, and what is around it."""
+MAX_BODY_BYTES = 1 << 20
+"""Bytes of a review: a hundred times a large pod and its former state."""
 SMALL_BODY_BYTES = 256 << 10
 """Bytes of a body that does not wait: a hundred times a usual review."""
 LARGE_BODIES = 3
@@ -125,6 +126,13 @@ class _Webhook:
         self._figures = figures
         self._body_timeout_s = body_timeout_s
         self._large_bodies = asyncio.Semaphore(LARGE_BODIES)
+        # One thread: reviews are decoded one at a time, so their objects' memory is that of one, and other connections
+        # are served meanwhile.
+        self._decider = ThreadPoolExecutor(1, "webhook/decide")
+
+    def close(self) -> None:
+        """No further review is decided."""
+        self._decider.shutdown(wait=False, cancel_futures=True)
 
     def application(self) -> web.Application:
         app = web.Application(client_max_size=MAX_BODY_BYTES)
@@ -148,7 +156,7 @@ class _Webhook:
             except web.HTTPRequestEntityTooLarge:
                 self._figures.reviews[action, "too large"] += 1
                 raise
-            return self._answered(action, body)
+            return await self._answered(action, body)
 
     async def _body_of(self, request: web.Request) -> bytes:
         """Raises TimeoutError, ConnectionResetError, HTTPRequestEntityTooLarge."""
@@ -156,10 +164,11 @@ class _Webhook:
         async with asyncio.timeout(self._body_timeout_s), nullcontext() if is_small else self._large_bodies:
             return await request.read()
 
-    def _answered(self, action: Action, body: bytes) -> web.Response:
+    async def _answered(self, action: Action, body: bytes) -> web.Response:
         started = time.monotonic()
         try:
-            found = answer(body, self._classes, action)
+            loop = asyncio.get_running_loop()
+            found = await loop.run_in_executor(self._decider, answer, body, self._classes, action)
         except InvalidArgument as error:
             self._figures.reviews[action, "malformed"] += 1
             return web.Response(status=400, text=f"{error}\n")
@@ -206,6 +215,7 @@ async def serving(
         await webhook.under_way.ended(within_s=limits.end_s)
     finally:
         await runner.cleanup()
+        webhook.close()
 
 
 def _listening(host: str, port: int) -> socket.socket:

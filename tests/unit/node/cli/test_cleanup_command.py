@@ -330,7 +330,9 @@ def test_a_state_of_a_later_release_is_named_and_neither_cleaned_nor_installed_u
     assert "sandbox 'old': known by its state" in shown.out
     assert node.file_of("later").read_text() == before
 
-    with pytest.raises(FailedPrecondition, match=r"install pyshim: sandboxes 'later' are of a later release, .*--force"):
+    with pytest.raises(
+        FailedPrecondition, match=r"install pyshim: sandboxes 'later' are of a later release, .*--force"
+    ):
         require_readable_states(node.store, force=False)
     require_readable_states(node.store, force=True)
     assert "pyshim: warning: sandboxes 'later' are of a later release" in capsys.readouterr().err

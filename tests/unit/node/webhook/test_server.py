@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import datetime
+import gc
 import io
 import json
 import ssl
@@ -21,6 +22,7 @@ from pyshim.model.errors import FailedPrecondition
 from pyshim.model.units import MIB
 from pyshim.node.webhook import connections
 from pyshim.node.webhook.certificate import Certificate
+from pyshim.node.webhook.connections import Connections
 from pyshim.node.webhook.server import MAX_BODY_BYTES, Limits, serving
 from tests.fakes.self_signed import SelfSigned, self_signed
 from tests.unit.node.webhook.reviews import pod, pod_class, review
@@ -277,7 +279,7 @@ async def main():
 
 asyncio.run(main())
 """
-FLOOD_BODY_BYTES = 3 << 20
+FLOOD_BODY_BYTES = MAX_BODY_BYTES
 """Of an attacker's bodies, whose last byte never comes."""
 
 
@@ -364,3 +366,36 @@ async def test_a_request_under_way_keeps_its_connection_as_long_as_others_are_id
     assert b"200 OK" in await reader.read()
     for _, other in (*held, (reader, writer)):
         other.transport.abort()
+
+
+BOMB = json.dumps(review({**pod(REQUESTS), "status": {"conditions": [{}] * 150_000}})).encode()
+"""Half a MiB, of which nothing is read: as objects it would take 40 MiB."""
+
+
+@pytest.mark.slow
+def test_bombs_of_sixty_callers_take_no_memory(tmp_path: Path) -> None:
+    pair = self_signed((NAME,), days=30, now=NOW)
+    write(pair, tmp_path)
+
+    async def attack(running: Cluster) -> None:
+        answers = await asyncio.gather(*(running.call("POST", "/mutate", body=BOMB) for _ in range(60)))
+        assert {status for status, _ in answers} <= {200, 408}
+
+    with subprocess.Popen(
+        [sys.executable, "-c", _SERVER, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as server:
+        assert server.stdout is not None
+        running = Cluster(int(server.stdout.readline()), pair, tmp_path)
+        asyncio.run(attack(running))
+        peak = _peak_bytes(server.pid)
+        server.kill()
+
+    assert peak < _CHART_LIMIT_MIB * MIB
+
+
+async def test_nothing_is_kept_of_ended_connections(running: Cluster) -> None:
+    for _ in range(5):
+        assert await running.call("GET", "/healthz") == (200, "ok\n")
+    (connections,) = (each for each in gc.get_objects() if isinstance(each, Connections))
+
+    assert len(connections._since_s) <= 2
