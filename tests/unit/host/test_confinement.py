@@ -167,6 +167,61 @@ def test_the_memory_and_files_of_strangers_are_refused_and_those_of_qemus_user_r
     assert found == {"control": [["done"] * 6, ["done"] * 2], "confined": [["PermissionError"] * 6, ["done"] * 2]}
 
 
+_TAKEN_OVER = """
+import json, os, subprocess, sys
+from pyshim.host import syscalls
+from pyshim.host.processes.confinement import *
+give_up_capabilities()
+assert deny_calls()
+def enter(pid):
+    os.close(os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY))
+def mount():
+    syscalls.unshare(syscalls.CLONE_NEWNS)
+    syscalls.mount("none", "/", "", syscalls.MS_REC | syscalls.MS_PRIVATE)
+    syscalls.mount("x", "/mnt", "tmpfs", 0)
+stronger = int(sys.argv[1])
+weaker = subprocess.Popen(["sleep", "600"])
+attempts = {
+    "read a file of root": lambda: os.close(os.open("/etc/shadow", os.O_RDONLY)),
+    "mount": mount,
+    "enter the namespaces of a program with no more rights": lambda: enter(weaker.pid),
+    "enter the namespaces of a program with more": lambda: enter(stronger),
+    "load a module": lambda: syscalls._system_call(175, 0, 0, 0),
+    "become any user": lambda: (weaker.kill(), syscalls.become_user(1879048192, ())),
+}
+found = {}
+for what, attempt in attempts.items():
+    try:
+        attempt()
+        found[what] = "done"
+    except OSError as error:
+        found[what] = type(error).__name__
+
+print(json.dumps(found), flush=True)
+os._exit(0)
+"""
+
+
+@needs_root
+def test_what_a_guest_can_do_that_has_taken_over_the_shim_is_what_the_documentation_says() -> None:
+    """docs/SECURITY.md: this is hygiene and no wall."""
+    with subprocess.Popen(["sleep", "600"]) as stronger:
+        try:
+            words = [sys.executable, "-c", _TAKEN_OVER, str(stronger.pid)]
+            found = json.loads(subprocess.check_output(words, text=True, timeout=60))
+        finally:
+            stronger.kill()
+
+    assert found == {
+        "read a file of root": "done",
+        "mount": "done",
+        "enter the namespaces of a program with no more rights": "done",
+        "enter the namespaces of a program with more": "PermissionError",
+        "load a module": "PermissionError",
+        "become any user": "done",
+    }
+
+
 @pytest.mark.parametrize(
     ("options", "hidden"),
     [
