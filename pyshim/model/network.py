@@ -96,6 +96,8 @@ class NetworkScan(msgspec.Struct, frozen=True, kw_only=True):
     addresses: tuple[AddressReport, ...]
     routes: tuple[RouteReport, ...]
     neighbours: tuple[NeighbourReport, ...]
+    sysctls: Mapping[str, str] = {}
+    """Settings that differ from a new namespace's, by their path below /proc/sys/net."""
     rules: tuple[str, ...] = ()
     """Rules of routing that a new namespace does not have, as text: `from 10.1.0.2 lookup 100`."""
 

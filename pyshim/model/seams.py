@@ -324,6 +324,8 @@ class Network(Protocol):
     interfaces: tuple[NetworkInterface, ...]
     routes: tuple[NetworkRoute, ...]
     neighbours: tuple[NetworkNeighbour, ...]
+    sysctls: Mapping[str, str]
+    """Settings of the namespace that differ from a new one's, as a spec names them."""
     vhost_user_nics: tuple[VhostUserNic, ...]
 
     @property

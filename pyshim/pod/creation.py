@@ -5,7 +5,7 @@ Changes nothing, except that `sandbox_request` writes the files of a pod of the 
 
 import logging
 import posixpath
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -121,9 +121,14 @@ async def _dns(host: Host, spec: OciSpec) -> tuple[str, ...]:
 
 
 async def plan_container(
-    host: Host, request: CreateTask, spec: OciSpec, sandbox: SandboxPlan, binds: Sequence[Bind]
+    host: Host,
+    request: CreateTask,
+    spec: OciSpec,
+    sandbox: SandboxPlan,
+    binds: Sequence[Bind],
+    network_sysctls: Mapping[str, str],
 ) -> ContainerPlan:
-    """The plan of a container of `sandbox`, whose containers have `binds`.
+    """The plan of a container of `sandbox`, whose containers have `binds`; its network has `network_sysctls`.
 
     Raises what `look_at_layers` and `container_plan` raise.
     """
@@ -140,7 +145,7 @@ async def plan_container(
         share=sandbox.share,
         sources=sources,
         hostname=spec.hostname or sandbox.guest.hostname,
-        sysctls=sandbox.sysctls,
+        sysctls={**network_sysctls, **sandbox.sysctls},
         terminal=request.stdio.terminal,
         stdin=bool(request.stdio.stdin),
         nodes=sandbox.numa,

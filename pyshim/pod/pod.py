@@ -208,7 +208,7 @@ class Pod:
         assert self._pid_namespace is not None, "open_sandbox has made it"
         is_pause = request.container_id == life.owner and sandbox.plan.kind is ContainerKind.POD_SANDBOX
         binds = sandbox.vm.attachments.binds.all()
-        plan = await plan_container(self._env.host, request, spec, sandbox.plan, binds)
+        plan = await plan_container(self._env.host, request, spec, sandbox.plan, binds, sandbox.network.sysctls)
         agent: ContainerAgent = sandbox.agent
         resources = with_swap((spec.raw.get("linux") or {}).get("resources") or {}, spec.annotations)
         if is_pause:

@@ -17,6 +17,7 @@ class FakeNetwork:
         self.interfaces: tuple[NetworkInterface, ...] = ()
         self.routes: tuple[NetworkRoute, ...] = ()
         self.neighbours: tuple[NetworkNeighbour, ...] = ()
+        self.sysctls: dict[str, str] = {}
         self.vhost_user_nics: tuple[VhostUserNic, ...] = ()
         self.functions: dict[str, VfioDevice] = {}
         self.forward_listener = None

@@ -4,6 +4,8 @@
 is made, `close_taps` once it has its own descriptors, `set_up` before anything runs in the guest, `serve` after.
 """
 
+from collections.abc import Mapping
+
 from msgspec.structs import replace
 
 from pyshim.model.errors import FailedPrecondition, NotFound
@@ -53,6 +55,11 @@ class SandboxNetwork:
     def vm(self) -> VmConfig:
         """The VM as planned, with its network devices if they are connected. Raises what `vm_with_network` raises."""
         return self._plan.vm if self.connected is None else vm_with_network(self._plan, self.connected)
+
+    @property
+    def sysctls(self) -> Mapping[str, str]:
+        """What was set in the namespace, for the guest's kernel, which gets it with each container."""
+        return self.connected.sysctls if self.connected is not None else {}
 
     def _wiring(self) -> Wiring:
         config = self._plan.config

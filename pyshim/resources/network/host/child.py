@@ -7,9 +7,10 @@ twenty megabytes, which the shim would hold as long as the pod lives.
 
 import errno
 import os
+import re
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
@@ -18,7 +19,9 @@ import msgspec
 from pyroute2.iproute.linux import IPRoute
 from pyroute2.netlink.exceptions import NetlinkDumpInterrupted, NetlinkError
 
+from pyshim.host import syscalls
 from pyshim.host.python_child import SOCKET_FD, Inbox, MessageTooLong, send
+from pyshim.host.threads import in_short_thread
 from pyshim.model.network import AddressReport, LinkReport, NeighbourReport, NetworkScan, RouteReport
 from pyshim.resources.network.host import loopback_steering, taps
 from pyshim.resources.network.host.rtnetlink import RATE_LIMIT_HANDLE, open_news
@@ -33,6 +36,11 @@ _FRAME_HEADERS_BYTES = 18
 _QUEUE_BYTES = 65536
 _MAX_U32 = 0xFFFFFFFF
 _DUMP_ATTEMPTS = 5
+_SYSCTLS = "/proc/sys/net"
+_SYSCTL_ROOTS = ("core", "ipv4", "ipv6", "netfilter")
+_OF_INTERFACE = re.compile("^(ipv[46]/conf)/(?!all/|default/|lo/)[^/]+/")
+_IS_HOSTS = re.compile("/neigh/|/lo$")
+"""Directories without a counterpart in a new namespace, or without a meaning for the guest."""
 _OWN_RULES = frozenset({0, 32766, 32767})
 """Priorities of the rules of a new namespace: the tables local, main and default."""
 _BUSY_ATTEMPTS = 5
@@ -63,7 +71,7 @@ def _answer(connection: socket.socket, rtnl: IPRoute, question: dict[str, Any]) 
         taps.close_fds(fds)
 
 
-def scan(rtnl: IPRoute) -> NetworkScan:
+def scan(rtnl: IPRoute, *, with_sysctls: bool = False) -> NetworkScan:
     """All of the namespace that a plan needs. A link that goes away meanwhile may be in it without its addresses."""
     ingress = {
         int(message["index"]): str(message.get_attr("TCA_KIND"))
@@ -85,6 +93,7 @@ def scan(rtnl: IPRoute) -> NetworkScan:
             for message in _dump(rtnl.get_neighbours)
             if message["family"] in (socket.AF_INET, socket.AF_INET6) and message.get_attr("NDA_DST")
         ),
+        sysctls=_changed_sysctls() if with_sysctls else {},
         rules=tuple(
             _rule(message)
             for family in (socket.AF_INET, socket.AF_INET6)
@@ -92,6 +101,34 @@ def scan(rtnl: IPRoute) -> NetworkScan:
             if message.get_attr("FRA_PRIORITY", 0) not in _OWN_RULES
         ),
     )
+
+
+def _changed_sysctls() -> dict[str, str]:
+    """The settings below /proc/sys/net that differ from those of a new namespace, by their path there.
+
+    Those of an interface are compared with a new one's. In a thread, since a new namespace is entered.
+    """
+    here = dict(_sysctls())
+    fresh = in_short_thread(_fresh_sysctls)
+    return {path: value for path, value in here.items() if value != fresh.get(_OF_INTERFACE.sub(r"\1/default/", path))}
+
+
+def _fresh_sysctls() -> dict[str, str]:
+    syscalls.unshare(syscalls.CLONE_NEWNET)
+    return dict(_sysctls())
+
+
+def _sysctls() -> Iterator[tuple[str, str]]:
+    for root in _SYSCTL_ROOTS:
+        for directory, _, names in os.walk(f"{_SYSCTLS}/{root}"):
+            if _IS_HOSTS.search(directory):
+                continue
+            for name in names:
+                if name == "mtu":  # the link's, which the guest has
+                    continue
+                # Some can only be written, and an interface may go.
+                with suppress(OSError), open(f"{directory}/{name}", encoding="utf-8", errors="replace") as file:
+                    yield f"{directory}/{name}".removeprefix(f"{_SYSCTLS}/"), file.read().strip()
 
 
 def _dump(ask: Callable[[], Iterable[T]]) -> tuple[T, ...]:
@@ -246,8 +283,8 @@ _Result = tuple[object, tuple[int, ...]]
 """The answer to a question, and the descriptors with it."""
 
 
-def _scan(rtnl: IPRoute) -> _Result:
-    return msgspec.to_builtins(scan(rtnl)), ()
+def _scan(rtnl: IPRoute, *, with_sysctls: bool) -> _Result:
+    return msgspec.to_builtins(scan(rtnl, with_sysctls=with_sysctls)), ()
 
 
 def _tap(rtnl: IPRoute, *, name: str, queues: int, mtu: int, alias: str) -> _Result:

@@ -8,7 +8,7 @@ this is one session with one child: no other sandbox changes the namespace betwe
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from msgspec.structs import replace
@@ -45,6 +45,7 @@ class HostNetwork:
         self.interfaces: tuple[NetworkInterface, ...] = ()
         self.routes: tuple[NetworkRoute, ...] = ()
         self.neighbours: tuple[NetworkNeighbour, ...] = ()
+        self.sysctls: Mapping[str, str] = {}
         self.vhost_user_nics: tuple[VhostUserNic, ...] = ()
         self.functions: dict[str, VfioDevice] = {}
         self.forward_listener: LoopbackListener | None = None
@@ -87,10 +88,11 @@ class HostNetwork:
         """Every endpoint is wired; after an error, `disconnect` undoes what was made until then."""
         _, fds = await session.ask("watch for changes", {"do": "watch"})
         self._watch = Watch(*fds)  # before the scan, so that no change is missed
-        scan = await _scan(session, self._namespace.path)
+        scan = await _scan(session, self._namespace.path, with_sysctls=True)
         found = plan(scan, self.model, pass_physical=self._wiring.pass_physical)
         self._log_left_out(found)
         self._adopt(found)
+        self.sysctls = found.sysctls
         for endpoint in found.endpoints:
             self.nics += (await self._wire(session, endpoint),)
         for link in found.physical:  # last: a link leaves the namespace with its driver
@@ -289,8 +291,9 @@ class HostNetwork:
         self._acquired.acquire(LedgerEntry(kind=kind, key=name, detail=detail))
 
 
-async def _scan(session: NetworkSession, netns_path: str) -> NetworkScan:
-    report, _ = await session.ask("scan links", {"do": "scan"})
+async def _scan(session: NetworkSession, netns_path: str, *, with_sysctls: bool = False) -> NetworkScan:
+    """Settings are looked at when the sandbox starts: the guest gets them with its containers."""
+    report, _ = await session.ask("scan links", {"do": "scan", "with_sysctls": with_sysctls})
     scanning = f"scan links in network namespace {netns_path!r}"
     return decoded(report, NetworkScan, lambda problem: Internal(f"{scanning}: malformed report: {problem}"))
 

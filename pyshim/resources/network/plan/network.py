@@ -6,7 +6,7 @@ kernel; only permanent neighbours are passed on.
 """
 
 import ipaddress
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 from msgspec.structs import replace
@@ -49,6 +49,7 @@ _ENDPOINT_TYPES = {
     "tun": "tuntap",
     "bridge": "bridge",
 }
+_GUEST_SYSCTLS = frozenset({"core", "ipv4", "ipv6"})
 _SHARES_A_DEVICE = frozenset({"macvlan", "macvtap", "ipvlan"})
 
 
@@ -76,8 +77,10 @@ class NetworkPlan(msgspec.Struct, frozen=True, kw_only=True):
     neighbours: tuple[NetworkNeighbour, ...]
     refused: tuple[str, ...]
     """For each link that came later and cannot be wired, the reason."""
+    sysctls: Mapping[str, str]
+    """Settings of the namespace for the guest's kernel, as a spec names them."""
     left_out: tuple[str, ...]
-    """One log sentence for each route that the guest does not get."""
+    """One log sentence for each thing that the guest does not get."""
 
 
 def network_plan(
@@ -140,8 +143,23 @@ def _plan(
             if item.index in names and item.state == NUD_PERMANENT and item.mac
         ),
         refused=refused,
+        sysctls=_guest_sysctls(scan, frozenset(names.values())),
         left_out=(*left_out, *_beside(scan)),
     )
+
+
+def _guest_sysctls(scan: NetworkScan, names: frozenset[str]) -> dict[str, str]:
+    """What a plugin has set and every guest's kernel has: not connection tracking, whose module it may lack.
+
+    A name with a dot, as of an interface for a VLAN, is left out: agents read such names differently.
+    """
+    found = {}
+    for path, value in scan.sysctls.items():
+        parts = path.split("/")
+        of_other = parts[1] == "conf" and parts[2] not in ("all", "default", *names)
+        if parts[0] in _GUEST_SYSCTLS and not of_other and "." not in path:
+            found[".".join(("net", *parts))] = value
+    return found
 
 
 def _beside(scan: NetworkScan) -> Iterator[str]:
@@ -151,6 +169,9 @@ def _beside(scan: NetworkScan) -> Iterator[str]:
         if item.index in loopbacks and not ipaddress.ip_address(item.address).is_loopback:
             yield f"address {item.address}/{item.prefix_length} of the loopback interface"
     yield from (f"rule {rule!r}" for rule in scan.rules)
+    for path, value in scan.sysctls.items():
+        if path.partition("/")[0] not in _GUEST_SYSCTLS:
+            yield f"sysctl net/{path} = {value[:80]!r}"
 
 
 def _candidates(scan: NetworkScan) -> list[LinkReport]:

@@ -528,3 +528,22 @@ async def test_a_failing_undo_is_tried_again_by_the_next_disconnect(
     assert ledger.held == {}
 
     assert wire.pod.state() == before
+
+
+async def test_settings_that_differ_from_a_new_namespaces_are_the_guests(
+    wire: Wire, connector: HostNetworkConnector
+) -> None:
+    wire.veth("eth0", 1)
+    wire.pod.run("sysctl", "-qw", "net.core.somaxconn=77", "net.ipv6.conf.eth0.accept_ra=0")
+    wire.pod.run("ip", "rule", "add", "from", "10.1.0.2", "lookup", "100")
+
+    network = await connect(connector, wire.pod.path, HookedLedger())
+
+    assert network.sysctls.items() >= {"net.core.somaxconn": "77", "net.ipv6.conf.eth0.accept_ra": "0"}.items()
+    assert set(network.sysctls) <= {
+        "net.core.somaxconn",
+        "net.ipv6.conf.eth0.accept_ra",
+        *(f"net.ipv6.conf.{scope}.accept_dad" for scope in ("all", "default", "eth0")),  # the fixture's
+    }
+    network.close_taps()
+    await network.disconnect()

@@ -328,3 +328,13 @@ async def test_later_starts_and_the_namespaces_of_cni_wait_for_no_change(stack: 
     await stack.run("app", ["sleep"], annotations={**sandbox, "io.kubernetes.cri.container-type": "container"})
 
     assert network.looks == looks
+
+
+async def test_settings_of_the_namespace_come_with_each_container_and_the_specs_own_win(stack: Stack) -> None:
+    stack.networks.network.sysctls = {"net.core.somaxconn": "77", "net.ipv6.conf.eth0.accept_ra": "0"}
+    own = {"linux": {**NETWORK["linux"], "sysctl": {"net.core.somaxconn": "99"}}}
+
+    await stack.create("c1", ["sleep"], **own)
+
+    found = dict(stack.agent.containers["c1"].OCI.Linux.Sysctl)
+    assert found == {"net.core.somaxconn": "99", "net.ipv6.conf.eth0.accept_ra": "0"}

@@ -446,3 +446,26 @@ def test_a_card_that_comes_later_is_left_out() -> None:
     assert [item.link_name for item in plan.endpoints] == ["eth1"]
     assert plan.physical == ()
     assert "the VM runs already" in plan.refused[0]
+
+
+def test_settings_of_the_namespace_are_the_guests_or_named() -> None:
+    """Not those of a link that stays outside, and not of what a guest's kernel may lack."""
+    found = replace(
+        scan(ETH0, ETH1, addresses=(address(2, "10.2.0.2/24"),)),
+        sysctls={
+            "core/somaxconn": "77",
+            "ipv6/conf/eth0/accept_ra": "0",
+            "ipv6/conf/all/disable_ipv6": "1",
+            "ipv6/conf/eth1/accept_ra": "0",
+            "netfilter/nf_conntrack_max": "9",
+        },
+    )
+
+    plan = network_plan(found)
+
+    assert plan.sysctls == {
+        "net.core.somaxconn": "77",
+        "net.ipv6.conf.eth0.accept_ra": "0",
+        "net.ipv6.conf.all.disable_ipv6": "1",
+    }
+    assert plan.left_out == ("sysctl net/netfilter/nf_conntrack_max = '9'",)
