@@ -3,7 +3,9 @@
 import asyncio
 import gzip
 import logging
+from collections.abc import Awaitable, Callable
 from html import escape
+from typing import cast
 
 from aiohttp import web
 
@@ -16,6 +18,10 @@ from pyshim.node.monitor.shims import Names, shim_answer, sockets_in
 log = logging.getLogger(__name__)
 
 PATHS = ("/metrics", "/sandboxes", "/agent-url")
+MAX_CONNECTIONS = 64
+"""Connections. Prometheus has one or two."""
+SEND_S = 10.0
+"""Seconds for an answer to be read, which Prometheus gives a scrape as a whole."""
 END_S = 3.0
 """Seconds for answers under way when the endpoint ends."""
 
@@ -30,9 +36,14 @@ class NodeMonitor:
         self._roots = roots
         self._names = Names()
         self._scrapes = Scrapes()
+        self._listener: asyncio.Server | None = None
         self._scrape: asyncio.Task[tuple[bytes, bytes]] | None = None
         """The scrape under way, which further requests share."""
-        app = web.Application(client_max_size=1024)
+        self._asked: dict[tuple[str, str], asyncio.Task[str]] = {}
+        """The questions to shims under way, by socket and path, which further requests share."""
+        self._under_way: set[object] = set()
+        """The connections with a request."""
+        app = web.Application(client_max_size=1024, middlewares=[self._sent_in_time])
         app.router.add_get("/", self._index, allow_head=False)
         app.router.add_get("/metrics", self._metrics, allow_head=False)
         app.router.add_get("/sandboxes", self._list, allow_head=False)
@@ -43,17 +54,58 @@ class NodeMonitor:
         """The endpoint answers at the returned address. Raises FailedPrecondition."""
         try:
             await self._runner.setup()
-            await web.TCPSite(self._runner, self._host, self._port).start()
+            self._listener = await asyncio.get_running_loop().create_server(
+                self._connection, self._host, self._port, backlog=MAX_CONNECTIONS
+            )
         except OSError as error:
             await self.close()
             raise FailedPrecondition(f"listen at {self._host}:{self._port}: {error.strerror or error}") from error
-        host, port = self._runner.addresses[0][:2]
+        host, port = self._listener.sockets[0].getsockname()[:2]
         return host, port
 
+    @property
+    def connections(self) -> int:
+        """The number of present connections."""
+        return len(self._runner.server.connections) if self._runner.server is not None else 0
+
+    def _connection(self) -> asyncio.Protocol:
+        """Serves a new connection. When all are taken it takes the place of the oldest without a request, if any."""
+        server = self._runner.server
+        assert server is not None, "set up by open()"
+        there = server.connections  # the oldest first
+        if len(there) >= MAX_CONNECTIONS:
+            idle = next((each for each in there if each not in self._under_way), None)
+            if idle is None or len(there) >= 2 * MAX_CONNECTIONS:
+                return _Refused()
+            idle.force_close()
+        return server()
+
+    @web.middleware
+    async def _sent_in_time(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        """The whole answer is sent within SEND_S; a caller that reads more slowly loses its connection."""
+        self._under_way.add(request.protocol)
+        try:
+            reply = await handler(request)
+            try:
+                async with asyncio.timeout(SEND_S):
+                    await reply.prepare(request)
+                    await reply.write_eof()
+            except TimeoutError:
+                if request.transport is not None:
+                    request.transport.abort()
+            return reply
+        finally:
+            self._under_way.discard(request.protocol)
+
     async def close(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
         await self._runner.cleanup()
         if self._scrape is not None:
             await cancel_all(self._scrape)
+        await cancel_all(*self._asked.values())
 
     async def _index(self, _: web.Request) -> web.Response:
         return web.Response(text="".join(f"{path}\n" for path in PATHS))
@@ -93,6 +145,15 @@ class NodeMonitor:
     async def _agent_url(self, request: web.Request) -> web.Response:
         return web.Response(text=f"{await self._of_sandbox(request, '/agent-url')}\n")
 
+    def _question(self, path: str, target: str) -> asyncio.Task[str]:
+        key = (path, target)
+        task = self._asked.get(key)
+        if task is None:
+            task = asyncio.create_task(shim_answer(path, target, within_s=SHIM_S), name=f"monitor/ask{target}")
+            self._asked[key] = task
+            task.add_done_callback(lambda _: self._asked.pop(key, None))
+        return task
+
     async def _of_sandbox(self, request: web.Request, target: str) -> str:
         sandbox_id = request.query.get("sandbox", "")
         if not sandbox_id:
@@ -101,9 +162,16 @@ class NodeMonitor:
         if path is None:
             raise web.HTTPNotFound(text="no such sandbox")
         try:
-            return await shim_answer(path, target, within_s=SHIM_S)
+            return await asyncio.shield(self._question(path, target))
         except ShimError as error:
             raise web.HTTPBadGateway(text=str(error)) from error
+
+
+class _Refused(asyncio.Protocol):
+    """A connection above the limit: it is closed at once."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        cast(asyncio.Transport, transport).abort()
 
 
 async def serve(monitor: NodeMonitor) -> None:

@@ -26,7 +26,7 @@ from pyshim.monitor.shim_metrics import guest_family
 from pyshim.monitor.socket import HttpReply, HttpRequest, MonitorSocket
 from pyshim.node.monitor import merge, scrape, shims
 from pyshim.node.monitor.merge import Merge, SandboxMetrics
-from pyshim.node.monitor.server import NodeMonitor
+from pyshim.node.monitor.server import MAX_CONNECTIONS, NodeMonitor
 from pyshim.node.monitor.shims import NO_NAME, Names
 from tests.unit.monitor.monitored import FakePod, said
 from tests.unit.monitor.test_metrics import scraped
@@ -343,3 +343,47 @@ def test_a_sandbox_that_has_gone_is_forgotten(monkeypatch: pytest.MonkeyPatch) -
     assert series(merged.text([source("a", HONEST)])) == {
         ("kata_guest_load", frozenset({("item", "load1"), ("sandbox_id", "a")}))
     }
+
+
+async def test_callers_that_hold_connections_lock_no_scrape_out(one: Node) -> None:
+    await one.sandbox("s1")
+    host, port = one.url.removeprefix("http://").split(":")
+    holders = [await asyncio.open_connection(host, int(port)) for _ in range(3 * MAX_CONNECTIONS)]
+
+    assert (await one.get("/metrics"))[0] == 200
+    assert one.monitor.connections <= MAX_CONNECTIONS
+    for _, writer in holders:
+        writer.close()
+
+
+async def test_a_caller_that_does_not_read_loses_its_connection(one: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pyshim.node.monitor.server.SEND_S", 0.2)
+    monkeypatch.setattr(one.monitor, "_sockets", lambda: {f"s{n:0100}": "" for n in range(100_000)})
+    host, port = one.url.removeprefix("http://").split(":")
+    _reader, writer = await asyncio.open_connection(host, int(port), limit=1)
+    writer.write(b"GET /sandboxes HTTP/1.1\r\nHost: x\r\n\r\n")
+
+    for wanted in (1, 0):
+        for _ in range(1000):
+            if one.monitor.connections == wanted:
+                break
+            await asyncio.sleep(0.02)
+        assert one.monitor.connections == wanted
+    writer.close()
+    assert len((await one.get("/sandboxes"))[1]) == 100_000 * 102
+
+
+async def test_questions_to_one_shim_at_the_same_time_are_one(one: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    await one.sandbox("s1")
+    asked = []
+
+    async def answer(path: str, target: str, *, within_s: float) -> str:
+        asked.append(target)
+        await asyncio.sleep(0.2)
+        return "vsock://3:1024"
+
+    monkeypatch.setattr("pyshim.node.monitor.server.shim_answer", answer)
+    answers = await asyncio.gather(*(one.get("/agent-url?sandbox=s1") for _ in range(20)))
+
+    assert {status for status, _ in answers} == {200}
+    assert len(asked) < 5
