@@ -391,7 +391,7 @@ def exec_with(**spec: Any) -> Message:
             exec_with(type_url="x.Y", value=b"{}"),
             "decode process of exec 'e1': type 'x.Y' is not 'opencontainers/runtime-spec/1/Process'",
         ),
-        ("Exec", exec_with(value=b"[" * 100_000), "decode process of exec 'e1': nested too deeply"),
+        ("Exec", exec_with(value=b"[" * 100_000), "decode process of exec 'e1': not JSON: nested too deeply"),
         (
             "Update",
             task_v2_pb2.UpdateTaskRequest(id="c1", resources=AnyMessage(type_url=RESOURCES_URL, value=b"{")),

@@ -157,7 +157,7 @@ async def test_a_plugin_that_answers_nonsense_is_named(tmp_path: Path) -> None:
     server = Server(services={SERVICE: {METHOD: ImmediateHandler(nonsense)}})
     serving = asyncio.ensure_future(server.serve(listening_socket(path)))
     await asyncio.sleep(0)
-    with pytest.raises(Unavailable, match="missing required field"):
+    with pytest.raises(Unavailable, match="vcpu_cpus is missing"):
         await ask_for_placement(path, _need())
     await server.shutdown(grace_s=0)
     await serving
