@@ -38,8 +38,13 @@ ALLOWED = (
     ),
     Allowed(
         ("files.*.user_attribute", "files.*.trusted_attribute"),
-        "Extended attributes of the name spaces `user` and `trusted` on shared file systems.",
-        "[VOLUMES.md](VOLUMES.md) says which the file server passes on.",
+        "Extended attributes of the name spaces `user` and `trusted`.",
+        "[VOLUMES.md](VOLUMES.md) says which the file server passes on. tmpfs has those of users since Linux 6.6.",
+    ),
+    Allowed(
+        ("files.memory.direct_io", "files.dev/shm.direct_io"),
+        "Direct I/O in memory.",
+        "tmpfs takes it since Linux 6.6, so with a guest of Debian 13.",
     ),
     Allowed(
         ("cgroup.*", "sys.fs/cgroup.*", "mount./sys/fs/cgroup*"),
@@ -63,7 +68,7 @@ ALLOWED = (
         "The VM is the machine, and its size the pod's. runc shows the host's, which its administrator tuned.",
     ),
     Allowed(
-        ("call.init_module", "call.kexec_load", "process.attr", "socket.alg"),
+        ("call.bpf", "call.init_module", "call.kexec_load", "process.attr", "socket.alg"),
         "Which rare system calls and kinds of sockets the kernel has.",
         "The guest's kernel is another one than the host's.",
     ),
@@ -86,6 +91,11 @@ ALLOWED = (
         "Limits that the container's description does not name: 1048576 open files, no limit of processes and core "
         "files.",
         "They are those of containerd's unit as its project ships it. runc passes on what containerd was started with.",
+    ),
+    Allowed(
+        ("signals.SigIgn",),
+        "The signals 32 and 33 are ignored at first, with a guest of Debian 12.",
+        "Its C library keeps them for itself in the guest's agent. So does that of a program: it sets their handlers.",
     ),
     Allowed(
         ("device./dev/core", "devices"),
