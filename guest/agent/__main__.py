@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import resource
 import sys
 
 from pyshim.ttrpc import Server, UnaryHandler
@@ -41,6 +42,7 @@ def main() -> int:
     if is_init and not os.path.exists("/proc/self"):
         mounts.mount_kernel_filesystems()
     _open_standard_fds()
+    _raise_file_limit()
     configured = settings.parse(_command_line())
     log.set_up(configured.log_level)
     for word in configured.problems:
@@ -60,6 +62,12 @@ def _open_standard_fds() -> None:
     while (fd := os.open("/dev/null", os.O_RDWR)) <= 2:
         os.set_inheritable(fd, True)
     os.close(fd)
+
+
+def _raise_file_limit() -> None:
+    """The agent may open as many files as it is allowed at most: each container takes some twenty."""
+    _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _command_line() -> list[str]:
