@@ -23,6 +23,7 @@ demo: setup guest ## run containers in virtual machines through a private contai
 
 test: setup guest ## everything: check with the slow tests, check-pythons and, beside them, the integration tests
 	@scripts/setup test
+	@$(PYTHON) -m guest.image build --suite trixie --out .build/guest-trixie
 	@scripts/test
 
 check: setup ## linters, types and unit tests but the slow ones: no root, no virtual machine

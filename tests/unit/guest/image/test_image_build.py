@@ -238,6 +238,23 @@ def test_a_guest_with_a_given_kata_agent_has_none_of_ours(
     assert not (root / "usr/bin/python3").is_symlink()
 
 
+@pytest.mark.parametrize("suite", [suite.codename for suite in recipe.SUITES[1:]])
+def test_a_guest_of_another_suite_imports_the_agent(
+    cache: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, suite: str
+) -> None:
+    if not (cache / "indexes" / suite).is_dir():
+        pytest.skip(
+            f"no packages of {suite} in {cache}: run make guest GUEST='--suite {suite} --out .build/guest-{suite}'"
+        )
+    origin = Origin(suite=suite)
+
+    manifest = build(checkout=CHECKOUT, out=tmp_path / "out", cache=cache, progress=silent, origin=origin)
+
+    assert manifest["suite"] == suite
+    root = unpacked(tmp_path / "out", tmp_path_factory)
+    assert in_guest(root, "import guest.agent.__main__, yaml\nprint(sys.version_info >= (3, 11))") == "True\n"
+
+
 def test_a_kata_agent_that_is_not_there_is_named(cache: Path, tmp_path: Path) -> None:
     with pytest.raises(BuildError, match=f"take kata-agent {tmp_path}/none: there is no such file"):
         build(
