@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from pyshim.model.errors import FailedPrecondition, NotFound
+from pyshim.model.errors import FailedPrecondition, InvalidArgument, NotFound
 from pyshim.model.ids import ContainerId
 from pyshim.model.network import DirectNetwork, NetworkModel, Wiring
 from pyshim.model.observation import traced
@@ -18,7 +18,7 @@ from pyshim.model.vm import LocalVm, VmConfig
 from pyshim.resources.devices.plan.devices import is_enabled
 from pyshim.resources.network.changes import NetworkChanges
 from pyshim.resources.network.plan.direct import direct_network
-from pyshim.resources.network.plan.network import vm_with_network
+from pyshim.resources.network.plan.network import HOSTS_NETWORK, vm_with_network
 from pyshim.resources.network.port_forward import PortForward
 from pyshim.resources.network.relay import GuestRelay
 from pyshim.resources.network.resolver import Resolver
@@ -47,7 +47,14 @@ class SandboxNetwork:
         else:
             is_empty = plan.new_netns and not plan.has_network_hooks
             connect = self._connector.connect_new if is_empty else self._connector.connect
-            network = await connect(plan.netns_path, self._wiring(), ledger, iommufd=iommufd)
+            try:
+                network = await connect(plan.netns_path, self._wiring(), ledger, iommufd=iommufd)
+            except InvalidArgument as exc:
+                if HOSTS_NETWORK not in str(exc) or plan.kind is not ContainerKind.POD_SANDBOX:
+                    raise
+                # CRI-O says it by the path only. In the words of the pod's specification, as on containerd.
+                text = str(exc).replace("it is the host's", "hostNetwork is true")
+                raise InvalidArgument(text) from exc
         self._services.undo.push(network.disconnect)
         self.connected = network
 

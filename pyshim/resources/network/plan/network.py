@@ -19,6 +19,7 @@ from pyshim.model.seams import Network
 from pyshim.model.vm import LocalVm, MemoryBacking, NicDevice
 from pyshim.resources.devices.plan.devices import PASSING_TIMEOUT_S, device_layout
 
+HOSTS_NETWORK = "it is the host's, and a VM cannot have the host's network"
 RESOLVER_ADDRESS = "127.0.0.11"
 """Where Docker answers DNS queries, at port 53, in a container's network namespace. Source: libnetwork, resolverIP."""
 OWN_NETNS = "/run/netns/pyshim-"

@@ -259,7 +259,7 @@ async def test_paths_that_are_no_pod_namespace_are_refused_by_name(
 
 async def test_the_hosts_namespace_is_refused_by_what_it_means(connector: HostNetworkConnector) -> None:
     """CRI-O pins it under another name at each attempt: with the path, events of one refusal would not merge."""
-    with pytest.raises(InvalidArgument, match="hostNetwork is true") as caught:
+    with pytest.raises(InvalidArgument, match="it is the host's, and a VM cannot") as caught:
         await connect(connector, "/proc/self/ns/net", HookedLedger())
 
     assert "/proc" not in str(caught.value)

@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, ShimError
+from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument, ShimError
 from pyshim.model.ids import ContainerId
 from pyshim.resources.network import changes as network_changes
+from pyshim.resources.network.plan.network import HOSTS_NETWORK
 from pyshim.ttrpc import Code
 from tests.fakes.network import FakeNetwork, interface, mac
 from tests.unit.pod.conftest import DOCUMENT, Stack, until
@@ -338,3 +339,26 @@ async def test_settings_of_the_namespace_come_with_each_container_and_the_specs_
 
     found = dict(stack.agent.containers["c1"].OCI.Linux.Sysctl)
     assert found == {"net.core.somaxconn": "99", "net.ipv6.conf.eth0.accept_ra": "0"}
+
+
+@pytest.mark.parametrize(
+    ("annotations", "text"),
+    [
+        ({}, "enter network namespace: it is the host's, and a VM cannot have the host's network"),
+        (
+            {"io.kubernetes.cri.container-type": "sandbox", "io.kubernetes.cri.sandbox-id": "c1"},
+            "enter network namespace: hostNetwork is true, and a VM cannot have the host's network",
+        ),
+    ],
+    ids=["container", "pod"],
+)
+async def test_the_path_of_the_hosts_namespace_is_refused_in_the_words_of_its_caller(
+    annotations: dict[str, str], text: str, stack: Stack
+) -> None:
+    async def connect(*_args: Any, **_options: Any) -> Any:
+        raise InvalidArgument(f"enter network namespace: {HOSTS_NETWORK}")
+
+    stack.networks.connect = connect  # type: ignore[method-assign]
+
+    with pytest.raises(InvalidArgument, match=f"^{text}$"):
+        await stack.create("c1", ["sleep"], annotations=annotations, **NETWORK)
