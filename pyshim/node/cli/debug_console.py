@@ -22,7 +22,7 @@ from contextlib import suppress
 import click
 
 from pyshim.host.os_errors import describe_os_error
-from pyshim.model.errors import FailedPrecondition, InvalidArgument, Unavailable
+from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument, Unavailable
 from pyshim.model.ids import SandboxId
 from pyshim.node.cli.output import examples
 from pyshim.node.cli.sandboxes import sandbox_argument, sandbox_id, snapshot_of, state_dir_option
@@ -78,22 +78,42 @@ def run_in_guest(
     write: Callable[[bytes], object],
     read: Callable[[], bytes] | None = None,
     port: int = CONSOLE_PORT,
+    silence_s: float | None = None,
 ) -> int:
     """The exit code of the command, whose input `read` returns in pieces, an empty one at the end; 255 if the console
     ends before it.
 
-    Raises NotFound, FailedPrecondition and Unavailable as `connect`, InvalidArgument for words that cannot be typed.
+    Raises DeadlineExceeded when the guest neither writes nor takes input for `silence_s`; NotFound, FailedPrecondition
+    and Unavailable as `connect`; InvalidArgument for words that cannot be typed.
     """
     line, begin, end = marked_line(words, with_input=read is not None)
     output = MarkedOutput(begin, end)
     sender = None
+    taken = 0
+
+    def read_counted() -> bytes:
+        nonlocal taken
+        assert read is not None
+        taken += 1
+        return read()
+
     with connect(found, state_dir, port) as console, suppress(ConnectionError):
+        console.settimeout(silence_s)
         console.sendall(line)
-        while output.exit_code is None and (data := console.recv(_CHUNK_BYTES)):
+        while output.exit_code is None:
+            before = taken
+            try:
+                data = console.recv(_CHUNK_BYTES)
+            except TimeoutError:
+                if taken != before:
+                    continue
+                raise DeadlineExceeded(f"run command in sandbox '{found}': silent for {silence_s:g} s") from None
+            if not data:
+                break
             write(output.feed(data))
             if output.has_begun and read is not None and sender is None:
                 # In a thread, as a command may write much before it reads. It may wait for input for ever: a daemon.
-                sender = threading.Thread(target=_type_input, args=(console, read), daemon=True)
+                sender = threading.Thread(target=_type_input, args=(console, read_counted), daemon=True)
                 sender.start()
     if output.exit_code is None:
         print("pyshim: run command in guest: the console ended before the command did", file=sys.stderr)

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from pyshim.model.errors import InvalidArgument
-from pyshim.node.cli.debug_console import MarkedOutput, marked_line
+from pyshim.model.errors import DeadlineExceeded, InvalidArgument
+from pyshim.model.ids import SandboxId
+from pyshim.node.cli.debug_console import MarkedOutput, marked_line, run_in_guest
 from tests.unit.state import states
 
 PROJECT = Path(__file__).parents[4]
@@ -185,6 +186,38 @@ def test_a_copy_that_fails_is_one_line_and_leaves_nothing(
     assert (done.returncode, done.stdout) == (code, b"")
     assert error in done.stderr.splitlines()[-1]
     assert [each.name for each in tmp_path.iterdir()] == ["here"]
+
+
+def test_a_copy_keeps_the_mode_and_replaces_only_a_regular_file(guest: Guest, tmp_path: Path) -> None:
+    source, fifo = tmp_path / "tool", tmp_path / "fifo"
+    source.write_bytes(b"#!/bin/sh\n")
+    source.chmod(0o4751)
+    os.mkfifo(fifo)
+    assert copied(guest, str(source), f"ab12:{tmp_path}/there").returncode == 0
+    assert copied(guest, f"ab12:{tmp_path}/there", f"{tmp_path}/back").returncode == 0
+    assert [(tmp_path / name).stat().st_mode & 0o7777 for name in ("there", "back")] == [0o751, 0o751]
+
+    for target in (str(fifo), f"ab12:{fifo}"):
+        with subprocess.Popen(["cat", str(fifo)], stdout=subprocess.PIPE) as reader:
+            done = copied(guest, f"ab12:{tmp_path}/there" if target == str(fifo) else str(source), target)
+            assert (done.returncode, reader.communicate(timeout=60)[0]) == (0, b"#!/bin/sh\n")
+    assert fifo.is_fifo()
+
+    done = copied(guest, f"ab12:{tmp_path}/there", "/dev/null")
+    assert done.returncode == 0
+    assert Path("/dev/null").is_char_device()
+
+
+def test_a_copy_has_a_limit_of_size_and_a_deadline_on_silence(guest: Guest, tmp_path: Path) -> None:
+    (tmp_path / "large").write_bytes(b"x" * (2 << 20))
+    words = [sys.executable, "-m", "pyshim", "cp", "--max-size", "1", "--state-dir", guest.directory]
+    for source, target in ((f"{tmp_path}/large", "ab12:/x"), (f"ab12:{tmp_path}/large", f"{tmp_path}/copy")):
+        done = subprocess.run([*words, source, target], capture_output=True, cwd=PROJECT, timeout=60, check=False)
+        assert (done.returncode, b"(hint: --max-size)" in done.stderr) == (1, True), done.stderr
+    assert not (tmp_path / "copy").exists()
+
+    with pytest.raises(DeadlineExceeded, match=r"run command in sandbox 'ab12': silent for 0.5 s"):
+        run_in_guest(SandboxId("ab12"), guest.directory, ("sleep", "60"), write=len, silence_s=0.5)
 
 
 def test_long_output_comes_whole(guest: Guest) -> None:
