@@ -10,7 +10,8 @@ from pyshim.model.errors import FailedPrecondition
 from pyshim.node.install.disk import Disk, Found
 from pyshim.node.install.writes import block_in
 
-MANIFEST_VERSION = 1
+MANIFEST_VERSION = 2
+"""Manifests of version 1 have no digest."""
 _ANEW = "move this file away; 'pyshim install' then names the files that stand in its place"
 
 
@@ -59,9 +60,9 @@ def read_manifest(disk: Disk, prefix: str) -> Manifest | None:
         return None
     content = found[0] if isinstance(found, tuple) else b""
     manifest = from_json(content, Manifest, damaged(path, FailedPrecondition, _ANEW))
-    if manifest.sha256 and manifest.sha256 != _seal(manifest):
+    if manifest.version == MANIFEST_VERSION and manifest.sha256 != _seal(manifest):
         raise damaged(path, FailedPrecondition, _ANEW)("its digest is wrong")
-    if manifest.version != MANIFEST_VERSION:
+    if manifest.version not in (1, MANIFEST_VERSION):
         raise FailedPrecondition(f"read '{path}': version {manifest.version} is not known")
     return manifest
 
@@ -89,7 +90,8 @@ def digest_of(part: str) -> str:
 
 
 def encoded(manifest: Manifest) -> Found:
-    sealed = replace(manifest, sha256=_seal(manifest))
+    current = replace(manifest, version=MANIFEST_VERSION)
+    sealed = replace(current, sha256=_seal(current))
     return msgspec.json.format(msgspec.json.encode(sealed), indent=1) + b"\n", 0o644
 
 
