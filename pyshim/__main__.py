@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from pyshim.serve import Faults
     from pyshim.zygote.fork import Request
 
+_OCI_ACTIONS = ("create", "run", "state", "features", "kill", "exec", "spec", "checkpoint")
+_OCI_HINT = " (hint: this is containerd's shim and no OCI runtime: Docker names it by runtimeType, not by path)"
+"""For a caller that was given the shim's path as that of an OCI runtime: it shows the line to its user."""
+
 
 def main(words: list[str] | None = None, *, launcher: str = "", faults: "Callable[[], Faults] | None" = None) -> int:
     """The exit code of the shim called with `words` (default: the command line) through the script `launcher`.
@@ -41,7 +45,8 @@ def main(words: list[str] | None = None, *, launcher: str = "", faults: "Callabl
             return _serve(call, made_by="exec", faults=faults() if faults else None)
         if call.action == "zygote":
             return _zygote(call)
-        raise BootstrapError(f"run action {call.action!r}: expected start, delete, serve or zygote")
+        hint = _OCI_HINT if call.action in _OCI_ACTIONS else ""
+        raise BootstrapError(f"run action {call.action!r}: expected start, delete, serve or zygote{hint}")
     except BootstrapError as error:
         print(error, file=sys.stderr)
         return 1

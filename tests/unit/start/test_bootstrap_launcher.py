@@ -70,6 +70,11 @@ def test_launcher_ignores_the_python_variables_of_its_caller(tmp_path: Path) -> 
     ("words", "text"),
     [
         ((), "run action '': expected start, delete, serve or zygote\n"),
+        (
+            ("--root", "/run/x", "create", "--bundle", "/b", "c1"),
+            "run action 'create': expected start, delete, serve or zygote (hint: this is containerd's shim and no OCI"
+            " runtime: Docker names it by runtimeType, not by path)\n",
+        ),
         (("frobnicate",), "run action 'frobnicate': expected start, delete, serve or zygote\n"),
         (("-id",), "parse flag '-id': it needs a value\n"),
         (("start",), "check flag '-namespace': it is required by 'start'\n"),
