@@ -34,9 +34,10 @@ FACTS: dict[str, object] = {}
 LIBC = ctypes.CDLL(None, use_errno=True)
 
 
-def fact(name: str, read: Callable[[], object]) -> None:
+def fact(name: str, read: Callable[..., object], *arguments: object) -> None:
+    """`read(*arguments)` is the fact's value."""
     try:
-        FACTS[name] = read()
+        FACTS[name] = read(*arguments)
     except OSError as error:
         FACTS[name] = f"error: {errno.errorcode.get(error.errno or 0, error.errno)}"
     except Exception as error:
@@ -62,7 +63,7 @@ def status_of(pid: str) -> dict[str, str]:
 def process() -> None:
     status = status_of("self")
     for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb", "NoNewPrivs", "Seccomp", "Uid", "Gid", "Umask"):
-        fact(f"process.{name}", lambda name=name: status[name].replace("\t", " "))
+        fact(f"process.{name}", lambda name: status[name].replace("\t", " "), name)
     fact("process.groups", lambda: sorted(os.getgroups()))
     fact("process.cwd", os.getcwd)
     fact("process.environment", lambda: {k: v for k, v in sorted(os.environ.items()) if k not in ("HOSTNAME", "_")})
@@ -78,24 +79,25 @@ def process() -> None:
     fact("process.attr", lambda: text_of("/proc/self/attr/current"))
     for name in sorted(dir(resource)):
         if name.startswith("RLIMIT_"):
-            fact(f"limit.{name[7:]}", lambda name=name: list(resource.getrlimit(getattr(resource, name))))
+            fact(f"limit.{name[7:]}", lambda name: list(resource.getrlimit(getattr(resource, name))), name)
     first = status_of("1")
     for name in ("SigBlk", "SigIgn", "SigCgt"):
-        fact(f"signals.{name}", lambda name=name: status[name])
+        fact(f"signals.{name}", lambda name: status[name], name)
     fact("init.Seccomp", lambda: first["Seccomp"])
     fact("init.CapEff", lambda: first["CapEff"])
     fact("init.is_session_leader", lambda: os.getsid(1) == 1)
     fact("init.group", lambda: os.getpgid(1) == 1)
     fact("init.parent", lambda: first["PPid"])
     for number, name in enumerate(("stdin", "stdout", "stderr")):
-        fact(f"streams.{name}", lambda number=number: kind_of(os.fstat(number)))
-        fact(f"streams.{name}.target", lambda number=number: os.readlink(f"/proc/self/fd/{number}").split(":")[0])
-        fact(f"streams.{name}.tty", lambda number=number: os.isatty(number))
+        fact(f"streams.{name}", lambda number: kind_of(os.fstat(number)), number)
+        fact(f"streams.{name}.target", lambda number: os.readlink(f"/proc/self/fd/{number}").split(":")[0], number)
+        fact(f"streams.{name}.tty", lambda number: os.isatty(number), number)
     fact("streams.more", lambda: sorted(int(n) for n in os.listdir("/proc/self/fd") if int(n) > 2)[:-1])
     for kind in ("cgroup", "ipc", "mnt", "net", "pid", "time", "user", "uts"):
         fact(
             f"namespace.{kind}",
-            lambda kind=kind: os.readlink(f"/proc/self/ns/{kind}") == os.readlink(f"/proc/1/ns/{kind}"),
+            lambda kind: os.readlink(f"/proc/self/ns/{kind}") == os.readlink(f"/proc/1/ns/{kind}"),
+            kind,
         )
     fact("namespace.uid_map", lambda: text_of("/proc/self/uid_map").split())
     fact("processes", lambda: sum(name.isdigit() for name in os.listdir("/proc")) < 6)
@@ -134,21 +136,21 @@ def kernel() -> None:
         "user/max_user_namespaces vm/max_map_count vm/mmap_min_addr vm/overcommit_memory vm/overcommit_ratio "
         "vm/swappiness vm/unprivileged_userfaultfd"
     ).split():
-        fact(f"sysctl.{name}", lambda name=name: " ".join(text_of(f"/proc/sys/{name}").split()))
+        fact(f"sysctl.{name}", lambda name: " ".join(text_of(f"/proc/sys/{name}").split()), name)
     for path in (
         "acpi asound bus/pci/devices cgroups cmdline cpuinfo devices diskstats filesystems fs/nfsd interrupts irq "
         "kallsyms kcore keys kmsg kpagecount latency_stats loadavg meminfo modules mounts net/dev partitions "
         "pressure/cpu sched_debug schedstat scsi self/cgroup slabinfo stat swaps sysrq-trigger sys/kernel/core_pattern "
         "timer_list uptime version vmallocinfo vmstat zoneinfo"
     ).split():
-        fact(f"proc.{path}.readable", lambda path=path: readable(f"/proc/{path}"))
-        fact(f"proc.{path}.writable", lambda path=path: writable(f"/proc/{path}"))
+        fact(f"proc.{path}.readable", lambda path: readable(f"/proc/{path}"), path)
+        fact(f"proc.{path}.writable", lambda path: writable(f"/proc/{path}"), path)
     for path in (
         "block class/net devices/virtual/net firmware fs/cgroup fs/fuse/connections kernel/debug kernel/mm "
         "kernel/security kernel/uevent_seqnum module power/state"
     ).split():
-        fact(f"sys.{path}.readable", lambda path=path: readable(f"/sys/{path}"))
-        fact(f"sys.{path}.writable", lambda path=path: writable(f"/sys/{path}"))
+        fact(f"sys.{path}.readable", lambda path: readable(f"/sys/{path}"), path)
+        fact(f"sys.{path}.writable", lambda path: writable(f"/sys/{path}"), path)
     fact("cgroup.kind", lambda: "v2" if os.path.exists("/sys/fs/cgroup/cgroup.controllers") else "v1")
     fact("cgroup.writable", lambda: os.mkdir("/sys/fs/cgroup/probe"))
     fact("clock.resolution_ns", lambda: round(time.clock_getres(time.CLOCK_MONOTONIC) * 1e9))
@@ -193,8 +195,8 @@ def mounts() -> None:
         FACTS[f"mount.{where}.options"] = ",".join(sizes)
         FACTS[f"mount.{where}.propagation"] = sorted({word.split(":")[0] for word in own.split()[6:]})
     for where in ("/", "/dev", "/dev/shm", "/proc", "/sys", "/tmp"):
-        fact(f"statfs.{where}.name_max", lambda where=where: os.statvfs(where).f_namemax)
-        fact(f"mode.{where}", lambda where=where: oct(os.stat(where).st_mode))
+        fact(f"statfs.{where}.name_max", lambda where: os.statvfs(where).f_namemax, where)
+        fact(f"mode.{where}", lambda where: oct(os.stat(where).st_mode), where)
 
 
 def devices() -> None:
@@ -204,11 +206,11 @@ def devices() -> None:
         names += [f"{top}/{name}" for name in (*directories, *files)]
     FACTS["devices"] = sorted(names)
     for name in sorted(names):
-        fact(f"device.{name}", lambda name=name: described(os.lstat(name)))
+        fact(f"device.{name}", lambda name: described(os.lstat(name)), name)
     for name in ("console", "fuse", "kmsg", "kvm", "loop-control", "mem", "net/tun", "port", "ptmx", "random", "tty"):
-        fact(f"device.opens.{name}", lambda name=name: opened(f"/dev/{name}", os.O_RDWR))
+        fact(f"device.opens.{name}", lambda name: opened(f"/dev/{name}", os.O_RDWR), name)
     for name in ("null", "zero", "full", "random", "urandom"):
-        fact(f"device.writes.{name}", lambda name=name: Path(f"/dev/{name}").write_bytes(b"x"))
+        fact(f"device.writes.{name}", lambda name: Path(f"/dev/{name}").write_bytes(b"x"), name)
     fact("device.terminal", lambda: len(os.openpty()))
 
 
@@ -226,7 +228,7 @@ def calls() -> None:
         "sysfs kexec_load init_module"
     ).split()
     for name, number in zip(names, numbers.get(platform.machine(), ()), strict=False):
-        fact(f"call.{name}", lambda name=name, number=number: in_child(name, number))
+        fact(f"call.{name}", lambda name, number: in_child(name, number), name, number)
     for name, family, kind, protocol in (
         ("inet", socket.AF_INET, socket.SOCK_STREAM, 0),
         ("inet6", socket.AF_INET6, socket.SOCK_STREAM, 0),
@@ -239,7 +241,7 @@ def calls() -> None:
         ("sctp", socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_SCTP),
         ("mptcp", socket.AF_INET, socket.SOCK_STREAM, 262),
     ):
-        fact(f"socket.{name}", lambda f=family, k=kind, p=protocol: socket.socket(f, k, p).close())
+        fact(f"socket.{name}", lambda f, k, p: socket.socket(f, k, p).close(), family, kind, protocol)
     fact("socket.bind_80", lambda: bound(80))
     fact("socket.bind_loopback6", lambda: bound(8080, socket.AF_INET6, "::1"))
     fact("call.chroot", lambda: forked(lambda: os.chroot("/tmp")))
@@ -299,7 +301,7 @@ def network() -> None:
     fact("link.names", lambda: sorted(os.listdir("/sys/class/net")))
     for link in ("lo", "eth0"):
         for name in ("mtu", "type", "operstate", "tx_queue_len", "addr_assign_type"):
-            fact(f"link.{link}.{name}", lambda link=link, name=name: text_of(f"/sys/class/net/{link}/{name}"))
+            fact(f"link.{link}.{name}", lambda link, name: text_of(f"/sys/class/net/{link}/{name}"), link, name)
     fact("link.lo.flags", lambda: text_of("/sys/class/net/lo/flags"))
     fact("link.eth0.flags", lambda: text_of("/sys/class/net/eth0/flags"))
     for words in (
@@ -309,7 +311,7 @@ def network() -> None:
         "-6 rule show",
         "-4 neigh show nud permanent",
     ):
-        fact(f"ip {words}", lambda words=words: shown(words))
+        fact(f"ip {words}", lambda words: shown(words), words)
     fact("address.kinds", lambda: sorted(line.split()[2] for line in shown("-o address show") if len(line.split()) > 2))
 
 
@@ -357,6 +359,37 @@ def mount_lines() -> list[str]:
 def made(path: str, data: bytes = b"data") -> str:
     Path(path).write_bytes(data)
     return path
+
+
+def directory(d: str) -> object:
+    os.mkdir(f"{d}/d")
+    return oct(os.stat(f"{d}/d").st_mode)
+
+
+def symbolic_link(d: str) -> object:
+    os.symlink("x", f"{d}/l")
+    return os.readlink(f"{d}/l")
+
+
+def truncated(d: str) -> object:
+    os.truncate(made(f"{d}/a"), 2)
+    return os.stat(f"{d}/a").st_size
+
+
+def access_mode_0(d: str) -> object:
+    os.chmod(made(f"{d}/a"), 0)
+    return os.access(f"{d}/a", os.R_OK)
+
+
+def sticky(d: str) -> object:
+    os.chmod(d, 0o1777)
+    return oct(os.stat(d).st_mode)
+
+
+def set_group_id_directory(d: str) -> object:
+    os.chmod(d, 0o2775)
+    os.mkdir(f"{d}/d")
+    return oct(os.stat(f"{d}/d").st_mode)
 
 
 def appended(d: str) -> object:
@@ -560,16 +593,16 @@ def by_handle(d: str) -> object:
 
 FILES: dict[str, Callable[[str], object]] = {
     "create": lambda d: oct(os.stat(made(f"{d}/a")).st_mode),
-    "directory": lambda d: (os.mkdir(f"{d}/d"), oct(os.stat(f"{d}/d").st_mode))[1],
-    "symbolic_link": lambda d: (os.symlink("x", f"{d}/l"), os.readlink(f"{d}/l"))[1],
+    "directory": directory,
+    "symbolic_link": symbolic_link,
     "long_name": lambda d: len(os.path.basename(made(f"{d}/{'n' * 255}"))),
     "too_long_name": lambda d: made(f"{d}/{'n' * 256}"),
     "odd_name": lambda d: made(f"{d}/\udcff \n").encode(errors="surrogateescape").hex()[-8:],
-    "truncate": lambda d: (os.truncate(made(f"{d}/a"), 2), os.stat(f"{d}/a").st_size)[1],
+    "truncate": truncated,
     "append": appended,
-    "access_mode_0": lambda d: (os.chmod(made(f"{d}/a"), 0), os.access(f"{d}/a", os.R_OK))[1],
-    "sticky": lambda d: (os.chmod(d, 0o1777), oct(os.stat(d).st_mode))[1],
-    "set_group_id_directory": lambda d: (os.chmod(d, 0o2775), os.mkdir(f"{d}/d"), oct(os.stat(f"{d}/d").st_mode))[2],
+    "access_mode_0": access_mode_0,
+    "sticky": sticky,
+    "set_group_id_directory": set_group_id_directory,
     "birth_time": lambda d: bool(os.stat(made(f"{d}/a")).st_ctime_ns),
     "hard_link": hard_link,
     "rename_over": rename_over,
