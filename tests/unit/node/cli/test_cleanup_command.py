@@ -199,9 +199,8 @@ def test_a_vmm_another_user_pretends_to_run_shows_nothing(node: Node) -> None:
     [
         ('{"PersistVersion": 2, "State": "running"}', "another runtime's"),
         ('{"PersistVersion": 2, "Sta', "nothing shows whose it is"),
-        ('{"PersistVersion": 9, "Pyshim": {"Version": 9}}', "reads up to"),
     ],
-    ids=["kata's", "kata's, cut off", "newer"],
+    ids=["kata's", "kata's, cut off"],
 )
 def test_a_resource_that_is_not_provably_ours_is_left_alone(
     node: Node, body: str, reason: str, capsys: pytest.CaptureFixture[str]
