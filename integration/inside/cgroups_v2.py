@@ -194,14 +194,14 @@ def opens(disk: str, cgroup: str) -> list[str]:
 
 
 async def device_lists(cgroups: Any, vmm: Vmm) -> dict[str, object]:
-    from types import SimpleNamespace
+    from tests.fakes import disks
 
     disk = sys.argv[3]
     found: dict[str, object] = {"shim opens": opens(disk, where(os.getpid()))}
     found["vmm opens"] = opens(disk, where(vmm.main))
     found["its vcpus open"] = opens(disk, where(vmm.main, vmm.vcpus[0]))
     found["virtiofsd opens"] = opens(disk, where(vmm.virtiofsd.pid))
-    await cgroups.allow(SimpleNamespace(path=disk))
+    await cgroups.allow(disks.disk("one", disk))
     found["with a rule more"] = opens(disk, where(vmm.main))
     return found
 
