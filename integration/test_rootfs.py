@@ -108,6 +108,8 @@ def test_a_program_with_capabilities_gives_them_to_a_user(ctr: Ctr, name: str, s
     os.setxattr(rootfs / "bin/busybox-caps", "security.capability", BINDS_LOW_PORTS)
     script = "busybox grep CapEff /proc/self/status; busybox-caps grep CapEff /proc/self/status"
 
-    found = _run(ctr, name, rootfs, f"su alice -c '{script}'").out.split()
+    # ctr sets no_new_privs, which CRI does only when asked.
+    words = ctr.run_words("--rm", "--rootfs", "--env", "PATH=/bin", "--allow-new-privs")
+    found = ctr(*words, rootfs, name, "sh", "-c", f"su alice -c '{script}'").out.split()
 
     assert found[1::2] == ["0000000000000000", "0000000000000400"]
