@@ -117,11 +117,15 @@ def engine(daemon: Containerd, packages: Path, ground: Path, **options: Any) -> 
                 made.docker("rm", "--force", "--volumes", container, check=False)
             made.docker("network", "prune", "--force", check=False)
             made.docker("volume", "prune", "--all", "--force", check=False)
-    _remove_furniture()
+    _remove_furniture(ground)
 
 
-def _remove_furniture() -> None:
-    """What dockerd makes once on a host and leaves is gone: its own cgroups and directory, when they are empty."""
+def _remove_furniture(ground: Path) -> None:
+    """What dockerd makes once on a host and leaves is gone: its bridge, its name for the host's network namespace, its
+    cgroups and directory, when they are empty.
+    """
+    subprocess.run(["ip", "link", "delete", "docker0"], check=False, capture_output=True)
+    subprocess.run(["umount", ground / "exec" / "netns" / "default"], check=False, capture_output=True)
     for cgroup in (*Path("/sys/fs/cgroup").glob("*/docker"), Path("/sys/fs/cgroup/docker")):
         with contextlib.suppress(OSError):
             cgroup.rmdir()

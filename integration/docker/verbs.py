@@ -410,7 +410,7 @@ def _host_ipc(scene: Scene) -> str:
     return str(done.code)
 
 
-@verb("update -m, above what the VM has", "the limit ends at what the VM can have")
+@verb("update -m, above what the VM has", "a VM cannot have more than its host allows it")
 def _update_above(scene: Scene) -> str:
     name = scene.start("large", "-m", "64m", "--network", "none", IMAGE, "sleep", "1000")
     done = scene.docker("update", "-m", "64g", "--memory-swap", "64g", name, check=False)
