@@ -36,6 +36,7 @@ from pyshim.model.places import (
 )
 from pyshim.resources.cgroups.host.hierarchies import members, mounted
 from pyshim.resources.network.host.rtnetlink import NETNS_ROOT, our_taps
+from pyshim.resources.network.plan.network import OWN_NETNS
 from pyshim.state.schema import SandboxState
 
 ROOTS = (SHARED_ROOT, VM_ROOT, DIRECT_VOLUMES, STATE_ROOT, SWAP_ROOT)
@@ -71,6 +72,9 @@ def conventional_ledger(sandbox_id: str, places: Places) -> tuple[LedgerEntry, .
     entries = [
         LedgerEntry(kind=ResourceKind.DIRECTORY, key=path) for path in (vm_dir, shared_dir) if os.path.lexists(path)
     ]
+    # A namespace that the shim made outlives what is in it, so it is undone late.
+    if os.path.lexists(netns := f"{places.netns_root}/{posixpath.basename(OWN_NETNS)}{sandbox_id}"):
+        entries.append(LedgerEntry(kind=ResourceKind.NETNS, key=netns))
     if os.path.lexists(metrics := f"{places.metrics_root}/{sandbox_id}"):
         entries.append(LedgerEntry(kind=ResourceKind.SOCKET, key=metrics))
     entries += _cgroups_of(sandbox_id, places.cgroup_root, {program.pid for program in programs})
@@ -116,9 +120,14 @@ def named_vmms(places: Places) -> tuple[tuple[str, processes.ProcessRef], ...]:
 
 
 def _is_known_program(process: processes.ProcessRef, sandbox_id: str, places: Places) -> bool:
+    name = processes.program_name(process)
     return (
-        processes.program_name(process).startswith(_PROGRAMS)
-        and processes.is_in_our_namespace(process)
+        name.startswith(_PROGRAMS)
+        and (
+            processes.is_in_our_namespace(process)
+            # The shim starts it in one of its own.
+            or (name.startswith("virtiofsd") and processes.is_first_of_a_namespace_below_ours(process))
+        )
         and processes.is_of_user(process, os.getuid(), *_users_of(sandbox_id, places))
     )
 

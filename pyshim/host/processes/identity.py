@@ -109,6 +109,16 @@ def is_in_our_namespace(process: ProcessRef) -> bool:
         return False
 
 
+def is_first_of_a_namespace_below_ours(process: ProcessRef) -> bool:
+    """It is process 1 of a pid namespace right below ours; False when it has ended. Source: proc_pid_status(5)."""
+    try:
+        with open(f"/proc/{process.pid}/status", "rb") as file:
+            pids = next((line.split()[1:] for line in file if line.startswith(b"NSpid:")), [])
+    except OSError:
+        return False
+    return len(pids) == 2 and pids[1] == b"1"
+
+
 def as_user_of(pid: int, read: Callable[[], R]) -> R:
     """The result of `read`, as the user of that process if it is another one. Raises as `read` does, and OSError.
 
