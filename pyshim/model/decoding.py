@@ -25,6 +25,7 @@ _MESSAGE = re.compile(r"(.*?)(?: - at `(?:key` in `)?\$([^`]*)`)?", re.DOTALL)
 """A ValidationError's text: the problem, then the member's path unless the whole document is wrong. `[...]` stands for
 any key of an object."""
 _MISSING = re.compile(r"Object missing required field `(.*)`", re.DOTALL)
+_UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 _STEP = re.compile(r"\.([^.\[]+)|\[(\d+)\]")
 _MAX_SHOWN = 100
 _INTEGER = "a whole number"
@@ -138,6 +139,8 @@ def _sentence(value: Any, kind: type, message: str) -> str:
     member = path.removeprefix(".")
     if missing := _MISSING.fullmatch(problem):
         return f"{f'{member}.{missing[1]}'.removeprefix('.')} is missing"
+    if unknown := _UNKNOWN.fullmatch(problem):
+        return f"{member}: object contains unknown field `{unknown[1]}`".removeprefix(": ")
     declared: inspect.Type | None = inspect.type_info(kind)
     last = ""
     for name, index in _STEP.findall(path):
@@ -161,7 +164,7 @@ def _sentence(value: Any, kind: type, message: str) -> str:
     if isinstance(declared, inspect.DictType) and isinstance(declared.value_type, inspect.StrType):
         wrong = [key for key, text in value.items() if not isinstance(text, str)] if isinstance(value, dict) else []
         return f"{member} is not an object of strings" + (f" (see {wrong[0][:_MAX_SHOWN]!r})" if wrong else "")
-    if not expected or (isinstance(value, int) and not isinstance(value, bool) and expected == _INTEGER):
+    if not expected or "length" in problem or (type(value) is int and expected == _INTEGER):
         return f"{member}: {problem[:1].lower()}{problem[1:_MAX_SHOWN]}"
     return f"{member} is not {expected}"
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from msgspec.structs import replace
+from msgspec.structs import fields, replace
 
 from pyshim.model.vm import BlockDevice, DiskAio, DiskBus, DiskCache, DiskTuning
 
@@ -20,6 +20,6 @@ PLAIN = DiskTuning(
 def disk(name: str, path: object, **changes: Any) -> BlockDevice:
     """Fields of `changes` are the disk's or, where they are none of its, its tuning's."""
     plain = BlockDevice(id=name, path=str(path), read_only=False, discard=False, serial="", iothread="", tuning=PLAIN)
-    own = {key: value for key, value in changes.items() if key in BlockDevice.__slots__}
+    own = {key: value for key, value in changes.items() if key in {field.name for field in fields(BlockDevice)}}
     tuning = {key: value for key, value in changes.items() if key not in own}
     return replace(plain, tuning=replace(PLAIN, **tuning), **own)

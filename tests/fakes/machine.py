@@ -206,6 +206,7 @@ class MachineNetwork:
     forward_listener = None
     vhost_user_nics = ()
     functions: Mapping[str, VfioDevice] = {}
+    sysctls: Mapping[str, str] = {}
     nics = (NicDevice(id="net0", mac="02:00:00:00:00:01", tap_fds=(9,), vhost_fds=(), mtu=1500),)
     interfaces = (
         NetworkInterface(

@@ -137,7 +137,15 @@ def _oci_spec(data: bytes) -> None:
         spec = oci.parse_spec(data, "config.json")
         membership(spec.annotations, ContainerId("c"))
         raw = guest_spec(
-            spec, root_path="/r", mounts=(), seccomp=True, hostname="h", sysctls={}, terminal=False, devices=()
+            spec,
+            root_path="/r",
+            mounts=(),
+            seccomp=True,
+            hostname="h",
+            sysctls={},
+            terminal=False,
+            stdin=False,
+            devices=(),
         )
         agent_translate.spec(raw, "container 'c'")
 

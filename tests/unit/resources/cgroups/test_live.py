@@ -592,12 +592,12 @@ async def test_a_limit_on_a_device_that_is_gone_fails_the_container_and_a_weight
     [
         ({"blockIO": []}, ""),
         ({"blockIO": 7}, "linux.resources.blockIO"),
-        (limits(weight=1001), "$.weight"),
-        (limits(weight="100"), "$.weight"),
-        (limits(throttleReadBpsDevice=[rate(-1)]), "$.throttleReadBpsDevice[0].rate"),
-        (limits(throttleReadBpsDevice=[rate(1 << 70)]), "$.throttleReadBpsDevice[0].rate"),
-        (limits(throttleWriteIOPSDevice=[{"major": 8}]), "$.throttleWriteIOPSDevice[0]"),
-        (limits(throttleReadIOPSDevice={"major": 8}), "$.throttleReadIOPSDevice"),
+        (limits(weight=1001), "weight: expected `int` <= 1000"),
+        (limits(weight="100"), "weight is not a whole number"),
+        (limits(throttleReadBpsDevice=[rate(-1)]), "throttleReadBpsDevice[0].rate"),
+        (limits(throttleReadBpsDevice=[rate(1 << 70)]), "throttleReadBpsDevice[0].rate"),
+        (limits(throttleWriteIOPSDevice=[{"major": 8}]), "throttleWriteIOPSDevice[0]"),
+        (limits(throttleReadIOPSDevice={"major": 8}), "throttleReadIOPSDevice"),
         ({"cpu": {"realtimeRuntime": 1000, "realtimePeriod": 1_000_000}}, "realtimeRuntime: a VM's vCPUs"),
     ],
 )

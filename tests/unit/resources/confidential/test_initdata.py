@@ -74,7 +74,7 @@ def test_the_disk_is_what_katas_guest_looks_for() -> None:
         pytest.param("", "ends early", id="nothing"),
         pytest.param(base64.b64encode(gzip.compress(DOCUMENT)[:-9]).decode(), "ends early", id="cut off"),
         pytest.param(base64.b64encode(gzip.compress(DOCUMENT) + b"x").decode(), "bytes after", id="more behind"),
-        pytest.param(packed(b"\xff\xfe"), "not TOML", id="no text"),
+        pytest.param(packed(b"\xff\xfe"), "not UTF-8", id="no text"),
         pytest.param(packed(b"a = "), "not TOML", id="no TOML"),
         pytest.param(packed(b"a = " + b"[" * 100_000), "not TOML", id="nested without end"),
         pytest.param(

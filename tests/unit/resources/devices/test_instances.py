@@ -67,7 +67,7 @@ def test_as_many_devices_are_offered_as_the_count_or_the_units_of_the_quota_allo
         ('"nv6"', '"p5.4xlarge"', "type 'p5.4xlarge' is there twice"),
         ('"nv6"', '""', "a type has no name"),
         ("devices = 8", "devices = 0", "vcpus, memory_mib and devices are 1 or more"),
-        ("devices = 8", "devices = '8'", "Expected `int`, got `str`"),
+        ("devices = 8", "devices = '8'", "is not a whole number"),
         ('"55.04"', '"-1"', "price '-1' is not a number"),
         ('"55.04"', '"NaN"', "price 'NaN' is not a number"),
         ('device = "h100"', 'device = "h200"', "device 'h200' is not described"),
