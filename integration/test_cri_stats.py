@@ -70,8 +70,7 @@ def test_figures_of_a_container_are_those_of_its_cgroup_in_the_guest(busy_pod: P
     metrics = json.loads(table.out)
     assert abs(int(metrics["memory"]["usage"]["usage"]) - files["memory"]) < 4 * MIB
     assert int(metrics["pids"]["current"]) >= 1
-    # The guest's interfaces, so each of the pod once: no tap of the host's namespace.
-    assert [entry["name"] for entry in metrics["network"] if entry["name"] != "lo"] == ["eth0"]
+    assert "network" not in metrics, "the interfaces are the pod's, not a container's"
     listed = busy_pod.cri.call("ListContainerStats", filter=pb.ContainerStatsFilter(pod_sandbox_id=busy_pod.id)).stats
     assert {item.attributes.id for item in listed} == {container.id}
 

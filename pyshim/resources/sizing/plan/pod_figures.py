@@ -94,7 +94,8 @@ def _crios(annotations: Mapping[str, str]) -> PodFigures:
 def _crio_resources(key: str, text: str) -> _CrioResources:
     """The resources in `text`; none where Go wrote `null`."""
     refused = damaged(f"annotation '{key}'")
-    found = decoded(json_value(text, refused) or {}, _CrioResources, refused)
+    value = json_value(text, refused)
+    found = decoded({} if value is None else value, _CrioResources, refused)
     for name in _CrioResources.__struct_fields__:
         in_64_bits(getattr(found, name), f"annotation '{key}': {name}")
     return found
