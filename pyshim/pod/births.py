@@ -31,6 +31,7 @@ from pyshim.resources.services import SandboxServices, VmServices
 from pyshim.resources.sizing.live import Resizer
 from pyshim.resources.sizing.swap import GuestSwap
 from pyshim.resources.templates.plan import reason_to_boot
+from pyshim.resources.templates.store import TemplateDamaged
 from pyshim.resources.volumes.attachments import Attachments
 
 log = logging.getLogger(__name__)
@@ -284,6 +285,9 @@ async def find_template(plan: SandboxPlan, host: Host) -> str:
         return await host.find_template(config.factory.template_path, base)
     except NotFound as exc:
         _log_boot(plan, str(exc))
+    except TemplateDamaged as exc:
+        log.warning("template discarded", extra={"sandbox": plan.sandbox_id, "error": str(exc)})
+        return ""
     except ShimError as exc:
         _log_boot(plan, str(exc), logging.WARNING)
         return ""
