@@ -89,7 +89,7 @@ def test_the_plan_of_the_running_bundle_is_its_command_line(pod: Pod) -> None:
 
 def test_env_and_check_judge_the_node_that_runs_the_pod(pod: Pod) -> None:
     state = printed("status", pod.id)
-    env = printed("env")
+    env = printed("check", "--env")
     verdicts = {each["subject"]: each for each in json.loads(ask("check", "--json").stdout)["verdicts"]}
 
     assert env["Runtime"]["Config"]["Path"] == state["Pyshim"]["Snapshot"]["ConfigSource"]
