@@ -21,7 +21,7 @@ payload: setup guest ## what an image brings to a node, into .build/payload: whe
 demo: setup guest ## run containers in virtual machines through a private containerd, and show what happens
 	@$(PYTHON) -m integration.framework.enclosure $(PYTHON) -m integration.demo
 
-test: setup guest ## everything: check with the slow tests, check-pythons, then the integration tests
+test: setup guest ## everything on this Python: check with the slow tests, then the integration tests
 	@scripts/setup test
 	@$(PYTHON) -m guest.image build --suite trixie --out .build/guest-trixie
 	@scripts/test
