@@ -75,6 +75,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_TEMPLATE_MAKER = "pyshim.template_maker"
+"""Imported in a child only: it composes what a shim does without."""
 REPLY_GRACE_S = 5.0
 FLUSH_TIMEOUT_S = 3.0
 LAST_REPLY_S = 1.0
@@ -274,7 +276,7 @@ class _Daemon:
     def _environment(self, publisher: EventPublisher, socket_path: str) -> Environment:
         faults = self._faults
         children = self._children if faults is None else faults.children(self._children)
-        host = LinuxHost(children=children, release=release)
+        host = LinuxHost(children=children, release=release, template_maker=_TEMPLATE_MAKER)
 
         def lost_vm(vm_id: str) -> None:
             publisher.publish(RemoteVmLost(container_id=ContainerId(vm_id)))

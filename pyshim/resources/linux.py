@@ -44,16 +44,16 @@ P = ParamSpec("P")
 _IN_MEMORY = ("/run/vc/", f"{METRICS_DIRECTORY}/")
 """Where the shim has sockets of its own, on a file system in memory."""
 _LOG_FD, _LOCK_FD = 2, 3
-_OPERATOR_COMMAND = "from pyshim.__main__ import operator_main; sys.exit(operator_main({words!r}))"
-"""The Python text of a child that runs the command `pyshim`."""
 T = TypeVar("T")
 
 
 class LinuxHost:
     """Implements the seam `Host` on this machine. Every method raises ShimError naming the object."""
 
-    def __init__(self, *, children: Children, release: Callable[[LedgerEntry], None]) -> None:
+    def __init__(self, *, children: Children, release: Callable[[LedgerEntry], None], template_maker: str) -> None:
+        """`template_maker` is a module whose `main`, in a child, makes the template of a configuration file."""
         self._children = children
+        self._template_maker = template_maker
         self._release = release
         self._flavours = VirtiofsdFlavours(children)
         self._share: ShareNamespace | None = None
@@ -146,12 +146,10 @@ class LinuxHost:
 
     @within_s(CHANGE_S, "make template in '{root}'")
     async def make_template(self, root: str, vm: LocalVm, source: str) -> None:
-        """The operator's command has been started. It boots a machine, and may end after the sandbox."""
+        """The template's maker has been started. It boots a machine, and may end after the sandbox."""
         store = TemplateStore(root)
         key = await _reading(root, lambda: template_key(vm, machine_facts(vm)))
-        command = python_command(
-            _OPERATOR_COMMAND.format(words=["factory", "init", "--config", str(source), "--lock", f"{_LOCK_FD}"])
-        )
+        command = python_command(f"from {self._template_maker} import main; main({str(source)!r})")
         with os_errors(f"make template in {root!r}"), contextlib.suppress(Unavailable), store.locked() as lock:
             if not store.was_tried(key):
                 store.note_trial(key)

@@ -19,6 +19,11 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "pyshim": (),
     "pyshim.__main__": ("pyshim",),
     "pyshim.serve": ("pyshim", "hypervisors", "protos"),
+    "pyshim.template_maker": (
+        *("pyshim.dry_run", "pyshim.pod", "pyshim.resources", "pyshim.agent", "pyshim.state", "pyshim.cleanup"),
+        *("pyshim.config", "pyshim.host", "pyshim.model", "pyshim.log", "hypervisors.qemu"),
+    ),
+    "pyshim.dry_run": ("pyshim.pod", "pyshim.resources", "pyshim.host", "pyshim.model"),
     "pyshim.zygote": ("pyshim",),
     "pyshim.log": (),
     "pyshim.debug": (),
@@ -59,7 +64,7 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "pyshim.node.cli": (
         *("pyshim.node", "pyshim.start", "pyshim.cleanup", "pyshim.config", "pyshim.pod", "pyshim.resources"),
         *("pyshim.state", "pyshim.host", "pyshim.model", "pyshim.cdi", "pyshim.tracing"),
-        *("pyshim.agent", "pyshim.log", "hypervisors.qemu"),
+        *("pyshim.dry_run", "pyshim.template_maker", "pyshim.log", "hypervisors.qemu"),
     ),
     # Libraries of their own.
     "pyshim.ttrpc": (),
@@ -114,6 +119,7 @@ _PURE = (
     "hypervisors.qemu.cmdline",
     "pyshim.ttrpc.framing",
 )
+_DOTTED = re.compile(r"\w+(\.\w+)+")
 _IMPURE_LIBRARIES = ("asyncio", "os", "socket", "subprocess", "time", "random")
 
 
@@ -125,7 +131,10 @@ class Import:
 
 @cache
 def imports_of(path: Path) -> tuple[Import, ...]:
-    """Every import in the file, relative ones made absolute, function-level and typing-only ones included."""
+    """Every import in the file, relative ones made absolute, function-level and typing-only ones included.
+
+    A module that is named in a string is one of them: a child imports it, or the command's table of verbs.
+    """
     return tuple(_imports_of(path))
 
 
@@ -142,6 +151,10 @@ def _imports_of(path: Path) -> Iterator[Import]:
                 base = ".".join([*parents[: len(parents) - node.level + 1], *([base] if base else [])])
             for alias in node.names:
                 yield Import(module=f"{base}.{alias.name}", line=node.lineno)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            module = node.value.partition(":")[0]
+            if _DOTTED.fullmatch(module) and (ROOT / f"{module.replace('.', '/')}.py").exists():
+                yield Import(module=module, line=node.lineno)
 
 
 def _within(module: str, room: str) -> bool:

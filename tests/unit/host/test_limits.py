@@ -89,7 +89,7 @@ def test_an_undo_needs_no_new_thread(tmp_path: Path, no_threads: Limit) -> None:
     (made / "below").mkdir(parents=True)
 
     async def main() -> None:
-        host = LinuxHost(children=Children(), release=release)
+        host = LinuxHost(children=Children(), release=release, template_maker="")
         no_threads()
         await host.release(LedgerEntry(kind=ResourceKind.DIRECTORY, key=str(made)))
 

@@ -17,7 +17,7 @@ from pyshim.resources.linux import LinuxHost
 
 @pytest.fixture
 def host() -> LinuxHost:
-    return LinuxHost(children=Children(), release=release)
+    return LinuxHost(children=Children(), release=release, template_maker="")
 
 
 def test_a_file_is_read_whole(host: LinuxHost, tmp_path: Path) -> None:
@@ -131,7 +131,9 @@ async def test_a_cancelled_change_has_ended_before_its_undo_can_start(tmp_path: 
 )
 def test_only_what_may_take_long_is_undone_in_a_thread(entry: LedgerEntry, is_quick: bool) -> None:
     threads: list[threading.Thread] = []
-    host = LinuxHost(children=Children(), release=lambda entry: threads.append(threading.current_thread()))
+    host = LinuxHost(
+        children=Children(), release=lambda entry: threads.append(threading.current_thread()), template_maker=""
+    )
 
     asyncio.run(host.release(entry))
 

@@ -40,7 +40,7 @@ async def test_a_mount_that_never_ends_is_given_up_and_not_released_until_it_has
     )
     entry = LedgerEntry(kind=ResourceKind.MOUNT, key=str(target))
 
-    host = LinuxHost(children=Children(), release=release)
+    host = LinuxHost(children=Children(), release=release, template_maker="")
     mounting = asyncio.ensure_future(host.mount(mount))
     writer = await asyncio.to_thread(os.open, gate, os.O_WRONLY)
     mounting.cancel()
@@ -67,5 +67,5 @@ async def test_many_unmounts_that_a_dead_server_holds_up_are_under_way_at_the_sa
     def held_up(_: LedgerEntry) -> None:
         begun.wait(30)
 
-    host = LinuxHost(children=Children(), release=held_up)
+    host = LinuxHost(children=Children(), release=held_up, template_maker="")
     await asyncio.gather(*map(host.release, entries))

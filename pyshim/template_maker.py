@@ -1,0 +1,118 @@
+"""Makes a template of the VM of an empty pod; composes real adapters for that, as `serve.py` does for a shim.
+
+The command `pyshim factory` calls `make_missing`. A shim whose VM could have continued from a template runs `main` in a
+process of its own, which may end after the sandbox.
+"""
+
+import asyncio
+import logging
+import os
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from uuid import uuid4
+
+from hypervisors.qemu.vm import QemuVm
+from pyshim.agent.client import AgentClient
+from pyshim.agent.connect import Connector
+from pyshim.cleanup.release import release
+from pyshim.config.load import load_config
+from pyshim.config.sources import named_file
+from pyshim.dry_run import empty_pod
+from pyshim.host.processes.children import Children
+from pyshim.host.processes.identity import our_pid_namespace
+from pyshim.host.processes.stat import start_ticks_of
+from pyshim.log import set_up
+from pyshim.model.config import Config
+from pyshim.model.errors import FailedPrecondition, NotFound, ShimError
+from pyshim.model.ids import SandboxId
+from pyshim.model.places import REGISTER, VM_ROOT
+from pyshim.model.plans import SandboxPlan
+from pyshim.model.vm import LocalVm
+from pyshim.pod.template import make_template
+from pyshim.resources.linux import LinuxHost
+from pyshim.resources.templates.plan import reason_to_boot, template_key, template_vm
+from pyshim.resources.templates.store import TemplateDamaged, TemplateStore, machine_facts, write_record
+from pyshim.state.records import SandboxRecords
+from pyshim.state.schema import ShimRecord
+from pyshim.state.store import StateStore
+
+log = logging.getLogger(__name__)
+
+
+def main(source: str) -> None:
+    """A child has begun to make the template of the configuration file `source`.
+
+    The log and the lock on the templates are descriptors of the shim that asks. A failure goes to the log.
+    """
+    if os.fork():
+        return
+    os.setsid()
+    set_up(debug=False)
+    try:
+        config = load_config(named_file(source), {}, dict(os.environ))
+        if config.factory.enable_template:
+            make_missing(config, nullcontext())
+    except (ShimError, OSError) as error:
+        log.warning("no template made", extra={"config": source, "error": str(error)})
+
+
+def make_missing(config: Config, lock: AbstractContextManager[object]) -> str:
+    """A template for the VMs of `config` is in its directory; the text says whether it was made now.
+
+    Raises ShimError and OSError, Unavailable among them while another process has the `lock`.
+    """
+    plan, vm = planned(config)
+    if reason := reason_to_boot(vm, vm):
+        raise FailedPrecondition(f"make template for '{config.source}': a VM of it has to boot: {reason}")
+    facts = machine_facts(vm)
+    key = template_key(vm, facts)
+    store = TemplateStore(config.factory.template_path)
+    try:
+        return f"template {key} is there already: {store.find(key)}"
+    except (NotFound, TemplateDamaged):
+        pass
+    with lock:
+        try:
+            with store.making(key, vm.memory.boot_mib) as directory:
+                asyncio.run(_make(plan, vm, key, directory))
+                write_record(directory, key, vm, facts)
+        except (ShimError, OSError) as error:
+            store.note_trial(key, str(error))
+            raise
+    log.info("template made", extra={"template": f"{config.factory.template_path}/{key}"})
+    return f"template {key} made: {config.factory.template_path}/{key}"
+
+
+def planned(config: Config) -> tuple[SandboxPlan, LocalVm]:
+    """An empty pod, and the VM that it would continue with. Raises FailedPrecondition for VMs of another host."""
+    plan = empty_pod(config)
+    if plan.warm_vm is None:
+        raise FailedPrecondition(f"plan template for '{config.source}': its VMs are not of this host")
+    return plan, plan.warm_vm
+
+
+async def _make(plan: SandboxPlan, vm: LocalVm, key: str, directory: str) -> None:
+    sandbox_id = SandboxId(f"template-{key[:12]}")
+    children = Children()
+    shim = ShimRecord(
+        pid=os.getpid(),
+        start_ticks=start_ticks_of(os.getpid()),
+        socket="",
+        namespace="",
+        pid_namespace=our_pid_namespace(),
+    )
+    host = LinuxHost(children=children, release=release, template_maker=__name__)
+    records = SandboxRecords(
+        store=StateStore(register=REGISTER), sandbox_id=sandbox_id, shim=shim, release=host.release
+    )
+    try:
+        await make_template(
+            template_vm(vm, sandbox_id=sandbox_id, uuid=str(uuid4()), vm_dir=f"{VM_ROOT}/{sandbox_id}"),
+            directory,
+            hypervisor=QemuVm(children=children, ledger=records.ledger),
+            connector=Connector(partial(AgentClient, request_timeout_s=plan.config.agent.request_timeout_s)),
+            boot_timeout_s=plan.agent_timeout_s,
+        )
+    finally:
+        await children.end_all()
+        records.remove()
