@@ -20,6 +20,7 @@ from hypervisors.base import Hypervisor
 from hypervisors.qemu.cmdline import can_hotplug
 from hypervisors.qemu.vm import QemuVm
 from hypervisors.remote.vm import RemoteHypervisor
+from pyshim import __version__
 from pyshim import log as shim_log
 from pyshim.agent.client import AgentClient, Wire
 from pyshim.agent.connect import Connector
@@ -292,6 +293,7 @@ class _Daemon:
             socket=f"unix://{socket_path}",
             namespace=self._identity.namespace,
             pid_namespace=our_pid_namespace(),
+            version=__version__,
         )
 
         @within_s(CHANGE_S, "open state of sandbox")

@@ -12,6 +12,7 @@ from functools import partial
 from uuid import uuid4
 
 from hypervisors.qemu.vm import QemuVm
+from pyshim import __version__
 from pyshim.agent.client import AgentClient
 from pyshim.agent.connect import Connector
 from pyshim.cleanup.release import release
@@ -100,6 +101,7 @@ async def _make(plan: SandboxPlan, vm: LocalVm, key: str, directory: str) -> Non
         socket="",
         namespace="",
         pid_namespace=our_pid_namespace(),
+        version=__version__,
     )
     host = LinuxHost(children=children, release=release, template_maker=__name__)
     records = SandboxRecords(

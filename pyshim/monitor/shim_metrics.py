@@ -6,6 +6,7 @@ import socket
 import struct
 from collections.abc import Mapping
 
+from pyshim import __version__
 from pyshim.host.processes.identity import as_user_of
 from pyshim.host.processes.stat import is_stopped, stat_fields
 from pyshim.model.observation import BOUNDS_MS, AgentCalls, Duration, Observation, SizeFigures, Span
@@ -66,6 +67,7 @@ def _helpers(pod: Observation) -> dict[str, int]:
 
 def _own(pod: Observation) -> list[Family]:
     return [
+        gauges("pyshim_build_info", "1; the label is the shim's version.", "version", {__version__: 1}),
         _size("pyshim_vm_vcpus", "vCPUs of the VM.", pod.vcpus, 1),
         _size("pyshim_vm_memory_bytes", "Memory of the VM in bytes.", pod.memory_mib, MIB),
         gauges(

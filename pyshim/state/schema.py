@@ -122,6 +122,8 @@ class ShimRecord(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
     namespace: str
     pid_namespace: int = 0
     """Inode of the pid namespace in which `pid` means something; 0 where it is not known."""
+    version: str = ""
+    """Of pyshim; empty in states of 0.1.0."""
 
 
 class SandboxState(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):

@@ -1,6 +1,7 @@
 """`pyshim install`: installs pyshim on this node, or brings its installation up to date."""
 
 import os
+import shutil
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -14,6 +15,7 @@ from pyshim.config.load import build_config
 from pyshim.config.sources import SHIPPED_PATH, read_source
 from pyshim.host.os_errors import describe_os_error
 from pyshim.model.errors import FailedPrecondition, ShimError
+from pyshim.model.units import MIB
 from pyshim.node.cli.check_host import host_report
 from pyshim.node.cli.check_verdicts import VerdictLevel, verdicts
 from pyshim.node.cli.command import PYSHIM, manual_page
@@ -38,7 +40,7 @@ from pyshim.node.install.disk import Disk
 from pyshim.node.install.handlers import SANDBOXERS, SETTINGS, Handler
 from pyshim.node.install.manifest import Manifest, read_manifest
 from pyshim.node.install.node_check import NodeCheck, require_handlers
-from pyshim.node.install.plan import InstallPlan, install_plan
+from pyshim.node.install.plan import InstallPlan, Release, install_plan, is_earlier, version_of
 from pyshim.node.install.release import Sources
 from pyshim.state.schema import StateDamaged, StateTooNew
 from pyshim.state.store import StateStore
@@ -141,6 +143,7 @@ def _handlers_options(command: _Command) -> _Command:
     is_flag=True,
     help="Only warn of what is refused otherwise: running sandboxes of a later release, code that others can write.",
 )
+@click.option("--downgrade", is_flag=True, help="Install an earlier version than the node has.")
 @wait_option
 @state_dir_option
 def command(
@@ -157,6 +160,7 @@ def command(
     dry_run: bool,
     launcher_directory: str | None,
     force: bool,
+    downgrade: bool,
     wait_s: float,
     state_dir: str,
 ) -> int:
@@ -191,9 +195,13 @@ def command(
         sys.stderr.writelines(edits(plan, manifest, disk))
         todo = changes(plan, manifest, disk, keep_edited=keep_edited)
         has_release = disk.is_directory(plan.release_path)
+        if not downgrade:
+            _require_no_later(version_of(manifest.release), plan.release)
         if dry_run:
             _print_dry_run(plan, todo, has_release)
             return 0
+        if not has_release:
+            _require_room(disk, prefix, sources.size_bytes())
         if is_this_node:
             require_readable_states(StateStore(root=state_dir), force=force)
         if is_this_node and any(handler.is_local for handler in handlers):
@@ -276,6 +284,26 @@ def _is_installed(plan: InstallPlan, manifest: Manifest, todo: tuple[Change, ...
     """The node has `plan` already. Settings of handlers may differ: the container runtime does not read them."""
     is_current = manifest.is_complete and manifest.release == plan.release.id
     return is_current and all(change.path.startswith(f"{SETTINGS}/") for change in todo)
+
+
+def _require_no_later(installed: str, release: Release) -> None:
+    """Raises FailedPrecondition if the version `installed` is later than the release's."""
+    if is_earlier(release.version, installed):
+        raise FailedPrecondition(
+            f"install pyshim {release.version}: the node has {installed}, which is later (hint: --downgrade)"
+        )
+
+
+def _require_room(disk: Disk, prefix: str, wanted_bytes: int) -> None:
+    """The file system of `prefix` has room for the release. Raises FailedPrecondition."""
+    path = prefix
+    while path != "/" and not disk.is_directory(path):
+        path = os.path.dirname(path)
+    free_bytes = shutil.disk_usage(disk.at(path)).free
+    if free_bytes < wanted_bytes:
+        raise FailedPrecondition(
+            f"install pyshim: '{path}' has {free_bytes // MIB} MiB free, and a release takes {-(-wanted_bytes // MIB)}"
+        )
 
 
 def require_readable_states(store: StateStore, *, force: bool) -> None:

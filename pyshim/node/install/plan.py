@@ -38,6 +38,28 @@ class Release(msgspec.Struct, frozen=True, kw_only=True):
     python: str
     """Major and minor number of the interpreter, as in the path of its packages."""
 
+    @property
+    def version(self) -> str:
+        return version_of(self.id)
+
+
+def version_of(release_id: str) -> str:
+    return release_id.rpartition("-")[0]
+
+
+def is_earlier(version: str, other: str) -> bool:
+    """`version` comes before `other`: 0.2.0.dev0, 0.2.0rc1, 0.2.0, as of PEP 440. False if one of them is not ours."""
+    one, two = _order(version), _order(other)
+    return one is not None and two is not None and one < two
+
+
+def _order(version: str) -> tuple[int, ...] | None:
+    found = re.fullmatch(r"(\d+)\.(\d+)\.(\d+)(?:(\.dev|rc)(\d+))?", version)
+    if found is None:
+        return None
+    stage = {".dev": 0, "rc": 1, None: 2}[found[4]]
+    return (*(int(found[number]) for number in (1, 2, 3)), stage, int(found[5] or 0))
+
 
 class InstallPlan(msgspec.Struct, frozen=True, kw_only=True):
     prefix: str

@@ -19,6 +19,8 @@ from pyshim.node.install.plan import Release, packages_path, python_path
 
 GUEST_FILES = ("vmlinux", "initrd.img", "rootfs.img", "relay")
 _PACKAGES = ("pyshim", "hypervisors", "protos", "configs")
+_CODE_BYTES = 100 << 20
+"""Room that the virtual environment takes, rounded up: 85 MiB with Python 3.11."""
 _PIP_S = 900.0
 """Seconds that pip may take. It downloads 10 MB."""
 
@@ -61,6 +63,10 @@ class Sources:
                 hint = "'make guest' builds the guest, --guest names another place"
                 raise NotFound(f"read '{path}': there is no such file (hint: {hint})") from error
         return Release(id=f"{__version__}-{digest.hexdigest()[:12]}", python=python)
+
+    def size_bytes(self) -> int:
+        """The room that the release takes on the disk. Raises OSError for a missing part."""
+        return _CODE_BYTES + sum(os.stat(f"{self.guest}/{name}").st_size for name in GUEST_FILES)
 
     def wheel(self) -> str:
         """The package as a wheel; built from the checkout unless given."""

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from pyshim import __version__
 from pyshim.model.errors import DeadlineExceeded, ResourceExhausted, ShimError
 from pyshim.model.observation import BOUNDS_MS, AgentCalls, Durations, Health
 from pyshim.monitor.answers import ShimAnswers
@@ -87,6 +88,7 @@ async def test_the_shims_own_are_there(path: str) -> None:
     assert found["pyshim_start_phase_seconds"] == {(("phase", "create"),): 2.0, (("phase", "wait for agent"),): 1.5}
     assert found["pyshim_ledger_entries"] == {(("kind", "mount"),): 3}
     assert found["pyshim_stream_bytes_total"] == {(("container", "c1"), ("stream", "stdout")): 42}
+    assert found["pyshim_build_info"] == {(("version", __version__),): 1}
     assert found["pyshim_guest_metrics_whole"] == {(): 1}
     assert found["kata_guest_load"] == {(("item", "load1"),): 0.5}
 

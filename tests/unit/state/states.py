@@ -14,7 +14,7 @@ from pyshim.model.task import ExitStatus, Status, Stdio
 from pyshim.state.schema import SandboxState, ShimRecord, document_of
 from pyshim.state.store import StateStore
 
-SHIM = ShimRecord(pid=4711, start_ticks=99, socket="unix:///run/containerd/s/abc", namespace="k8s.io")
+SHIM = ShimRecord(pid=4711, start_ticks=99, socket="unix:///run/containerd/s/abc", namespace="k8s.io", version="0.2.0")
 LEDGER = (
     LedgerEntry(kind=ResourceKind.DIRECTORY, key="/run/vc/vm/sb1"),
     LedgerEntry(kind=ResourceKind.PROCESS, key="/run/vc/vm/sb1/qmp", detail={"pid": 12, "start_ticks": 3}),

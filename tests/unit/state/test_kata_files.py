@@ -75,7 +75,8 @@ def test_a_state_that_version_3_wrote_is_read_whole(tmp_path: Path) -> None:
     assert found.snapshot is not None
     # Version 3 filled Kata's objects with zero values.
     unfilled = {name: getattr(wanted.snapshot, name) for name in ("hypervisor_config", "endpoints", "devices")}
-    assert replace(found, snapshot=replace(found.snapshot, **unfilled)) == wanted
+    without_version = replace(wanted, shim=replace(wanted.shim, version=""))
+    assert replace(found, snapshot=replace(found.snapshot, **unfilled)) == without_version
     assert [each["ID"] for each in found.snapshot.devices] == ["blk-1", "vu-1", "vfio-1"]
 
 

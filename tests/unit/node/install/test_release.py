@@ -4,6 +4,7 @@ import signal
 import subprocess
 import threading
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from integration.framework.waiting import eventually
 from pyshim import PYTHONS
 from pyshim.model.errors import FailedPrecondition
 from pyshim.node.cli.installation import undone_at_sigterm
+from pyshim.node.install.plan import is_earlier
 from pyshim.node.install.release import run_step, supported_python
 
 
@@ -72,3 +74,22 @@ def test_a_python_without_locked_wheels_is_refused_by_name() -> None:
     assert [supported_python(version) for version in PYTHONS] == list(PYTHONS)
     with pytest.raises(FailedPrecondition, match=r"install for Python 3\.10: the supported versions are 3\.11, "):
         supported_python("3.10")
+
+
+VERSIONS = ("0.1.0", "0.2.0.dev0", "0.2.0.dev9", "0.2.0.dev10", "0.2.0rc1", "0.2.0", "0.2.1", "0.10.0", "10.0.0")
+
+
+@pytest.mark.parametrize(
+    ("earlier", "later"),
+    list(pairwise(VERSIONS)),
+)
+def test_versions_have_the_order_of_their_releases(earlier: str, later: str) -> None:
+    assert is_earlier(earlier, later)
+    assert not is_earlier(later, earlier)
+    assert not is_earlier(later, later)
+
+
+@pytest.mark.parametrize("unknown", ["", "unknown", "0.2", "0.2.0.post1"])
+def test_a_version_that_is_not_one_of_ours_is_not_compared(unknown: str) -> None:
+    assert not is_earlier(unknown, "0.2.0")
+    assert not is_earlier("0.2.0", unknown)
