@@ -75,7 +75,7 @@ AGENT_CALLS = (
     *("UpdateInterface", "UpdateRoutes", "AddARPNeighbors", "ReseedRandomDev", "SetGuestDateTime"),
     *("CreateContainer", "StartContainer", "RemoveContainer", "UpdateContainer", "StatsContainer", "StatsContainers"),
     *("PauseContainer", "ResumeContainer", "ExecProcess", "SignalProcess", "WaitProcess", "TtyWinResize"),
-    *("WriteStdin", "ReadStdout", "ReadStderr", "CloseStdin", "CopyFile"),
+    *("WriteStdin", "ReadStdout", "ReadStderr", "CloseStdin", "CopyFile", "RemoveStaleVirtiofsShareMounts"),
 )
 """The agent is faulted where its calls leave the shim, under their names on the wire."""
 PASSED_ON = frozenset(

@@ -65,6 +65,7 @@ HANGS = {
 # The pod goes on when these fail: they end something, move bytes of a stream, save time, or only report.
 SURVIVED = (
     *("agent.RemoveContainer", "agent.DestroySandbox", "agent.GetOOMEvent", "agent.CloseStdin", "agent.Read"),
+    "agent.RemoveStaleVirtiofsShareMounts",
     "cgroups.hasten_moves",
     *("stdin.", "output.", "virtiofsd.stop", "hypervisor.stop", "hypervisor.unplug", "records.save", "records.remove"),
     *(

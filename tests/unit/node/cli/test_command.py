@@ -64,7 +64,7 @@ def test_state_is_printed_as_it_is_on_request(tmp_path: Path, capsys: pytest.Cap
     assert json.loads(capsys.readouterr().out) == RECORD
 
 
-@pytest.mark.parametrize(("text", "error"), [("{", "Expecting property name"), ("[]", "not a JSON object\n")])
+@pytest.mark.parametrize(("text", "error"), [("{", "not JSON: Expecting property name"), ("[]", "not a JSON object\n")])
 def test_a_damaged_state_is_named_by_its_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, error: str
 ) -> None:
