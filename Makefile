@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup guest payload demo test check check-pythons integration peers fuzz fmt protos bench clean
+.PHONY: help setup guest payload dist demo test check check-pythons integration peers fuzz fmt protos bench clean
 
 PYTHON := .venv/bin/python
 
@@ -16,7 +16,10 @@ guest: setup ## build the guest's kernel, initrd and root image into .build/gues
 	@$(PYTHON) -m guest.image build $(GUEST)
 
 payload: setup guest ## what an image brings to a node, into .build/payload: wheels for every Python, the guest (docs/KUBERNETES.md)
-	@scripts/payload
+	@$(PYTHON) -m scripts.dist payload .build/payload
+
+dist: setup guest ## the files of a release, from the commit, into .build/dist (docs/RELEASES.md)
+	@$(PYTHON) -m scripts.dist all .build/dist
 
 demo: setup guest ## run containers in virtual machines through a private containerd, and show what happens
 	@$(PYTHON) -m integration.framework.enclosure $(PYTHON) -m integration.demo

@@ -21,9 +21,11 @@ import pytest
 from integration.framework import stubs
 from protos.cri import v1_pb2 as pb
 from protos.cri import v1_pb2_grpc
+from pyshim import __version__
 from pyshim.node.install import runtime as installed
 from pyshim.node.install.in_cluster.payload import NodeHost, install
 from pyshim.node.install.release import Sources
+from scripts.dist import Origin, build_python, lay_out
 
 from .framework import images, releases, wheels
 from .framework.bare_node import CONFIG, BareNode, everything, layouts
@@ -31,6 +33,7 @@ from .framework.waiting import eventually
 
 PROJECT = Path(__file__).resolve().parents[1]
 GROUND = Path("/run/node")
+LATER = "9.0.0"
 SOCKET = GROUND / "state" / "containerd.sock"
 PAUSE = "docker.io/local/pause:test"
 BRIDGE = "cniinstall"
@@ -163,7 +166,7 @@ def node_with(config: str, release: releases.Release, *, cni: Path, pause: str) 
 
 
 def refused_without_a_change(node: Node) -> None:
-    """containerd is stopped; its configuration is no TOML, or has a runtime of our name; the prefix is read-only."""
+    """containerd is stopped; its configuration is no TOML, or has our runtime; the prefix is full or read-only."""
     nowhere = str(GROUND / "nowhere")
     assert "connect to containerd at" in node.install("--restart", "--socket", nowhere, code=1)
     text = CONFIG.read_text()
@@ -176,19 +179,29 @@ def refused_without_a_change(node: Node) -> None:
         assert words in node.install(code=1)
         assert CONFIG.read_text() == wrong
     CONFIG.write_text(text)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "full", "/opt"], check=True)
+    assert "install pyshim: '/opt' has 8 MiB free, and a release takes" in node.install(code=1)
+    subprocess.run(["umount", "/opt"], check=True)
     subprocess.run(["mount", "-o", "remount,ro", "/opt"], check=True)
     assert "EROFS" in node.install(code=1)
     subprocess.run(["mount", "-o", "remount,rw", "/opt"], check=True)
 
 
-def install_as_the_image_does(scratch: Path, guest: Path) -> str:
-    """What `pyshim node-agent` does with the payload of its image; here the host's namespaces are ours."""
+def install_later_release_as_the_image_does(scratch: Path, guest: Path) -> str:
+    """What `pyshim node-agent` does with the payload of a later image; here the host's namespaces are ours."""
+    source = scratch / "source"
+    for name in ("pyshim", "hypervisors", "protos", "configs"):
+        shutil.copytree(PROJECT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(PROJECT / name, source)
+    (source / "pyshim" / "__init__.py").write_text(
+        (PROJECT / "pyshim" / "__init__.py").read_text().replace(f'"{__version__}"', f'"{LATER}"')
+    )
+    built = scratch / "built"
+    built.mkdir()
+    _, wheel = build_python(source, built, 0x60000000)
     payload = scratch / "payload"
-    shutil.copytree(wheels.DIRECTORY, payload / "wheels")
-    shutil.copytree(guest, payload / "guest")
-    shutil.copy(PROJECT / "requirements.lock", payload)
-    (wheel,) = GROUND.glob("*.whl")
-    shutil.copy(wheel, payload)
+    lay_out(payload, source=PROJECT, guest=guest, wheels=wheels.DIRECTORY, wheel=wheel, origin=Origin("", 0))
     host = NodeHost(enter=(), root="")
     options = ("--socket", str(SOCKET))
     said = asyncio.run(install(host, str(payload), python="/usr/bin/python3", handlers=(), options=options))
@@ -220,7 +233,7 @@ def test_install_upgrade_and_uninstall(node: Node, layout: str, scratch: Path) -
 
     guest = scratch / "guest"
     guest.mkdir()
-    for name in ("vmlinux", "initrd.img", "rootfs.img"):
+    for name in ("vmlinux", "initrd.img", "rootfs.img", "manifest.json", "sbom.spdx.json"):
         (guest / name).symlink_to(PROJECT / ".build" / "guest" / name)
     (guest / "relay").write_bytes((PROJECT / ".build" / "guest" / "relay").read_bytes() + b"\0")
 
@@ -232,12 +245,19 @@ def test_install_upgrade_and_uninstall(node: Node, layout: str, scratch: Path) -
     assert everything() == before_fault
     stand_in.write_text(_STAND_IN)
 
-    said = install_as_the_image_does(scratch, guest)
+    said = install_later_release_as_the_image_does(scratch, guest)
     assert f"release {first} stays" in said
     (second,) = {path.name for path in Path("/opt/pyshim/releases").iterdir()} - {first}
     assert json.loads(node.pyshim("status", "--json"))["pods"] == {first: ["default/pod-pykata"], second: []}
     assert [each["release"] for each in json.loads(node.pyshim("list", "--json"))] == [first]
     assert f"processes of {first}: " in node.pyshim("status")
+    assert second.startswith(f"{LATER}-")
+    assert all(node.is_ready(pod) for pod in pods.values())
+
+    before_downgrade = everything()
+    assert f"install pyshim {__version__}: the node has {LATER}, which is later" in node.install("--restart", code=1)
+    assert everything() == before_downgrade
+    assert f"release {first}" in node.install("--restart", "--downgrade")
     assert all(node.is_ready(pod) for pod in pods.values())
 
     assert "pods run with it" in node.pyshim("uninstall", code=1)

@@ -20,8 +20,8 @@ FIRST, SECOND = "first", "second"
 DOCKERFILE = PROJECT / "configs" / "helm" / "Dockerfile"
 _CACHE = PROJECT / ".build" / "cache" / "chart-image"
 _BASES = ("docker.io/library/debian:12", "docker.io/library/debian:12-slim")
-_RELAY = "/opt/pyshim-image/payload/guest/relay"
-_UNUSED = ("integration", "tests", "docs", "bench", "CHANGELOG.md")
+_PAYLOAD = "/opt/pyshim-image/payload"
+_UNUSED = ("integration", "tests", "docs", "bench")
 """Of a checkout: what no image is made of."""
 
 
@@ -92,7 +92,9 @@ def _change(source: str, target: str) -> None:
     changed = _CACHE / "relay"
     changed.write_bytes((PROJECT / ".build" / "guest" / "relay").read_bytes() + b"\0")
     changed.chmod(0o755)
-    _buildah("copy", "--quiet", made, str(changed), _RELAY)
+    _buildah("copy", "--quiet", made, str(changed), f"{_PAYLOAD}/guest/relay")
+    listed = 'new=$(sha256sum guest/relay) && sed -i "s|.*  guest/relay$|$new|" SHA256SUMS'
+    _buildah("run", made, "--", "sh", "-c", f"cd {_PAYLOAD} && {listed}")
     _buildah("commit", "--quiet", "--rm", made, f"{REPOSITORY}:{target}")
     changed.unlink()
 

@@ -19,7 +19,7 @@ def command() -> None:
 
 @command.command()
 @click.option("--node", envvar="NODE_NAME", required=True, metavar="NAME", help="Default: NODE_NAME.")
-@click.option("--payload", required=True, metavar="DIR", help="Wheel, wheels, requirements.lock, guest.")
+@click.option("--payload", required=True, metavar="DIR", help="What 'make payload' makes.")
 @click.option("--handler", "handlers", multiple=True, required=True, metavar=FORM, help="The first one has to work.")
 @click.option("--taint", default="", metavar="KEY", help="Taint to remove once the node is ready.")
 @click.option("--remove-when", required=True, metavar="FILE", help="While it exists, take pyshim off the node.")
@@ -42,11 +42,11 @@ def run(access: "Access", **settings: Any) -> int:
     The pod is privileged and in the host's pid namespace: commands run in the mount namespace of process 1.
     """
     from pyshim.node.install.in_cluster.agent import NodeAgent, NodeAgentConfig, Pauses
-    from pyshim.node.install.in_cluster.payload import NodeHost, read_payload
+    from pyshim.node.install.in_cluster.payload import NodeHost, require_payload
 
     config = NodeAgentConfig(**settings)
     handlers_of(config.handlers)
-    read_payload(config.payload)
+    require_payload(config.payload)
     return run_with_api(access, lambda api: NodeAgent(config, api=api, host=NodeHost(), pauses=Pauses()).run())
 
 

@@ -1,6 +1,6 @@
-"""The image's payload (the wheel, its dependencies, the guest), and the commands that a pod runs on its node.
+"""The image's payload, which is an unpacked archive of a release, and the commands that a pod runs on its node.
 
-`pyshim install` runs on the host from a copy, in the mount namespace of the host's first process.
+Its `install` runs on the host from a copy, in the mount namespace of the host's first process.
 """
 
 import asyncio
@@ -11,9 +11,6 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-import msgspec
-
-from pyshim import PYTHONS
 from pyshim.host.processes.children import Children
 from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, NotFound
 from pyshim.node.install.plan import PREFIX
@@ -74,66 +71,36 @@ class NodeHost:
 _ABOVE = "/var/lib"
 """Only root can write here. /tmp is open to every user, and often in memory."""
 _NAME = "pyshim-install-"
-_PIP_S = 300.0
-_INSTALL_S = 900.0
-"""Seconds for `pyshim install`: pip, a restart of containerd and a test pod, whose guest has three minutes."""
+_INSTALL_S = 1500.0
+"""Seconds for `install`: pip, twice, a restart of containerd and a test pod, whose guest has three minutes."""
 PYSHIM = f"{PREFIX}/bin/pyshim"
 
 
-class Payload(msgspec.Struct, frozen=True, kw_only=True):
-    """File names below the image's directory."""
-
-    wheel: str
-    pip: str
-    """pip's own wheel, with which pip installs itself: a node has Python, but often no pip."""
-
-
-def read_payload(directory: str) -> Payload:
-    """Raises NotFound for a part that is missing, FailedPrecondition for one that is there twice."""
-    for name in ("requirements.lock", "guest", "wheels"):
+def require_payload(directory: str) -> None:
+    """Raises NotFound if `directory` is not what `make payload` makes."""
+    for name in ("install", "release.json"):
         if not os.path.exists(f"{directory}/{name}"):
             raise NotFound(f"read the payload '{directory}': there is no '{name}'")
-    return Payload(wheel=_only(directory, "pyshim-"), pip=_only(f"{directory}/wheels", "pip-"))
-
-
-def _only(directory: str, begin: str) -> str:
-    found = [name for name in os.listdir(directory) if name.startswith(begin) and name.endswith(".whl")]
-    if len(found) != 1:
-        raise (NotFound if not found else FailedPrecondition)(
-            f"read the payload '{directory}': there are {len(found)} wheels {begin}*.whl, not one"
-        )
-    return found[0]
 
 
 async def install(
     host: NodeHost, directory: str, *, python: str, handlers: tuple[str, ...], options: tuple[str, ...]
 ) -> str:
-    """`pyshim install --restart` of the payload has run on the host. Returns what it printed.
+    """The payload's `install --restart` has run on the host. Returns what it printed.
 
-    Raises ShimError with its error text; then the node is as before.
+    An earlier release is installed, too: the chart's own is what the cluster's owner asked for. Raises ShimError with
+    its error text; then the node is as before.
     """
-    payload = read_payload(directory)
+    require_payload(directory)
     settings = [word.partition("=")[2] for word in handlers if "=" in word]
-    await host.run(python, "-I", "-c", _NEEDS_PYTHON, timeout_s=60)
     remove_copies(host)
     with stage_on(host) as (copy, stage):
-        shutil.copytree(directory, copy, dirs_exist_ok=True)
+        # Its files must be those of its list: settings come beside it.
+        shutil.copytree(directory, f"{copy}/payload")
         for file in settings:
             shutil.copy(file, copy)
-        here = f"{stage}/venv/bin/python"
-        pip = (here, "-I", "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-index", "--no-deps")
-        await host.run(python, "-I", "-m", "venv", "--without-pip", f"{stage}/venv", timeout_s=_PIP_S)
-        await host.run(
-            *(here, "-I", f"{stage}/wheels/{payload.pip}/pip", "--disable-pip-version-check", "install", "--quiet"),
-            *("--no-index", "--no-deps", f"{stage}/wheels/{payload.pip}"),
-            timeout_s=_PIP_S,
-        )
-        locked = ("--require-hashes", "--find-links", f"{stage}/wheels", "-r", f"{stage}/requirements.lock")
-        await host.run(*pip, *locked, timeout_s=_PIP_S)
-        await host.run(*pip, f"{stage}/{payload.wheel}", timeout_s=_PIP_S)
         return await host.run(
-            *(here, "-I", "-m", "pyshim", "install", "--restart", "--wheel", f"{stage}/{payload.wheel}"),
-            *("--wheels", f"{stage}/wheels", "--lock", f"{stage}/requirements.lock", "--guest", f"{stage}/guest"),
+            *(python, "-I", f"{stage}/payload/install", "--restart", "--downgrade"),
             *(word for handler in handlers for word in ("--handler", _on_host(stage, handler))),
             *options,
             timeout_s=_INSTALL_S,
@@ -143,14 +110,6 @@ async def install(
 def _on_host(stage: str, handler: str) -> str:
     called, equals, file = handler.partition("=")
     return f"{called}={stage}/{os.path.basename(file)}" if equals else handler
-
-
-_NEEDS_PYTHON = f"""\
-import sys
-version = "%d.%d" % sys.version_info[:2]
-if version not in {PYTHONS!r}:
-    sys.exit(sys.executable + " is Python " + version + "; the supported versions are {", ".join(PYTHONS)}")
-"""
 
 
 @contextmanager

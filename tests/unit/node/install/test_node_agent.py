@@ -1,12 +1,14 @@
 """A node of a cluster: what its object says after which step, and what is left when a step fails.
 
-The API server is a fake that speaks TLS; the node is a directory, on which a script plays `pyshim` and pip.
+The API server is a fake that speaks TLS; the node is a directory, on which a script plays
+`pyshim` and the payload's `install`.
 """
 
 import asyncio
 import datetime
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -20,7 +22,7 @@ import pytest
 from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, NotFound, ShimError, Unavailable
 from pyshim.node.cli.command import run
 from pyshim.node.install.in_cluster.agent import NodeAgent, NodeAgentConfig, Pauses, wait_removed
-from pyshim.node.install.in_cluster.payload import NodeHost, read_payload
+from pyshim.node.install.in_cluster.payload import NodeHost, require_payload
 from pyshim.node.install.in_cluster.plan import (
     MESSAGE,
     OLDER_PODS,
@@ -46,7 +48,7 @@ _HOST = """\
 #!/bin/sh
 root={root}
 case "$*" in
-    *"pyshim install"*) verb=install ;;
+    *"/payload/install "*) verb=install ;;
     *"/pyshim "*) verb=$2 ;;
     *) verb=other ;;
 esac
@@ -70,9 +72,8 @@ class Node:
         self.payload = root / "payload"
         self.server = server
         (self.root / "var" / "lib").mkdir(parents=True)
-        for name in ("guest", "wheels"):
-            (self.payload / name).mkdir(parents=True)
-        for name in ("requirements.lock", "pyshim-0.1.0-py3-none-any.whl", "wheels/pip-1-py3-none-any.whl"):
+        self.payload.mkdir()
+        for name in ("install", "release.json"):
             (self.payload / name).touch()
         self.script = root / "host"
         self.script.write_text(_HOST.format(root=self.root))
@@ -197,12 +198,10 @@ async def test_install_gets_the_payload_the_handlers_and_the_places(node: Node, 
     await settled(node, access)
 
     (line,) = [each for each in (node.root / "log").read_text().splitlines() if each.startswith("install ")]
-    assert "--restart" in line
     assert "--handler pykata --handler pykata-debug" in line
     places = "--kind=k3s --socket=/run/containerd/containerd.sock"
     assert f"--containerd-config=/etc/containerd/config.toml --sandboxer=shim --snapshotter=erofs {places}" in line
-    stage = line.split("--guest ")[1].split("/guest")[0]
-    assert f"--wheel {stage}/pyshim-0.1.0-py3-none-any.whl --wheels {stage}/wheels" in line
+    assert re.search(r"/usr/bin/python3 -I /var/lib/pyshim-install-\w+/payload/install --restart --downgrade ", line)
 
 
 async def test_a_class_of_ones_own_gets_its_settings_and_its_label(tmp_path: Path, node: Node, access: Access) -> None:
@@ -215,7 +214,7 @@ async def test_a_class_of_ones_own_gets_its_settings_and_its_label(tmp_path: Pat
     await settled(node, access)
 
     (line,) = [each for each in (node.root / "log").read_text().splitlines() if each.startswith("install ")]
-    stage = line.split("--guest ")[1].split("/guest")[0]
+    stage = line.partition(" -I ")[2].partition("/payload/")[0]
     assert f"--handler pykata --handler gpu:pykata={stage}/gpu.toml" in line
     assert (node.root / "copied").read_text().strip() == f"{node.root}{stage}/gpu.toml"
     assert node.labels == {STATE: "ready", "pyshim.io/pykata": "true", "pyshim.io/gpu": "true"}
@@ -408,22 +407,14 @@ def test_outside_of_a_pod_there_is_no_api_server() -> None:
     assert in_cluster({"KUBERNETES_SERVICE_HOST": "fd00::1"}).server == "https://[fd00::1]:443"
 
 
-@pytest.mark.parametrize("missing", ["guest", "wheels", "requirements.lock"])
+@pytest.mark.parametrize("missing", ["install", "release.json"])
 def test_a_payload_that_lacks_a_part_is_refused_by_name(tmp_path: Path, missing: str) -> None:
     node = Node(tmp_path, FakeApiServer())
     path = node.payload / missing
     path.rename(tmp_path / "elsewhere")
 
     with pytest.raises(NotFound, match=f"there is no '{missing}'"):
-        read_payload(str(node.payload))
-
-
-def test_two_wheels_of_ours_are_refused(tmp_path: Path) -> None:
-    node = Node(tmp_path, FakeApiServer())
-    (node.payload / "pyshim-0.2.0-py3-none-any.whl").touch()
-
-    with pytest.raises(FailedPrecondition, match="there are 2 wheels"):
-        read_payload(str(node.payload))
+        require_payload(str(node.payload))
 
 
 @pytest.mark.parametrize(
