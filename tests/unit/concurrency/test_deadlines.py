@@ -141,6 +141,7 @@ def never_waits(call: Callable[..., object]) -> bool:
     return deadline_of(call) is None and "await " not in inspect.getsource(call)
 
 
+@pytest.mark.usefixtures("fast_clock")
 async def test_a_vmm_that_never_answers_is_given_up() -> None:
     vm: Any = QemuVm(ledger=FakeLedger(), children=Children())
     vm._vm, vm._phase = CONFIG, Phase.RUNNING

@@ -11,6 +11,8 @@ from pyshim.concurrency.tasks import TaskOwner, joined, to_the_end, together
 from pyshim.concurrency.undo import Undo
 from pyshim.model.errors import Cancelled, FailedPrecondition
 
+pytestmark = pytest.mark.usefixtures("fast_clock")
+
 
 async def test_work_that_must_reach_its_end_survives_two_cancellations() -> None:
     done: list[str] = []

@@ -221,7 +221,7 @@ def test_requested_figures_stand_in_for_smaller_limits_and_shrink_nothing(
     assert both.memory_mib.exact == memory
 
 
-@settings(max_examples=10_000, deadline=None)
+@settings(max_examples=1_000, deadline=None)
 @given(
     quota=st.sampled_from([-1, 0]) | st.integers(1_000, 10_000_000),
     period=st.sampled_from([0, 100_000]) | st.integers(1_000, 1_000_000),
