@@ -1,0 +1,1 @@
+"""Programs for those who change tests; no test needs them."""
