@@ -1,4 +1,4 @@
-"""containerd's own suite for its CRI plugin, of the release that it runs on: built as critest is.
+"""containerd's own suite for its CRI plugin, of the release that it runs on (CONTAINERD): built as critest is.
 
 It restarts containerd, connects NRI plugins, and uses a handler of its own, runc with failpoints, for what it does to
 a shim. That shim and a CNI plugin with failpoints are built with it.
@@ -14,9 +14,9 @@ from pathlib import Path
 from integration.conformance.suite import LOG, PAUSE, REGISTRY, Spec, Suite
 from integration.framework import shim_config
 from integration.framework.cri_session import GROUND, NRI_SOCKET
-from integration.framework.releases import PROJECT, RELEASES, go_build, run_go
+from integration.framework.releases import PROJECT, RELEASES, chosen, go_build, run_go
 
-_RELEASE = RELEASES["2.3"]
+_RELEASE = chosen() if chosen().is_built else RELEASES["2.3"]
 _PACKAGE = f"{_RELEASE.module}/integration"
 PROGRAMS = PROJECT / ".build" / "cache" / "cri-integration" / _RELEASE.version
 _FAILPOINTS = ("containerd-shim-runc-fp-v1", "cni-bridge-fp")

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 from integration.conformance.suite import Spec, Suite
 from integration.framework.releases import PROJECT, go_build, run_go
 
-VERSION = "v1.36.0"
+VERSION = "v1.37.0"
 _PACKAGE = "sigs.k8s.io/cri-tools/cmd/critest"
 PROGRAMS = PROJECT / ".build" / "cache" / "critest" / VERSION
 _REPORT = "junit.xml"

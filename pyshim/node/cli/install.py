@@ -25,6 +25,7 @@ from pyshim.node.cli.installation import (
     kind_option,
     prefix_option,
     print_changes,
+    print_next,
     require_root,
     root_option,
     socket_option,
@@ -113,6 +114,7 @@ def _handlers_options(command: _Command) -> _Command:
         "pyshim install --restart",
         "pyshim install --handler pykata --handler pykata-debug",
         "pyshim install --handler pykata --handler gpu:pykata=gpu.toml",
+        "pyshim install --kind docker --handler pykata --daemon-json --restart",
         "pyshim install --launcher /usr/local/bin",
     ),
 )
@@ -130,6 +132,12 @@ def _handlers_options(command: _Command) -> _Command:
     " test pod runs, it is not restarted.",
 )
 @click.option("--no-pod", is_flag=True, help="With --restart: run no test pod. It needs CNI and the pause image.")
+@click.option(
+    "--daemon-json",
+    "names_runtimes",
+    is_flag=True,
+    help="Name the handlers in /etc/docker/daemon.json, for 'docker run --runtime HANDLER', beside what is there.",
+)
 @keep_edited_option
 @click.option("--dry-run", is_flag=True, help="Only say what would be written.")
 @click.option(
@@ -156,6 +164,7 @@ def command(
     handlers: tuple[Handler, ...],
     restart: bool,
     no_pod: bool,
+    names_runtimes: bool,
     keep_edited: bool,
     dry_run: bool,
     launcher_directory: str | None,
@@ -167,8 +176,9 @@ def command(
     """Install pyshim on this node, or bring its installation up to date.
 
     Code and guest go below the prefix, the configuration to /etc/pyshim, a handler for each kind of pod to containerd
-    and CRI-O. Either all of it is written or nothing. A file that was edited, or that another program wrote, is shown,
-    and the installation is refused. Pods that run keep the code they were started with.
+    and CRI-O; for Docker (--kind docker) containerd's configuration stays as it is. Either
+    all of it is written or nothing. A file that was edited, or that another program wrote, is shown, and the
+    installation is refused. Pods that run keep the code they were started with.
     """
     if launcher_directory is not None:
         return _write_launcher(launcher_directory, force=force)
@@ -180,8 +190,9 @@ def command(
     caller = caller._replace(config=disk.resolved(config or caller.config))
     with nullcontext() if dry_run else running.lock(root, prefix, wait_s), sources:
         manifest = read_manifest(disk, prefix) or Manifest()
-        is_crio = caller.name == runtime.CRIO.name
-        containerd = None if is_crio else runtime.node_containerd(disk, caller, manifest)
+        is_docker = caller.name == runtime.DOCKER.name
+        is_other = is_docker or caller.name == runtime.CRIO.name
+        containerd = None if is_other else runtime.node_containerd(disk, caller, manifest)
         plan = install_plan(
             prefix=prefix,
             release=sources.release(),
@@ -189,7 +200,8 @@ def command(
             configs=sources.configs(),
             manual=manual_page(PYSHIM),
             containerd=containerd,
-            has_crio=runtime.has_crio(disk.root),
+            has_crio=not is_docker and runtime.has_crio(disk.root),
+            daemon_json=runtime.node_daemon_json(disk, handlers, manifest) if names_runtimes else None,
         )
         plan = at_link_targets(plan, disk)
         sys.stderr.writelines(edits(plan, manifest, disk))
@@ -215,6 +227,7 @@ def command(
             restart=restart,
             with_pod=not no_pod,
             is_installed=has_release and _is_installed(plan, manifest, todo),
+            has_entries=names_runtimes,
         )
         names = frozenset(handler.name for handler in handlers)
         in_tree = partial(require_handlers, caller, containerd, names, root=disk.root)
@@ -223,8 +236,8 @@ def command(
     print(f"release {plan.release.id}" + ("" if done else ": nothing to do"))
     if is_this_node:
         _prune(disk, plan)
-    if is_this_node and not restart:
-        print(f"next: systemctl restart {caller.unit} && pyshim verify")
+    if is_this_node:
+        print_next(done, caller, was_restarted=restart, more="pyshim verify")
     return 0
 
 

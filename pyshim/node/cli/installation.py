@@ -12,7 +12,7 @@ from pyshim.model.errors import FailedPrecondition, NotFound, ShimError
 from pyshim.node.cli.output import examples, json_option, print_json, print_table
 from pyshim.node.cli.sandboxes import optional_sandbox_argument, sandboxes, state_dir_option
 from pyshim.node.cli.state import print_cgroups, print_record
-from pyshim.node.install import running, runtime
+from pyshim.node.install import docker, running, runtime
 from pyshim.node.install.apply import Change, remove
 from pyshim.node.install.disk import Disk
 from pyshim.node.install.handlers import installed_handlers
@@ -91,6 +91,26 @@ def handlers_installed(manifest: Manifest) -> tuple[str, ...]:
     return installed_handlers(tuple(entry.path for entry in manifest.entries))
 
 
+def _caller_of(manifest: Manifest, disk: Disk, socket: str = "", kind: str | None = None) -> runtime.ContainerRuntime:
+    """The container runtime that is asked for, else the one that the installation serves."""
+    found = kind or (None if socket else runtime.installed_kind(manifest))
+    return runtime.container_runtime(socket, root=disk.root, kind=found)
+
+
+def print_next(
+    done: tuple[Change, ...], caller: runtime.ContainerRuntime, *, was_restarted: bool, more: str = ""
+) -> None:
+    """Prints the commands by which programs read changed files, where that has not happened."""
+    is_docker = caller.name == runtime.DOCKER.name
+    commands = [] if was_restarted or is_docker else [f"systemctl {caller.reads_again} {caller.unit}"]
+    if any(change.path.endswith(".json") for change in done) and not (was_restarted and is_docker):
+        commands.append(f"systemctl {runtime.DOCKER.reads_again} {runtime.DOCKER.unit}")
+    if not was_restarted:
+        commands += [more] if more else []
+    if commands:
+        print(f"next: {' && '.join(commands)}")
+
+
 def print_changes(done: tuple[Change, ...]) -> None:
     for change in done:
         word = "remove" if change.after is None else "change" if change.before is not None else "write"
@@ -124,11 +144,12 @@ def uninstall(
     """
     require_root(root)
     disk = Disk(root)
-    caller = runtime.container_runtime(socket, root=disk.root, kind=kind)
     with running.lock(root, prefix, wait_s):
-        if read_manifest(disk, prefix) is None:
+        manifest = read_manifest(disk, prefix)
+        if manifest is None:
             print("nothing is installed")
             return 0
+        caller = _caller_of(manifest, disk, socket, kind)
         zygotes: tuple[int, ...] = ()
         if root == "/":
             zygotes = _zygotes_alone(prefix)
@@ -144,9 +165,9 @@ def uninstall(
         running.reload_units()
     print_changes(done)
     if restart:
-        runtime.restart(caller)
-    elif root == "/":
-        print(f"next: systemctl restart {caller.unit}")
+        runtime.read_again(caller)
+    if root == "/":
+        print_next(done, caller, was_restarted=restart)
     return 0
 
 
@@ -175,7 +196,7 @@ def _zygotes_alone(prefix: str) -> tuple[int, ...]:
 @socket_option
 @click.option("--handler", "name", metavar="NAME", help="Of the test pod; default: the first that is installed.")
 def verify(prefix: str, kind: str | None, socket: str, name: str | None) -> int:
-    """Run a test pod through the container runtime, with an installed handler.
+    """Run a test pod through the container runtime, with an installed handler; through Docker a test container.
 
     First it checks that the runtime runs, serves CRI, and has the handlers.
     """
@@ -185,8 +206,13 @@ def verify(prefix: str, kind: str | None, socket: str, name: str | None) -> int:
     if manifest is None:
         raise NotFound(f"verify the installation in '{prefix}': there is none")
     names = handlers_installed(manifest)
-    caller = runtime.container_runtime(socket, kind=kind)
+    caller = _caller_of(manifest, Disk(), socket, kind)
     runtime.require_answer(caller)
+    if caller.name == runtime.DOCKER.name:
+        has_entries = any(entry.members for entry in manifest.entries)
+        with undone_at_sigterm():
+            print(f"ok: {docker.verify(caller.socket, [name] if name else names, has_entries=has_entries)}")
+        return 0
     with undone_at_sigterm():
         answer = verify_cri(caller.socket, frozenset(names), pod=name or names[0])
     print(f"ok: {answer} ran a pod with {name or names[0]}; it has {', '.join(names)}")
@@ -225,7 +251,7 @@ def _print_installation(prefix: str, root: str, state_dir: str, *, as_json: bool
     if manifest is None:
         raise NotFound(f"show the installation in '{prefix}': there is none")
     files = states(manifest, disk)
-    caller = runtime.container_runtime(root=disk.root)
+    caller = _caller_of(manifest, disk)
     names = disk.names(f"{prefix}/releases")
     releases = {name: len(running.processes_of(f"{prefix}/releases/{name}")) for name in names}
     pods = _pods_of(names, state_dir) if root == "/" else {}

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from pyshim.host.os_errors import describe_os_error
 from pyshim.model.errors import FailedPrecondition, ShimError
 from pyshim.node.install.containerd_config import parsed
+from pyshim.node.install.daemon_json import with_members
 from pyshim.node.install.disk import Disk, Found
 from pyshim.node.install.manifest import (
     Manifest,
@@ -27,7 +28,7 @@ from pyshim.node.install.manifest import (
     read_manifest,
 )
 from pyshim.node.install.plan import InstallPlan
-from pyshim.node.install.writes import BlockWrite, FileWrite, Write, with_block, without_block
+from pyshim.node.install.writes import BlockWrite, FileWrite, MembersWrite, PartWrite, Write, with_block, without_block
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +58,7 @@ def at_link_targets(plan: InstallPlan, disk: Disk) -> InstallPlan:
     return replace(
         plan,
         writes=tuple(
-            replace(write, path=disk.resolved(write.path)) if isinstance(write, BlockWrite) else write
+            replace(write, path=disk.resolved(write.path)) if isinstance(write, PartWrite) else write
             for write in plan.writes
         ),
     )
@@ -72,11 +73,11 @@ def changes(plan: InstallPlan, manifest: Manifest, disk: Disk, *, keep_edited: b
     owned = manifest.by_path()
     found = {path: disk.read(path) for path in (*(write.path for write in plan.writes), *owned)}
     edited = _edited(owned, found)
-    whole = [write.path for write in plan.writes if not isinstance(write, BlockWrite)]
+    whole = [write.path for write in plan.writes if not isinstance(write, PartWrite)]
     _refuse(() if keep_edited else edited, [path for path in whole if path not in owned and found[path] is not None])
-    foreign = {path: None if path in owned and not owned[path].is_block else found[path] for path in found}
+    foreign = {path: None if path in owned and not owned[path].is_part else found[path] for path in found}
     for write in plan.writes:
-        if isinstance(write, BlockWrite) and isinstance(found[write.path], str):
+        if isinstance(write, PartWrite) and isinstance(found[write.path], str):
             raise FailedPrecondition(f"change '{write.path}': it is a link, and only the file that it names is changed")
     wanted = [Change(path=write.path, before=found[write.path], after=_after(write, foreign)) for write in plan.writes]
     for change in wanted:
@@ -86,7 +87,7 @@ def changes(plan: InstallPlan, manifest: Manifest, disk: Disk, *, keep_edited: b
     unwanted = [
         Change(path=path, before=found[path], after=_without(entry, found[path]))
         for path, entry in reversed(owned.items())
-        if path not in planned
+        if path not in planned and path not in edited
     ]
     todo = (change for change in (*wanted, *unwanted) if change.path not in edited)
     return tuple(change for change in todo if change.before != change.after)
@@ -124,10 +125,10 @@ def edits(plan: InstallPlan, manifest: Manifest, disk: Disk) -> list[str]:
     for write in plan.writes:
         found = disk.read(write.path)
         entry = owned.get(write.path)
-        part = our_part(found, is_block=isinstance(write, BlockWrite))
+        part = _part(write, found)
         if part is None or (entry is not None and entry.state(found) == "ok"):
             continue
-        after = our_part(_after(write, {write.path: found}), is_block=isinstance(write, BlockWrite)) or ""
+        after = _part(write, _after(write, {write.path: found})) or ""
         lines += difflib.unified_diff(
             part.splitlines(keepends=True), after.splitlines(keepends=True), write.path, f"{write.path} (ours)"
         )
@@ -264,12 +265,14 @@ def _begun(plan: InstallPlan, manifest: Manifest, missing: list[str], disk: Disk
     old = manifest.by_path()
     entries = dict(old)
     for write in plan.writes:
-        is_block = isinstance(write, BlockWrite)
         before = old[write.path].digests if write.path in old else ()
-        new = digest_of(our_part(_after(write, {}), is_block=is_block) or "")
-        digests = tuple(dict.fromkeys((*before, new)))
+        new = digest_of(_part(write, _after(write, {})) or "")
         entries[write.path] = ManifestEntry(
-            path=write.path, digests=digests, is_block=is_block, before=_text_before(write, old.get(write.path), disk)
+            path=write.path,
+            digests=tuple(dict.fromkeys((*before, new))),
+            is_block=isinstance(write, BlockWrite),
+            before=_text_before(write, old.get(write.path), disk),
+            members=(*write.members, *write.former) if isinstance(write, MembersWrite) else (),
         )
     return replace(
         manifest,
@@ -280,10 +283,10 @@ def _begun(plan: InstallPlan, manifest: Manifest, missing: list[str], disk: Disk
 
 
 def _text_before(write: Write, entry: ManifestEntry | None, disk: Disk) -> str | None:
-    """The text before the block, in a file of ours; None in a file of others."""
-    if not isinstance(write, BlockWrite):
+    """The text before our part, in a file of ours; None in a file of others."""
+    if not isinstance(write, PartWrite):
         return None
-    if entry is not None and entry.is_block:
+    if entry is not None and entry.is_part:
         return entry.before
     return write.before if entry is not None or disk.read(write.path) is None else None
 
@@ -293,25 +296,36 @@ def _finished(plan: InstallPlan, begun: Manifest, disk: Disk) -> Manifest:
     entries, written = [], begun.by_path()
     for write in plan.writes:
         entry = written[write.path]
-        digest = digest_of(our_part(disk.read(write.path), is_block=entry.is_block) or "")
-        entries.append(replace(entry, digests=(digest,)) if digest in entry.digests else entry)
+        digest = digest_of(_part(write, disk.read(write.path)) or "")
+        names = tuple(write.members) if isinstance(write, MembersWrite) else ()
+        entries.append(replace(entry, digests=(digest,), members=names) if digest in entry.digests else entry)
     return Manifest(release=plan.release.id, entries=tuple(entries), directories=begun.directories)
+
+
+def _part(write: Write, found: Found) -> str | None:
+    """The part of `found` that `write` makes."""
+    names = tuple(write.members) if isinstance(write, MembersWrite) else ()
+    return our_part(found, is_block=isinstance(write, BlockWrite), members=names)
 
 
 def _after(write: Write, found: Mapping[str, Found]) -> Found:
     if isinstance(write, FileWrite):
         return write.content.encode(), write.mode
-    if isinstance(write, BlockWrite):
+    if isinstance(write, PartWrite):
         before = found.get(write.path)
         content, mode = before if isinstance(before, tuple) else (write.before.encode(), 0o644)
-        return with_block(without_block(content.decode()), write.body, first=write.first).encode(), mode
+        text = content.decode()
+        if isinstance(write, MembersWrite):
+            return with_members(text, write.members, write.former).encode(), mode
+        return with_block(without_block(text), write.body, first=write.first).encode(), mode
     return write.target
 
 
 def _without(entry: ManifestEntry, found: Found) -> Found:
-    if not entry.is_block or not isinstance(found, tuple):
+    if not entry.is_part or not isinstance(found, tuple):
         return None
-    text = without_block(found[0].decode())
+    before = found[0].decode()
+    text = without_block(before) if entry.is_block else with_members(before, {}, entry.members)
     return None if text == entry.before else (text.encode(), found[1])
 
 

@@ -109,14 +109,15 @@ def _into_file(
 ) -> list[Write]:
     """containerd has a configuration, which is `document`."""
     path, drop_in = containerd.config_path, containerd.drop_in
+    disabled = document.get("disabled_plugins", [])
+    if isinstance(disabled, list) and any(plugin in disabled for plugin in ("cri", *CRI_PLUGINS.values())):
+        hint = "take it out of disabled_plugins for Kubernetes; --kind docker needs no CRI"
+        raise FailedPrecondition(f"add runtimes to '{path}': it disables the CRI plugin (hint: {hint})")
     version = _version(document, containerd.version, path)
     named = runtimes_in(document)
     # What a distribution rendered has our handlers, too, once it was restarted.
     taken = containerd.effective_runtimes | (named.keys() if containerd.layout is Layout.FILE else frozenset())
     _refuse_foreign({handler.name for handler in handlers} & taken, path)
-    disabled = document.get("disabled_plugins", [])
-    if isinstance(disabled, list) and any(plugin in disabled for plugin in ("cri", *CRI_PLUGINS.values())):
-        raise FailedPrecondition(f"add runtimes to '{path}': it disables the CRI plugin (hint: see disabled_plugins)")
     imported = import_patterns(document, path)
     if containerd.layout is Layout.RENDERED:
         return [_into_rendered(containerd, version, imported, handlers, shim)]

@@ -1,5 +1,6 @@
 """The manifest of an installation: what `install` wrote, with the digest of each content."""
 
+from collections.abc import Collection
 from hashlib import sha256
 
 import msgspec
@@ -7,6 +8,7 @@ from msgspec.structs import replace
 
 from pyshim.model.decoding import damaged, from_json
 from pyshim.model.errors import FailedPrecondition
+from pyshim.node.install.daemon_json import members_in
 from pyshim.node.install.disk import Disk, Found
 from pyshim.node.install.writes import block_in
 
@@ -16,18 +18,25 @@ _ANEW = "move this file away; 'pyshim install' then names the files that stand i
 
 
 class ManifestEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One file, link or block of ours."""
+    """One file, link or block of ours, or our members of a file."""
 
     path: str
     digests: tuple[str, ...]
     """The digests of its possible contents: one, or two during a change."""
     is_block: bool = False
     before: str | None = None
-    """For a block in a file that `install` made: the text before the block. None: the file is not ours."""
+    """For a part of a file that `install` made: the text before it. None: the file is not ours."""
+    members: tuple[str, ...] = ()
+    """The names of our members, if our part is members."""
+
+    @property
+    def is_part(self) -> bool:
+        """In a file that may have other text."""
+        return self.is_block or bool(self.members)
 
     def state(self, found: Found) -> str:
         """ "ok", "edited" or "missing", for a file whose content is `found`."""
-        part = our_part(found, is_block=self.is_block)
+        part = our_part(found, is_block=self.is_block, members=self.members)
         return "missing" if part is None else "ok" if digest_of(part) in self.digests else "edited"
 
 
@@ -72,16 +81,16 @@ def states(manifest: Manifest, disk: Disk) -> list[tuple[str, str]]:
     return [(entry.path, entry.state(disk.read(entry.path))) for entry in manifest.entries]
 
 
-def our_part(found: Found, *, is_block: bool) -> str | None:
-    """The part of the file that is ours: the block, or the whole text with the file's mode."""
+def our_part(found: Found, *, is_block: bool, members: Collection[str] = ()) -> str | None:
+    """The part of the file that is ours: the block, the members, or the whole text with the file's mode."""
     if found is None or isinstance(found, str):
         return found
     text = found[0].decode(errors="replace")
-    if is_block:
+    if is_block or members:
         try:
-            return block_in(text)
+            return block_in(text) if is_block else members_in(text, members)
         except ValueError:
-            return text  # its end marker is gone, so it is not as we wrote it
+            return text  # its end marker is gone, or it is no JSON: it is not as we wrote it
     return f"{found[1]:o}\n{text}"
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from msgspec import Struct
 
 from pyshim.model.errors import ShimError
-from pyshim.node.install import running, runtime
+from pyshim.node.install import docker, running, runtime
 from pyshim.node.install.drop_ins import Containerd, Layout
 from pyshim.node.install.handlers import Handler
 
@@ -26,7 +26,7 @@ def require_handlers(
 
 
 class NodeCheck(Struct, kw_only=True):
-    """Checks the written files with the programs that read them: systemd, containerd, a test pod."""
+    """Checks the written files with the programs that read them: systemd, containerd, a test pod or container."""
 
     caller: runtime.ContainerRuntime
     handlers: tuple[Handler, ...]
@@ -35,6 +35,8 @@ class NodeCheck(Struct, kw_only=True):
     with_pod: bool
     is_installed: bool
     """The node had these files before."""
+    has_entries: bool = False
+    """The handlers are runtimes of daemon.json."""
     was_restarted: bool = False
 
     def check(self, begin_step: Callable[[str], None]) -> None:
@@ -55,15 +57,18 @@ class NodeCheck(Struct, kw_only=True):
                 self._run_pod(names, begin_step)
                 return
             except ShimError as error:
-                print(f"restarting {self.caller.name}: {error}", file=sys.stderr)
+                print(f"{self.caller.reads_again} of {self.caller.name}: {error}", file=sys.stderr)
         self.was_restarted = True
-        begin_step(f"restart {self.caller.name}")
-        runtime.restart(self.caller)
+        begin_step(f"{self.caller.reads_again} {self.caller.name}")
+        runtime.read_again(self.caller)
         require_handlers(self.caller, self.containerd, frozenset())
         self._run_pod(names, begin_step)
 
     def _run_pod(self, names: frozenset[str], begin_step: Callable[[str], None]) -> None:
-        if self.with_pod:
+        if self.with_pod and self.caller.name == runtime.DOCKER.name:
+            begin_step("run a test container")
+            docker.verify(self.caller.socket, [each.name for each in self.handlers], has_entries=self.has_entries)
+        elif self.with_pod:
             from pyshim.node.install.cri import verify
 
             begin_step("run a test pod")
@@ -76,4 +81,4 @@ class NodeCheck(Struct, kw_only=True):
             running.restart_units(also_stopped=False)
         finally:
             if self.was_restarted:
-                runtime.restart(self.caller)
+                runtime.read_again(self.caller)

@@ -14,7 +14,7 @@ import msgspec
 from pyshim.node.install.drop_ins import Containerd, containerd_writes, crio_text
 from pyshim.node.install.handlers import Handler
 from pyshim.node.install.launcher import launcher_text
-from pyshim.node.install.writes import FileWrite, LinkWrite, Write
+from pyshim.node.install.writes import FileWrite, LinkWrite, MembersWrite, Write
 from pyshim.start.dialect import BINARY
 
 PREFIX = "/opt/pyshim"
@@ -100,6 +100,7 @@ def install_plan(
     manual: str,
     containerd: Containerd | None,
     has_crio: bool,
+    daemon_json: MembersWrite | None = None,
 ) -> InstallPlan:
     """`configs` are the shipped files by their path below configs/, `manual` is the page of the operator's command.
 
@@ -117,6 +118,8 @@ def install_plan(
         writes.append(FileWrite(path=CRIO_DROP_IN, content=crio_text(handlers, shim)))
     if containerd is not None:
         writes += containerd_writes(containerd, handlers, shim=shim)
+    if daemon_json is not None:
+        writes.append(daemon_json)
     return InstallPlan(prefix=prefix, release=release, writes=tuple(writes))
 
 

@@ -132,10 +132,10 @@ def _owner(path: str) -> str:
     return "another 'pyshim'"
 
 
-def run_command(command: list[str]) -> str:
+def run_command(command: list[str], limit_s: float = _COMMAND_S) -> str:
     """The stdout of the command. Raises FailedPrecondition with the end of its stderr."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_COMMAND_S, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise FailedPrecondition(f"run '{' '.join(command)}': {error}") from error
     if done.returncode != 0:

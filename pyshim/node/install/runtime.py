@@ -4,17 +4,20 @@ import os
 import re
 import shutil
 import socket as sockets
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from pyshim.model.decoding import damaged, toml_value
 from pyshim.model.errors import FailedPrecondition, NotFound, Unavailable
 from pyshim.node.install.apply import foreign_text
 from pyshim.node.install.containerd_config import combined, merged, parsed, read_document, replacing_import, runtimes_in
+from pyshim.node.install.daemon_json import DAEMON_JSON, daemon_json_write
 from pyshim.node.install.disk import Disk
 from pyshim.node.install.drop_ins import CONTAINERD_DROP_IN, Containerd, Layout
+from pyshim.node.install.handlers import SETTINGS, Handler
 from pyshim.node.install.manifest import Manifest
 from pyshim.node.install.running import run_command
-from pyshim.node.install.writes import block_in
+from pyshim.node.install.writes import MembersWrite, block_in
 
 
 class ContainerRuntime(NamedTuple):
@@ -29,6 +32,8 @@ class ContainerRuntime(NamedTuple):
     layout: Layout = Layout.FILE
     directory: str = ""
     """A directory that exists where this distribution of Kubernetes is installed."""
+    reads_again: str = "restart"
+    """systemctl's verb by which it reads changed files."""
 
 
 _RANCHER_SOCKET = "/run/k3s/containerd/containerd.sock"
@@ -46,6 +51,8 @@ CONTAINERD = ContainerRuntime(
 CRIO_CONFIG = "/etc/crio/crio.conf"
 CRIO_DROP_INS = "/etc/crio/crio.conf.d"
 CRIO = ContainerRuntime("CRI-O", "crio", "/run/crio/crio.sock", "crio", CRIO_CONFIG)
+DOCKER = ContainerRuntime("Docker", "dockerd", "/run/docker.sock", "docker", DAEMON_JSON, reads_again="reload")
+"""Its containerd is left as it is: Docker names a shim itself."""
 _DISTRIBUTIONS = (
     _rancher("k3s", "k3s", "/var/lib/rancher/k3s/data/current/bin/containerd"),
     _rancher("rke2", "rke2-server", "/var/lib/rancher/rke2/bin/containerd"),
@@ -64,7 +71,7 @@ _DISTRIBUTIONS = (
 """Sources: the documentation of each on containerd's configuration, and kata-deploy's config.rs for the first two."""
 _OURS = (".toml", ".tmpl")
 """Files that may have our handlers."""
-KINDS = {each.name.lower(): each for each in (CONTAINERD, CRIO, *_DISTRIBUTIONS)}
+KINDS = {each.name.lower(): each for each in (CONTAINERD, CRIO, DOCKER, *_DISTRIBUTIONS)}
 _OTHER_UNITS = {"k3s": "k3s-agent", "rke2-server": "rke2-agent", "k0sworker": "k0scontroller"}
 """The unit on nodes of the other role, by the unit in `_DISTRIBUTIONS`."""
 
@@ -83,8 +90,9 @@ def container_runtime(socket: str = "", *, root: str = "", kind: str | None = No
 
 
 def _of_socket(socket: str) -> ContainerRuntime:
-    if os.path.basename(socket) == os.path.basename(CRIO.socket):
-        return CRIO
+    for each in (CRIO, DOCKER):
+        if os.path.basename(socket) == os.path.basename(each.socket):
+            return each
     return next((each for each in _DISTRIBUTIONS if each.socket == socket), CONTAINERD)
 
 
@@ -96,6 +104,13 @@ def _of_node(root: str) -> ContainerRuntime:
             return each
     has_containerd = os.path.exists(f"{root}{CONTAINERD.socket}") or shutil.which(CONTAINERD.program) is not None
     return CRIO if not has_containerd and has_crio(root) else CONTAINERD
+
+
+def installed_kind(manifest: Manifest) -> str | None:
+    """The kind of an installation that serves Docker alone; None for others, whose kind the node shows."""
+    places = [entry.path for entry in manifest.entries if not entry.path.startswith(f"{SETTINGS}/")]
+    is_named = any(path.endswith((*_OURS, ".conf")) for path in places)
+    return None if is_named or not places else DOCKER.name.lower()
 
 
 def _has_unit(root: str, unit: str) -> bool:
@@ -166,6 +181,18 @@ def node_containerd(disk: Disk, caller: ContainerRuntime, manifest: Manifest) ->
     )
 
 
+def node_daemon_json(disk: Disk, handlers: Iterable[Handler], manifest: Manifest) -> MembersWrite:
+    """The handlers as runtimes of the node's daemon.json. Raises ShimError for a file that cannot take them."""
+    path = disk.resolved(DAEMON_JSON)
+    found = disk.read(path)
+    try:
+        text = found[0].decode() if isinstance(found, tuple) else None
+    except UnicodeDecodeError as error:
+        raise FailedPrecondition(f"add runtimes to '{path}': not UTF-8 at byte {error.start}") from error
+    entry = manifest.by_path().get(path)
+    return daemon_json_write(path, text, handlers, entry.members if entry else ())
+
+
 def _handlers_of_ours(disk: Disk, path: str) -> set[str]:
     """The handlers that a file or block of ours names."""
     found = disk.read(path)
@@ -205,9 +232,9 @@ def require_answer(caller: ContainerRuntime) -> None:
             ) from error
 
 
-def restart(caller: ContainerRuntime) -> None:
-    """The runtime was restarted; pods keep running. Raises FailedPrecondition with systemd's error text."""
-    run_command(["systemctl", "restart", caller.unit])
+def read_again(caller: ContainerRuntime) -> None:
+    """The runtime reads its files again; pods keep running. Raises FailedPrecondition with systemd's error text."""
+    run_command(["systemctl", caller.reads_again, caller.unit])
 
 
 def crio_document(*, root: str = "") -> dict[str, Any]:

@@ -1,7 +1,10 @@
-"""The files, links and blocks that an installation writes, as values. Pure.
+"""The files, links, blocks and members that an installation writes, as values. Pure.
 
-A block is marked, and lies in another program's text file. Its removal restores every byte.
+A block is marked, and lies in another program's text file. Its removal restores every byte. JSON has no comments to
+mark a block with: of such a file we have members (`daemon_json.py`).
 """
+
+from typing import Any
 
 import msgspec
 
@@ -32,8 +35,20 @@ class BlockWrite(msgspec.Struct, frozen=True, kw_only=True):
     """The file's text before the block, if the file does not exist yet."""
 
 
-Write = FileWrite | LinkWrite | BlockWrite
+class MembersWrite(msgspec.Struct, frozen=True, kw_only=True):
+    """Members of `runtimes` in Docker's daemon.json."""
 
+    path: str
+    members: dict[str, dict[str, Any]]
+    former: tuple[str, ...] = ()
+    """Names that an earlier installation wrote, and that go."""
+    before: str = "{}\n"
+    """The file's text before the members, if the file does not exist yet."""
+
+
+PartWrite = BlockWrite | MembersWrite
+"""In a file that is not ours."""
+Write = FileWrite | LinkWrite | PartWrite
 
 _BEGIN = "# begin pyshim: written by `pyshim install`, removed by `pyshim uninstall`"
 _CUT = ". The line before had no end"

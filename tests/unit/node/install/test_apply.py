@@ -1,7 +1,9 @@
 """An installation on a directory in place of the node: all of it or nothing, and gone without a trace."""
 
 import errno
+import json
 import os
+import shutil
 import signal
 import stat
 import tomllib
@@ -12,19 +14,32 @@ import pytest
 from msgspec.structs import replace
 
 from integration.framework.containerd import DEBIAN
-from pyshim.model.errors import FailedPrecondition, InvalidArgument
+from pyshim.model.errors import AlreadyExists, FailedPrecondition, InvalidArgument, ShimError
 from pyshim.node.cli.installation import undone_at_sigterm
 from pyshim.node.cli.options import handlers_of
 from pyshim.node.install.apply import apply, changes, edits, foreign_text, remove
+from pyshim.node.install.daemon_json import DAEMON_JSON
 from pyshim.node.install.disk import Disk, Found
 from pyshim.node.install.drop_ins import Containerd
 from pyshim.node.install.handlers import HANDLERS, Handler, chosen_handlers, installed_handlers
 from pyshim.node.install.manifest import Manifest, manifest_path, read_manifest
-from pyshim.node.install.plan import PREFIX, InstallPlan, Release, install_plan
+from pyshim.node.install.plan import CRIO_DROP_IN, PREFIX, InstallPlan, Release, install_plan
+from pyshim.node.install.runtime import installed_kind, node_daemon_json
 
 CONFIG = "/etc/containerd/config.toml"
 _SHIPPED = Path(__file__).resolve().parents[4] / "configs"
 CONFIGS = {str(path.relative_to(_SHIPPED)): path.read_text() for path in _SHIPPED.rglob("*.*") if path.is_file()}
+DOCKERS = """\
+{
+  "log-driver": "journald",
+  "runtimes": {
+    "other": {
+      "path": "/usr/bin/crun"
+    }
+  },
+  "label": "größer"
+}
+"""
 FIRST, SECOND = (Release(id=f"0.1.0-{letter * 12}", python="3.11") for letter in "ab")
 
 
@@ -79,6 +94,9 @@ def plan(
         manual=".TH PYSHIM 1\n",
         containerd=Containerd(version=version, config_path=CONFIG, config_text=foreign_text(disk, CONFIG)),
         has_crio=True,
+        daemon_json=node_daemon_json(
+            disk, chosen_handlers(names, settings_of), read_manifest(disk, PREFIX) or Manifest()
+        ),
     )
 
 
@@ -100,8 +118,9 @@ def install(disk: Disk, made: InstallPlan, **options: object) -> object:
 
 @pytest.fixture
 def node(tmp_path: Path) -> Path:
-    for name in ("opt", "usr/local/bin", "etc/containerd", "etc/crio/crio.conf.d", "etc/systemd/system"):
+    for name in ("opt", "usr/local/bin", "etc/containerd", "etc/crio/crio.conf.d", "etc/systemd/system", "etc/docker"):
         (tmp_path / name).mkdir(parents=True)
+    (tmp_path / DAEMON_JSON[1:]).write_text(DOCKERS)
     config = tmp_path / CONFIG[1:]
     config.write_text(DEBIAN)
     config.chmod(0o600)
@@ -131,6 +150,9 @@ def test_install_again_upgrade_and_uninstall(node: Path) -> None:
     upgraded = everything(node)
     assert "etc/pyshim/tdx/configuration.toml" not in upgraded
     assert b"pykata-tdx" not in upgraded["etc/containerd/config.toml"][1]
+    runtimes = json.loads(upgraded[DAEMON_JSON[1:]][1])["runtimes"]
+    assert list(runtimes) == ["other", "pykata"]
+    assert runtimes["pykata"]["options"] == {"ConfigPath": "/etc/pyshim/configuration.toml"}
     assert f"opt/pyshim/releases/{FIRST.id}/venv/code" in upgraded  # of running pods
 
     assert remove(disk, PREFIX)
@@ -370,6 +392,82 @@ def test_an_edited_block_is_refused_and_the_rest_of_its_file_is_the_operators(no
         remove(disk, PREFIX)
 
 
+def test_members_of_others_in_docker_s_file_are_the_operators(node: Path) -> None:
+    disk, file = Disk(str(node)), node / DAEMON_JSON[1:]
+    install(disk, plan(disk))
+    document = json.loads(file.read_text())
+    assert document["runtimes"].keys() >= {"other", "pykata", "pykata-debug", "pykata-warm"}
+    assert "pykata-tdx" not in document["runtimes"], "its guests pull images themselves, and Docker names none"
+    document |= {"debug": True, "runtimes": {"mine": {"path": "/mine"}, **document["runtimes"]}}
+    file.write_text(json.dumps(document))
+
+    install(disk, plan(disk, SECOND))
+    remove(disk, PREFIX)
+    left = json.loads(DOCKERS) | {"debug": True}
+    assert json.loads(file.read_text()) == left | {"runtimes": {"mine": {"path": "/mine"}, **left["runtimes"]}}
+
+    install(disk, plan(disk))
+    file.write_text(file.read_text().replace("/etc/pyshim/debug", "/etc/mine"))
+    edited = everything(node)
+    refused: tuple[Callable[[], object], ...] = (
+        lambda: install(disk, plan(disk, SECOND)),
+        lambda: remove(disk, PREFIX),
+    )
+    for change in refused:
+        with pytest.raises(FailedPrecondition, match=f"'{DAEMON_JSON}' is not as 'pyshim install' wrote it"):
+            change()
+    assert everything(node) == edited
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "words"),
+    [
+        ('{"runtimes": {"pykata": {"path": "/usr/bin/crun"}}}', AlreadyExists, "add runtime 'pykata' to '{path}'"),
+        ('{"runtimes": ["pykata"]}', FailedPrecondition, "add runtimes to '{path}': its member 'runtimes' is not"),
+        ("[]", FailedPrecondition, "add runtimes to '{path}': "),
+        ("{", FailedPrecondition, "add runtimes to '{path}': not JSON"),
+    ],
+)
+def test_a_file_of_docker_s_that_cannot_take_the_runtimes_is_refused(
+    node: Path, text: str, error: type[ShimError], words: str
+) -> None:
+    (node / DAEMON_JSON[1:]).write_text(text)
+
+    with pytest.raises(error) as caught:
+        plan(Disk(str(node)))
+
+    assert words.format(path=DAEMON_JSON) in str(caught.value)
+
+
+def test_a_link_of_docker_s_file_stays_and_a_file_that_is_not_there_goes_again(node: Path) -> None:
+    disk, file = Disk(str(node)), node / DAEMON_JSON[1:]
+    file.rename(node / "etc/settings.json")
+    file.symlink_to("../settings.json")
+    before = everything(node)
+    install(disk, plan(disk))
+    assert "pykata" in json.loads((node / "etc/settings.json").read_text())["runtimes"]
+    remove(disk, PREFIX)
+    assert everything(node) == before
+
+    shutil.rmtree(node / "etc/docker")
+    before = everything(node)
+    install(disk, plan(disk))
+    assert json.loads(file.read_text()).keys() == {"runtimes"}
+    remove(disk, PREFIX)
+    assert everything(node) == before
+
+
+def test_an_installation_for_docker_alone_is_known_as_one(node: Path) -> None:
+    disk = Disk(str(node))
+    whole = plan(disk)
+    made = replace(whole, writes=tuple(each for each in whole.writes if each.path not in (CONFIG, CRIO_DROP_IN)))
+
+    for kind, chosen in ((None, whole), ("docker", made)):
+        install(disk, chosen)
+        assert installed_kind(read_manifest(disk, PREFIX) or Manifest()) == kind
+    assert (node / CONFIG[1:]).read_text() == DEBIAN, "containerd's file is as it was"
+
+
 def test_a_file_of_another_program_is_left_alone(node: Path) -> None:
     disk = Disk(str(node))
     (node / "usr/local/bin/pyshim").write_text("#!/bin/sh\n")
@@ -412,7 +510,7 @@ def test_the_planned_changes_are_a_value(node: Path) -> None:
 
     todo = changes(plan(disk), Manifest(), disk)
 
-    assert [change.path for change in todo if change.before] == [CONFIG]
+    assert [change.path for change in todo if change.before] == [CONFIG, DAEMON_JSON]
     assert everything(node) == before
     assert read_manifest(disk, PREFIX) is None
     assert changes(plan(disk), replace(Manifest(), release="x"), disk) == todo

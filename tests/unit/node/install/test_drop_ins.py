@@ -97,6 +97,7 @@ def test_each_containerd_gets_what_it_reads(
         ((2, 3), "version = 5\n", (), FailedPrecondition, "of version 5, and 2 or 3 or 4 is needed"),
         ((2, 3), "version = 5\n", (), FailedPrecondition, "(hint: 'containerd config default' prints one)"),
         ((1, 6), 'version = 2\ndisabled_plugins = ["cri"]\n', (), FailedPrecondition, "disables the CRI plugin"),
+        ((2, 4), 'disabled_plugins = ["cri"]\n', (), FailedPrecondition, "--kind docker needs no CRI"),
         ((1, 6), RUNC_NAMED.replace("runc]", "pykata-tdx]"), (), AlreadyExists, "add runtime 'pykata-tdx'"),
         ((2, 1), IMPORTING, ("pykata",), AlreadyExists, "add runtime 'pykata' to containerd"),
         ((2, 3), None, ("pykata",), AlreadyExists, "add runtime 'pykata' to containerd"),

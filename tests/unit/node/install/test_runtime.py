@@ -161,7 +161,7 @@ def test_a_unit_without_a_file_is_no_failure(
 def test_the_given_runtime_is_restarted(systemd: Path) -> None:
     (systemd / "crio.loaded").touch()
 
-    runtime.restart(runtime.CRIO)
+    runtime.read_again(runtime.CRIO)
 
     assert (systemd / "asked").read_text() == "restart crio\n"
 
