@@ -109,9 +109,9 @@ def _missing(scene: Scene) -> str:
     return f"{done.code}: {'executable file not found in $PATH' in done.err}"
 
 
-@verb("run, a file that is no program")
+@verb("run, a file that is no program, a directory")
 def _no_program(scene: Scene) -> str:
-    return str(scene.run("--network", "none", IMAGE, "/etc/passwd").code)
+    return " ".join(str(scene.run("--network", "none", IMAGE, path).code) for path in ("/etc/passwd", "/etc"))
 
 
 @verb("run --read-only --tmpfs --ulimit --shm-size --cap-drop --sysctl --add-host --dns")

@@ -94,6 +94,8 @@ cannot set them is no reason to refuse the pod."""
 _BACKTRACE = "Stack backtrace:"
 """The beginning of kata-agent's addition to its errors (anyhow, RUST_BACKTRACE=full)."""
 
+LONG_S = 3.0
+"""Seconds after which an error says how long the agent took: it has waited, for instance for a device to appear."""
 _ERRORS: dict[int, type[ShimError]] = {
     ErrorCode.INVALID_ARGUMENT: InvalidArgument,
     ErrorCode.NOT_FOUND: NotFound,
@@ -501,7 +503,9 @@ class AgentClient:
                 raise DeadlineExceeded(f"{action}: no reply within {limit_s:g} s") from exc
             except TtrpcError as exc:
                 self._durations.answered()
-                raise _ERRORS.get(int(exc.code), Internal)(f"{action}: {guest_text(exc.message)}") from exc
+                waited_s = asyncio.get_running_loop().time() - started
+                waited = f" (the agent answered after {waited_s:.0f} s)" if limit_s and waited_s >= LONG_S else ""
+                raise _ERRORS.get(int(exc.code), Internal)(f"{action}: {guest_text(exc.message)}{waited}") from exc
             else:
                 self._durations.answered()
             finally:

@@ -49,7 +49,7 @@ from pyshim.model.task import (
 )
 from pyshim.pod.environment import Environment
 from pyshim.pod.hooks import ContainerHooks
-from pyshim.pod.plan.guest_spec import guest_process, guest_resources, missing_program
+from pyshim.pod.plan.guest_spec import guest_process, guest_resources, refused_program
 from pyshim.pod.process import SIGKILL, Process
 from pyshim.pod.sandbox import PodListener, Sandbox
 from pyshim.resources.sizing.memory_volumes import resize_memory_volumes
@@ -169,7 +169,7 @@ class Container:
         # Pushed before the call, since the guest may carry out a call that was cancelled here.
         self._undo.push(remove_from_guest, self._agent, self.id)
         program = guest.spec.get("process") or {}
-        with span("create container in guest"), naming_missing_program(f"create container '{self.id}'", program):
+        with span("create container in guest"), naming_program(f"create container '{self.id}'", program):
             await self._agent.create_container(guest, timeout_s)
         return self._new_process(None, self.request.stdio, streams)
 
@@ -229,7 +229,7 @@ class Container:
             process.pumps.attach(await self._open_streams(process.stdio, exec_id))
             self._require_running(f"start exec '{exec_id}'")  # again: starting a log program may take long
             spec = self._exec_specs.pop(exec_id)
-            with naming_missing_program(f"run exec '{exec_id}' in container '{self.id}'", spec):
+            with naming_program(f"run exec '{exec_id}' in container '{self.id}'", spec):
                 await self._agent.exec_process(self.id, exec_id, spec)
             if self.init.exit is not None:  # it ended meanwhile, and nothing may be published after its exit
                 self._require_running(f"start exec '{exec_id}'")
@@ -461,15 +461,15 @@ class Container:
 
 
 @contextmanager
-def naming_missing_program(action: str, process: Mapping[str, Any]) -> Iterator[None]:
-    """If the program of `process` does not exist, the agent's error becomes one that says so as runc's shim does."""
+def naming_program(action: str, process: Mapping[str, Any]) -> Iterator[None]:
+    """If `process` has no program that can be executed, the agent's error becomes one in the words of runc's shim."""
     try:
         yield
     except ShimError as exc:
-        missing = missing_program(str(exc), process.get("args"))
-        if not missing:
+        refused = refused_program(str(exc), process.get("args"))
+        if not refused:
             raise
-        raise FailedPrecondition(f"{action}: {missing}; the guest's agent: {exc}") from exc
+        raise FailedPrecondition(f"{action}: {refused}; the guest's agent: {exc}") from exc
 
 
 async def remove_from_guest(agent: ContainerAgent, container_id: str) -> None:

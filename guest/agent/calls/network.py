@@ -39,9 +39,7 @@ class NetworkCalls:
         try:
             return await self._hotplug.wait_for(f"interface {interface.name!r}", lambda: links.name_of(interface))
         except DeadlineExceeded as error:
-            raise NotFound(
-                f"interface {interface.name!r}: the guest has none with hardware address {interface.hwAddr!r}"
-            ) from error
+            raise NotFound(f"{error}; the guest has none with hardware address {interface.hwAddr!r}") from error
 
     async def _wait_for_place(self, path: str) -> str:
         pci_slots(path)  # refuse a malformed path before waiting for it

@@ -183,15 +183,22 @@ def _copied(value: Any, depth: int = MAX_DEPTH) -> Any:
     return [_copied(below, depth - 1) for below in value]
 
 
-def missing_program(error: str, args: object) -> str:
-    """What a caller looks for, if the agent's `error` is that the program, the first of `args`, is missing; else empty.
+_NOT_EXECUTABLE = "open executable: (Permission denied|Operation not permitted)"
+"""crun's words for a file that nobody may execute, and for a directory."""
 
-    Docker takes the first half of either text for exit status 127 (runc has it from Go's exec.LookPath), Kata's tests
-    look for the second half.
+
+def refused_program(error: str, args: object) -> str:
+    """What a caller looks for, if the agent's `error` is that the program, the first of `args`, is missing or that no
+    such file can be executed; else empty.
+
+    Docker takes the first half of the texts for a missing program for exit status 127 (runc has it from Go's
+    exec.LookPath), Kata's tests look for the second half. `permission denied` is status 126.
     """
     program = args[0] if isinstance(args, list | tuple) and args else ""
     if not isinstance(program, str) or not program:
         return ""
+    if re.search(_NOT_EXECUTABLE, error):
+        return f'exec: "{program}": permission denied'
     if not re.search(rf"file ['\"`]?{re.escape(program)}['\"`]? (was )?not found", error):
         return ""
     problem = f"stat {program}: no such file or directory" if "/" in program else "executable file not found in $PATH"

@@ -26,6 +26,14 @@ async def test_an_error_of_the_agent_keeps_its_code_and_names_the_action(client:
         await client.start_container("x")
 
 
+async def test_an_error_after_a_wait_says_how_long_the_agent_waited(fake: FakeAgent, client: AgentClient) -> None:
+    fake.held["StartContainer"] = asyncio.Event()
+    asyncio.get_running_loop().call_later(12, fake.held["StartContainer"].set)
+
+    with pytest.raises(NotFound, match=r"no process x/.*\(the agent answered after 12 s\)$"):
+        await client.start_container("x")
+
+
 @pytest.mark.parametrize("request_timeout_s", [0.2])
 async def test_an_agent_that_does_not_answer_meets_the_deadline(fake: FakeAgent, client: AgentClient) -> None:
     fake.hung.add("PauseContainer")

@@ -249,6 +249,14 @@ async def test_a_missing_program_is_named_as_runcs_shim_does(
     assert str(caught.value).startswith(f"run exec 'e1' in container 'c1': {runcs}: the file {program} was not found; ")
 
 
+async def test_a_file_that_cannot_be_executed_is_named_as_runcs_shim_does(stack: Stack) -> None:
+    """Docker's client makes exit status 126 of these words, in this case of letters."""
+    stack.agent.failures["CreateContainer"] = (13, "create container 'c1': open executable: Permission denied")
+
+    with pytest.raises(FailedPrecondition, match=r"^create container 'c1': exec: \"/etc/passwd\": permission denied; "):
+        await stack.create("c1", ["/etc/passwd"])
+
+
 async def test_another_error_is_not_taken_for_a_missing_program(stack: Stack) -> None:
     stack.agent.failures["CreateContainer"] = (13, "mount: the file /data was not found")
 
