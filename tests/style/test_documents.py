@@ -124,3 +124,11 @@ def test_every_page_is_in_the_index() -> None:
 
     pages = [page.name for page in _DOCUMENTS if page.parent == ROOT / "docs"]
     assert [page for page in pages if f"({page})" not in index] == ["README.md"]
+
+
+def test_an_entry_of_the_changelog_is_one_line_that_links_its_page() -> None:
+    unreleased = text(ROOT / "CHANGELOG.md").split("\n## [")[1]
+    entries = re.findall(r"(?m)^- .*(?:\n  .*)*", unreleased)
+
+    assert entries
+    assert [entry for entry in entries if not re.fullmatch(r"- .*\]\([\w/]+\.md(?:#[\w-]+)?\)\)[^\n]*\.", entry)] == []
