@@ -4,6 +4,7 @@ After a wanted change: `PYSHIM_UPDATE_GOLDEN=1 pytest tests/unit/hypervisors/tes
 """
 
 import os
+import re
 import shutil
 import subprocess
 from itertools import pairwise
@@ -147,13 +148,33 @@ def test_introspection_gives_what_its_table_holds() -> None:
     assert (grammar.tap, grammar.vhost_user) == (known.tap, known.vhost_user)
 
 
-def started(words: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
-    """A QEMU without guest that reads `words` and then quits; -S keeps it from running anything.
+def started(words: tuple[str, ...], *, asked: str = "quit") -> subprocess.CompletedProcess[str]:
+    """A QEMU without guest that reads `words`, is `asked` and then quits; -S keeps it from running anything.
 
     An abort leaves no core file.
     """
     base = ("prlimit", "--core=0", QEMU, "-nodefaults", "-display", "none", "-S", "-monitor", "stdio")
-    return subprocess.run([*base, *words], input="quit\n", capture_output=True, text=True, timeout=60, check=False)
+    text = f"{asked}\nquit\n"
+    return subprocess.run([*base, *words], input=text, capture_output=True, text=True, timeout=60, check=False)
+
+
+def devices_of(machine: str) -> set[str]:
+    """The types of the devices that the installed QEMU gives that machine, without any of ours."""
+    ended = started(("-machine", machine), asked="info qtree")
+    assert ended.returncode == 0, ended.stderr
+    return set(re.findall(r"dev: ([\w.-]+)", ended.stdout))
+
+
+@needs_qemu
+def test_a_guest_has_no_device_of_the_board_that_it_does_not_use() -> None:
+    words = argv_of(CONFIGS["q35-virtiofs-serial-tcg"])
+    machine = words[words.index("-machine") + 1].removesuffix(",memory-backend=ram0")
+    unused = {"ich9-ahci", "ICH9-SMB", "smbus-eeprom", "vmport", "vmmouse", "hpet"}
+
+    assert unused <= devices_of("q35,accel=tcg")  # the control
+    assert not unused & devices_of(machine)
+    assert not unused & devices_of("microvm,accel=tcg")
+    assert "hpet" in devices_of(f"{machine},hpet=on")  # as `machine_accelerators` would say
 
 
 @needs_qemu
