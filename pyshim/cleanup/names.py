@@ -93,9 +93,10 @@ def _links_of(sandbox_id: str, root: str) -> list[LedgerEntry]:
     entries = []
     for tap in our_taps(root):
         if tap.owner == sandbox_id:
-            wired = ((ResourceKind.INGRESS, tap.link),) if tap.link else ()
-            for kind, name in ((ResourceKind.LINK, tap.name), *wired):
-                entries.append(LedgerEntry(kind=kind, key=name, detail={"netns": tap.netns}))
+            detail: dict[str, str | int] = {"netns": tap.netns, "index": tap.index}
+            entries.append(LedgerEntry(kind=ResourceKind.LINK, key=tap.name, detail=detail))
+            if tap.link:
+                entries.append(LedgerEntry(kind=ResourceKind.INGRESS, key=tap.link, detail={"netns": tap.netns}))
     return entries
 
 

@@ -28,9 +28,10 @@ TIMEOUT_S = 5.0
 """Seconds that one undo may wait for the kernel: for a process to die, for a cgroup to become empty."""
 
 
-class _Namespace(TypedDict):
+class _Place(TypedDict):
     netns: str
     inode: int
+    index: int
 
 
 def release(entry: LedgerEntry, *, timeout_s: float = TIMEOUT_S) -> None:
@@ -148,21 +149,25 @@ def _release_cgroup(entry: LedgerEntry, deadline: float) -> None:
         remove_cgroup(root + entry.key, deadline)
 
 
-def _namespace_of(entry: LedgerEntry) -> "_Namespace":
-    inode = entry.detail.get("netns_inode")
-    return {"netns": str(entry.detail.get("netns", "")), "inode": inode if isinstance(inode, int) else 0}
+def _place_of(entry: LedgerEntry) -> _Place:
+    inode, index = entry.detail.get("netns_inode"), entry.detail.get("index")
+    return {
+        "netns": str(entry.detail.get("netns", "")),
+        "inode": inode if isinstance(inode, int) else 0,
+        "index": index if isinstance(index, int) else 0,
+    }
 
 
 def _release_link(entry: LedgerEntry, _deadline: float) -> None:
-    delete_link(entry.key, **_namespace_of(entry))
+    delete_link(entry.key, **_place_of(entry))
 
 
 def _release_ingress(entry: LedgerEntry, _deadline: float) -> None:
-    delete_ingress(entry.key, **_namespace_of(entry))
+    delete_ingress(entry.key, **_place_of(entry))
 
 
 def _release_qdisc(entry: LedgerEntry, _deadline: float) -> None:
-    delete_qdisc(entry.key, **_namespace_of(entry))
+    delete_qdisc(entry.key, **_place_of(entry))
 
 
 def _release_netns(entry: LedgerEntry, deadline: float) -> None:

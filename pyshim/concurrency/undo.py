@@ -82,15 +82,18 @@ class AcquiredEntries:
         self.entries: list[LedgerEntry] = []
         self._ledger = ledger
 
-    def acquire(self, entry: LedgerEntry) -> None:
-        """The intent is on disk; call before the resource is made."""
-        self._ledger.acquire(entry)
-        self.entries.append(entry)
+    def acquire(self, *entries: LedgerEntry) -> None:
+        """The intents are on disk, by one write; call before the resources are made.
 
-    def replace(self, entry: LedgerEntry) -> None:
-        """`entry` stands in place of the acquired one of its kind and key, on disk as well."""
-        self._ledger.acquire(entry)
-        self.entries = [entry if (each.kind, each.key) == (entry.kind, entry.key) else each for each in self.entries]
+        An entry stands in place of one of its kind and key that was acquired before.
+        """
+        self._ledger.acquire(*entries)
+        for entry in entries:
+            same = [at for at, each in enumerate(self.entries) if (each.kind, each.key) == (entry.kind, entry.key)]
+            if same:
+                self.entries[same[0]] = entry
+            else:
+                self.entries.append(entry)
 
     async def release(self, entries: Iterable[LedgerEntry]) -> None:
         """The resources are released, the last first, and their entries removed.

@@ -20,9 +20,9 @@ class ResourceKind(StrEnum):
     MOUNT = "mount"  # key: mount point; all its mounts are undone, lazily; detail: beneath, a root a guest writes in
     PROCESS = "process"  # key: a text unique in its argv; detail: program; pid and start_ticks once known
     CGROUP = "cgroup"  # key: path below each of detail roots (mount points, `:` between); without roots: a directory
-    LINK = "link"  # key: interface name; detail: netns path ("" = the host's), netns_inode
-    INGRESS = "ingress"  # key: interface name to which an ingress qdisc was added; detail: netns path, netns_inode
-    QDISC = "qdisc"  # key: interface name to which a root qdisc was added; detail: netns path, netns_inode
+    LINK = "link"  # key: interface name; detail: netns path ("" = the host's), netns_inode, index once known
+    INGRESS = "ingress"  # key: interface name to which an ingress qdisc was added; detail: as of a link
+    QDISC = "qdisc"  # key: interface name to which a root qdisc was added; detail: as of a link
     NETNS = "netns"  # key: path of the file on which a namespace was bound
     REMOTE_VM = "remote-vm"  # key: VM id; detail: socket of the remote hypervisor
     VFIO = "vfio"  # key: PCI address bound to vfio-pci; detail: former driver, former override if any

@@ -29,8 +29,15 @@ class HookedLedger(FakeLedger):
 
 
 def at(key: str, act: Callable[[], None]) -> Hook:
-    """Acts before the resource `key` is made."""
-    return lambda entry: act() if entry.key == key else None
+    """Acts before the resource `key` is made; not again when its entry is completed."""
+    acted: list[LedgerEntry] = []
+
+    def hook(entry: LedgerEntry) -> None:
+        if entry.key == key and not acted:
+            acted.append(entry)
+            act()
+
+    return hook
 
 
 @dataclass

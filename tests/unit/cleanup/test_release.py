@@ -340,6 +340,29 @@ def test_nothing_is_touched_in_a_namespace_the_path_has_come_to_lead_to(netns: P
 
 
 @pytest.mark.root
+@pytest.mark.parametrize("kind", [ResourceKind.LINK, ResourceKind.INGRESS, ResourceKind.QDISC])
+def test_a_link_made_later_under_the_same_name_is_left_alone(netns: Path, kind: ResourceKind) -> None:
+    limit = ("tc", "qdisc", "add", "dev", "t0", "root", "handle", "7079:", "tbf", "rate", "1mbit", "burst", "9k")
+    in_netns(netns, *limit, "latency", "50ms")
+
+    def seen() -> tuple[str, str]:
+        return in_netns(netns, "ip", "-o", "link", "show", "t0"), in_netns(netns, "tc", "qdisc", "show", "dev", "t0")
+
+    before = seen()
+    index = int(before[0].split(":")[0])
+    for other in (index + 1, 1 << 40):
+        twice(entry(kind, "t0", netns=str(netns), index=other))
+    assert seen() == before
+
+    in_netns(netns, "ip", "link", "set", "t0", "name", "renamed")
+    twice(entry(kind, "t0", netns=str(netns), index=index))
+
+    after = in_netns(netns, "ip", "link", "show") + in_netns(netns, "tc", "qdisc", "show")
+    gone = {ResourceKind.LINK: "renamed", ResourceKind.INGRESS: "ingress", ResourceKind.QDISC: "tbf"}[kind]
+    assert gone not in after
+
+
+@pytest.mark.root
 def test_a_link_that_cannot_be_deleted_is_an_error(netns: Path) -> None:
     with pytest.raises(FailedPrecondition, match="release link 'lo'"):
         release(entry(ResourceKind.LINK, "lo", netns=str(netns)))

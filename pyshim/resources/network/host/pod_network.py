@@ -217,15 +217,15 @@ class HostNetwork:
         if endpoint is None:
             return
         self.nics = tuple(nic for nic in self.nics if nic.id != nic_id)
-        keys = {endpoint.tap_name}
         if endpoint in self._endpoints:
             self._endpoints = tuple(item for item in self._endpoints if item.id != nic_id)
             self.interfaces = tuple(item for item in self.interfaces if item.mac != endpoint.mac)
             self.routes = tuple(item for item in self.routes if item.device != endpoint.link_name)
             self.neighbours = tuple(item for item in self.neighbours if item.device != endpoint.link_name)
-        if all(item.link_name != endpoint.link_name for item in self._endpoints):
-            keys.add(endpoint.link_name)  # otherwise a new link has the name, and our qdiscs
-        await self._acquired.release(entry for entry in self._acquired.entries if entry.key in keys)
+        # By its index: a new link may have the name, and our qdiscs.
+        of_link = [entry for entry in self._acquired.entries if entry.detail.get("index") == endpoint.link_index]
+        of_tap = [entry for entry in self._acquired.entries if entry.key == endpoint.tap_name]
+        await self._acquired.release((*of_tap, *of_link))
 
     # ---- one endpoint
 
@@ -239,7 +239,7 @@ class HostNetwork:
     async def _make_tap(self, session: NetworkSession, endpoint: EndpointPlan) -> tuple[int, ...]:
         """The queues of the VM's device, connected to the endpoint's link."""
         name, link, queues = endpoint.tap_name, endpoint.link_name, self._wiring.queues
-        self._hold(ResourceKind.LINK, name)
+        self._acquired.acquire(self._entry(ResourceKind.LINK, name))
         is_filtered = self.model is NetworkModel.TCFILTER
         kind = "tap" if is_filtered else "macvtap"
         question = {"do": kind, "name": name, "mtu": endpoint.mtu, "queues": queues}
@@ -250,8 +250,10 @@ class HostNetwork:
         self._fds += fds
         if len(fds) != queues:
             raise Internal(f"make {kind} {name!r}: {len(fds)} queues came, {queues} were wanted")
+        made = self._entry(ResourceKind.LINK, name, self._taps[name])
+        ingress = (self._entry(ResourceKind.INGRESS, link, endpoint.link_index),) if is_filtered else ()
+        self._acquired.acquire(made, *ingress)
         if is_filtered:
-            self._hold(ResourceKind.INGRESS, link)
             question = {"do": "redirect", "tap": self._taps[name], "link": endpoint.link_index}
             await session.ask(f"redirect link {link!r} to tap {name!r}", question)
         return tuple(fd.fileno() for fd in fds)
@@ -264,7 +266,7 @@ class HostNetwork:
         if received:
             await self._limit(session, name, self._taps[name], received, endpoint.mtu)
         if self._wiring.sent_bits_s:
-            self._hold(ResourceKind.QDISC, link)
+            self._acquired.acquire(self._entry(ResourceKind.QDISC, link, endpoint.link_index))
             await self._limit(session, link, endpoint.link_index, self._wiring.sent_bits_s, endpoint.mtu)
 
     async def _limit(self, session: NetworkSession, name: str, index: int, bits_s: int, mtu: int) -> None:
@@ -278,17 +280,17 @@ class HostNetwork:
         return numbers
 
     def _renamed(self, endpoint: EndpointPlan) -> None:
-        """The ledger's entries for the link have its present name: their undo looks for it by name."""
+        """The ledger's entries for the link have its present name: a new link may replace those of the former name."""
         self._made[endpoint.id] = endpoint
-        if self.model is NetworkModel.TCFILTER:
-            self._hold(ResourceKind.INGRESS, endpoint.link_name)
-        if self._wiring.sent_bits_s:
-            self._hold(ResourceKind.QDISC, endpoint.link_name)
+        kinds = [ResourceKind.INGRESS] if self.model is NetworkModel.TCFILTER else []
+        kinds += [ResourceKind.QDISC] if self._wiring.sent_bits_s else []
+        self._acquired.acquire(*(self._entry(kind, endpoint.link_name, endpoint.link_index) for kind in kinds))
 
-    def _hold(self, kind: ResourceKind, name: str) -> None:
+    def _entry(self, kind: ResourceKind, name: str, index: int = 0) -> LedgerEntry:
         # A path like /proc/PID/ns/net leads to another namespace once the pid is another's; the inode shows that.
+        # A link made later under this name has another index.
         detail: dict[str, str | int] = {"netns": self._namespace.path, "netns_inode": self._namespace.inode}
-        self._acquired.acquire(LedgerEntry(kind=kind, key=name, detail=detail))
+        return LedgerEntry(kind=kind, key=name, detail=detail | ({"index": index} if index else {}))
 
 
 async def _scan(session: NetworkSession, netns_path: str, *, with_sysctls: bool = False) -> NetworkScan:

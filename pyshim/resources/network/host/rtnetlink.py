@@ -92,40 +92,45 @@ _TCMSG = struct.Struct("=BxxxiIII")
 _ANSWER_TIMEOUT_S = 2
 
 
-def delete_link(name: str, *, netns: str, inode: int = 0) -> None:
-    """No interface `name` exists in the namespace ("": this process's own). Raises OSError.
+def delete_link(name: str, *, netns: str, inode: int = 0, index: int = 0) -> None:
+    """The interface does not exist in the namespace ("": this process's own). Raises OSError.
 
-    With `inode`, nothing happens if `netns` leads to a namespace of another inode.
+    With `inode`, nothing happens if `netns` leads to a namespace of another inode. With `index`, the interface is the
+    one with that index, whatever its name is: one made later under the same name stays. A namespace gives an index to
+    one interface only, until 2**31 have been made.
     """
-    text = os.fsencode(name) + b"\0"
-    attribute = ATTRIBUTE.pack(ATTRIBUTE.size + len(text), IFLA_IFNAME) + text
-    body = _IFINFO.pack(0, 0, 0, 0, 0) + attribute + bytes(-len(attribute) % 4)
-    _request((netns, inode), name, RTM_DELLINK, lambda _index: body)
+    _request((netns, inode), name, index, RTM_DELLINK, lambda found: _IFINFO.pack(0, 0, found, 0, 0))
 
 
-def delete_ingress(name: str, *, netns: str, inode: int = 0) -> None:
-    """The interface has no ingress qdisc, or does not exist; `inode` as above. Raises OSError."""
-    _request((netns, inode), name, _RTM_DELQDISC, lambda index: _TCMSG.pack(0, index, 0, _TC_H_INGRESS, 0))
+def delete_ingress(name: str, *, netns: str, inode: int = 0, index: int = 0) -> None:
+    """The interface has no ingress qdisc, or does not exist; `inode` and `index` as above. Raises OSError."""
+
+    def body(found: int) -> bytes:
+        return _TCMSG.pack(0, found, 0, _TC_H_INGRESS, 0)
+
+    _request((netns, inode), name, index, _RTM_DELQDISC, body)
 
 
-def delete_qdisc(name: str, *, netns: str, inode: int = 0) -> None:
-    """The interface does not have our root qdisc, or does not exist; `inode` as above. Raises OSError."""
+def delete_qdisc(name: str, *, netns: str, inode: int = 0, index: int = 0) -> None:
+    """The interface does not have our root qdisc, or does not exist; `inode` and `index` as above. Raises OSError."""
 
-    def body(index: int) -> bytes:
-        return _TCMSG.pack(0, index, RATE_LIMIT_HANDLE, _TC_H_ROOT, 0)
+    def body(found: int) -> bytes:
+        return _TCMSG.pack(0, found, RATE_LIMIT_HANDLE, _TC_H_ROOT, 0)
 
     # EINVAL: the qdisc has another handle.
-    _request((netns, inode), name, _RTM_DELQDISC, body, errno.EINVAL)
+    _request((netns, inode), name, index, _RTM_DELQDISC, body, errno.EINVAL)
 
 
-def _request(place: tuple[str, int], name: str, kind: int, body: Callable[[int], bytes], *fine: int) -> None:
+def _request(
+    place: tuple[str, int], name: str, index: int, kind: int, body: Callable[[int], bytes], *fine: int
+) -> None:
     """The kernel has carried out the request about the interface, or namespace or interface does not exist."""
 
     def work() -> bytes | None:
         try:
-            payload = body(socket.if_nametoindex(name))
-        except OSError:
-            return None  # no such interface
+            payload = body(index or socket.if_nametoindex(name))
+        except (OSError, struct.error):
+            return None  # no interface has that name, or can have that index
         with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as connection:
             connection.settimeout(_ANSWER_TIMEOUT_S)
             connection.send(HEADER.pack(HEADER.size + len(payload), kind, _NLM_F_REQUEST | _NLM_F_ACK, 1, 0) + payload)
@@ -159,6 +164,7 @@ class OurTap(NamedTuple):
 
     netns: str
     name: str
+    index: int
     owner: str
     link: str
     """The link of the namespace that our filters wire it to; empty for a tap that needs none."""
@@ -178,23 +184,23 @@ def our_taps(root: str = NETNS_ROOT) -> tuple[OurTap, ...]:
     found = []
     for name in names:
         netns = f"{root}/{name}"
-        for link, alias in _links_of(netns):
+        for index, link, alias in _links_of(netns):
             prefix, _, rest = alias.partition(":")
             owner, colon, wired = rest.partition(":")
             if prefix == _PREFIX and owner and colon:
-                found.append(OurTap(netns, link, owner, wired))
+                found.append(OurTap(netns, link, index, owner, wired))
     return tuple(found)
 
 
-def _links_of(netns: str) -> list[tuple[str, str]]:
-    """Name and alias of every link in the namespace; empty if the namespace does not exist."""
+def _links_of(netns: str) -> list[tuple[int, str, str]]:
+    """Index, name and alias of every link in the namespace; empty if the namespace does not exist."""
     try:
         return in_netns(netns, 0, lambda: list(_dump()))
     except OSError:
         return []
 
 
-def _dump() -> Iterator[tuple[str, str]]:
+def _dump() -> Iterator[tuple[int, str, str]]:
     connection = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
     try:
         connection.settimeout(_ANSWER_TIMEOUT_S)
@@ -205,7 +211,8 @@ def _dump() -> Iterator[tuple[str, str]]:
                 if kind in (_NLMSG_DONE, _NLMSG_ERROR):
                     return
                 texts = dict(attributes(body[IFINFO_BYTES:]))
-                yield _text(texts.get(IFLA_IFNAME, b"")), _text(texts.get(_IFLA_IFALIAS, b""))
+                index: int = _IFINFO.unpack_from(body)[2]
+                yield index, _text(texts.get(IFLA_IFNAME, b"")), _text(texts.get(_IFLA_IFALIAS, b""))
     finally:
         connection.close()
 

@@ -117,7 +117,12 @@ async def test_two_links_with_several_queues_do_not_mix(wire: Wire, connector: H
         wire.ping("10.1.0.2")
         wire.ping("10.2.0.2", payload_bytes=8900)
     assert min(first.echoes, second.echoes) > 0
-    assert [entry.key for _, entry in ledger.history] == ["veth0_kata", "eth0", "veth1_kata", "net1"]
+    written = [(entry.key, entry.detail.get("index", 0)) for _, entry in ledger.history]
+    index = {link["ifname"]: link["ifindex"] for link in wire.pod.json("ip", "-j", "link")}
+    assert written == [
+        *(("veth0_kata", 0), ("veth0_kata", index["veth0_kata"]), ("eth0", index["eth0"])),
+        *(("veth1_kata", 0), ("veth1_kata", index["veth1_kata"]), ("net1", index["net1"])),
+    ]
     await network.disconnect()
     assert ledger.held == {}
 
