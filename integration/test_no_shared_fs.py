@@ -56,6 +56,7 @@ def host_files(module_leaves_nothing: None) -> Path:
     os.chown(directory / "tree/private", 1000, 50)
     os.chmod(directory / "tree/private", 0o4750)
     os.chmod(directory / "tree", 0o751)
+    (directory / "message").touch()
     (directory / "single").write_text("one file\n")
     return directory
 
@@ -102,6 +103,7 @@ def container(
         C + "runtime.experimental_force_guest_pull": "true",
         C + "hypervisor.cc_init_data": encode(parse(DOCUMENT, "test")),
         "io.kubernetes.cri.image-name": f"docker.io/{IMAGE}",
+        "io.kubernetes.container.terminationMessagePath": "/dev/termination-log",
     }
     with own_name(ctr) as name:
         ctr.start(
@@ -111,6 +113,7 @@ def container(
             *("--mount", f"type=bind,src={host_files}/tree,dst=/tree,options=rbind:rw"),
             *("--mount", f"type=bind,src={host_files}/single,dst=/etc/single,options=bind:ro"),
             *("--mount", f"type=bind,src={settings.path},dst=/settings,options=rbind:ro"),
+            *("--mount", f"type=bind,src={host_files}/message,dst=/dev/termination-log,options=rbind:rw"),
             *("--mount", f"type=bind,src={scratch_volume},dst=/cache,options=rbind:rw"),
             config=config,
         )
@@ -232,3 +235,16 @@ def test_initdata_is_a_read_only_disk_with_the_document(inside: Script) -> None:
     found = inside('for d in /sys/block/vd*; do [ "$(cat $d/serial)" = initdata ] && cat $d/ro $d/size; done; true')
 
     assert found.lines == ["1", str(len(disk_image(parse(DOCUMENT, "test"))) // 512)]
+
+
+def test_the_termination_message_reaches_the_kubelets_file(
+    ctr: Ctr, container: str, inside: Script, host_files: Path
+) -> None:
+    """The last test of this file: it ends the container."""
+    inside("echo lost the database > /dev/termination-log")
+    assert (host_files / "message").read_text() == "", "the guest has a copy"
+
+    ctr("task", "kill", "--signal", "KILL", container)
+    ctr.wait_for_state(container, "STOPPED")
+
+    assert (host_files / "message").read_text() == "lost the database\n"

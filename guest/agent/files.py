@@ -24,6 +24,13 @@ def opened(path: str, flags: int, mode: int = 0o600, *, dir_fd: int | None = Non
         os.close(fd)
 
 
+def tail(path: str, max_bytes: int) -> bytes:
+    """The last bytes of a regular file, which is not reached by a link; empty for anything else. Raises OSError."""
+    with opened(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK) as fd:
+        found = os.fstat(fd)
+        return os.pread(fd, max_bytes, max(0, found.st_size - max_bytes)) if stat.S_ISREG(found.st_mode) else b""
+
+
 def write_text(path: str, text: str) -> None:
     """`text` was written to the existing file (usually of /proc or /sys) in one write(2). Raises OSError."""
     with opened(path, os.O_WRONLY) as fd:

@@ -48,6 +48,7 @@ def services(
         "CreateSandbox": sandbox.create,
         "DestroySandbox": sandbox.destroy,
         "ExecProcess": processes.execute,
+        "GetDiagnosticData": containers.diagnostic_data,
         "GetGuestDetails": guest.details,
         "GetIPTables": network.get_iptables,
         "GetMetrics": stats.metrics,

@@ -67,6 +67,11 @@ METRICS_TIMEOUT_S = 2.0
 """Seconds for GetMetrics: the node's endpoint gives a shim 5, Prometheus gives the node's endpoint 10."""
 MAX_METRICS_BYTES = 1024 * 1024
 """Bytes of the largest reply of GetMetrics: kata-agent's has some 140 KiB in a guest of two CPUs."""
+MAX_TERMINATION_MESSAGE_BYTES = 16 * 1024
+"""Bytes of the largest reply of GetDiagnosticData: Kubernetes has messages of 4 KiB, and an agent replaces each byte
+that is no UTF-8 by three."""
+TERMINATION_MESSAGE_TIMEOUT_S = 2.0
+"""Seconds for GetDiagnosticData, for which the report of a container's exit waits."""
 MAX_IPTABLES_BYTES = 2 * 1024 * 1024
 """Bytes of the largest reply of GetIPTables; the text for SetIPTables has to fit into one ttrpc message, of 4 MiB."""
 ENVELOPE_BYTES = 1024
@@ -302,6 +307,17 @@ class AgentClient:
         """The guest has let go of what the host has taken out of the share."""
         request = pb.RemoveStaleVirtiofsShareMountsRequest()
         await self._call("free share in guest", "RemoveStaleVirtiofsShareMounts", request)
+
+    async def termination_message(self, container_id: str) -> str:
+        reply = await self._ask(
+            f"read termination message of container '{container_id}' in guest",
+            "GetDiagnosticData",
+            pb.GetDiagnosticDataRequest(log_type="termination_log", container_id=container_id),
+            pb.GetDiagnosticDataResponse,
+            timeout_s=TERMINATION_MESSAGE_TIMEOUT_S,
+            max_bytes=MAX_TERMINATION_MESSAGE_BYTES,
+        )
+        return reply.data
 
     async def update_container(self, container_id: str, resources: Mapping[str, Any]) -> None:
         doing = f"update container '{container_id}' in guest"

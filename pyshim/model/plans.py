@@ -109,6 +109,9 @@ class ContainerPlan(msgspec.Struct, frozen=True, kw_only=True):
     disks: tuple[DiskUse, ...]
     copies: tuple[VolumeCopy, ...]
     """Host files to copy into a guest that shares no files with the host."""
+    termination_message: str = ""
+    """The kubelet's file of which one of `copies` is; what the container writes to the copy belongs into it. Empty
+    without one."""
     memory_volumes: tuple[MemoryVolume, ...] = ()
     guest: GuestContainer
     """Without the storages and devices of `disks`, whose places in the guest are known after plugging."""

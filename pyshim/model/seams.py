@@ -82,6 +82,9 @@ class Agent(ContainerAgent, Protocol):
     async def free_share(self) -> None:
         """The guest has let go of what the host has taken out of the share."""
 
+    async def termination_message(self, container_id: str) -> str:
+        """What the container has written to the file that its annotation `terminationMessagePath` names."""
+
     async def check(self, timeout_s: float) -> None:
         """The agent has answered that it serves. Raises Unavailable if it does not serve, DeadlineExceeded without an
         answer."""

@@ -22,6 +22,7 @@ from pyshim.model.errors import (
     FailedPrecondition,
     NotFound,
     ShimError,
+    Unavailable,
     Unimplemented,
 )
 from pyshim.model.guest import ContainerStats
@@ -428,8 +429,21 @@ class Container:
             if not process.pumps.have_started:  # killed before its start: readers of its output must see the end
                 await self._close_streams(process)
             await self._sandbox.vm.resizer.leave(self.id)
+            await self._save_termination_message()  # the kubelet reads it when it sees the exit
             self._end(process, status)
         self._listener.init_exited(self.id, agent_gone=self.init.agent_gone)
+
+    async def _save_termination_message(self) -> None:
+        """The kubelet's file has what the container wrote to the guest's copy of it. A failure is logged."""
+        file = self.plan.termination_message
+        if not file:
+            return
+        try:
+            if message := await self._sandbox.agent.termination_message(self.id):
+                await self._env.host.write_bytes(file, message.encode(), 0o644)
+        except ShimError as exc:
+            level = logging.DEBUG if isinstance(exc, AgentGone | Unavailable) else logging.WARNING
+            log.log(level, "termination message not saved", extra={"container": self.id, "error": str(exc)})
 
     async def _wait_for_execs(self) -> None:
         """No exec runs. One whose exit the guest does not report has ended with the pid namespace."""

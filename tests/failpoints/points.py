@@ -76,6 +76,7 @@ AGENT_CALLS = (
     *("CreateContainer", "StartContainer", "RemoveContainer", "UpdateContainer", "StatsContainer", "StatsContainers"),
     *("PauseContainer", "ResumeContainer", "ExecProcess", "SignalProcess", "WaitProcess", "TtyWinResize"),
     *("WriteStdin", "ReadStdout", "ReadStderr", "CloseStdin", "CopyFile", "RemoveStaleVirtiofsShareMounts"),
+    "GetDiagnosticData",
 )
 """The agent is faulted where its calls leave the shim, under their names on the wire."""
 PASSED_ON = frozenset(

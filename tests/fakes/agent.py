@@ -162,6 +162,8 @@ class FakeAgent:
         self.copied: list[pb.CopyFileRequest] = []
         self.metrics = '# TYPE kata_guest_load gauge\nkata_guest_load{item="load1"} 0.5\n'
         """The answer to GetMetrics."""
+        self.termination_messages: dict[str, str] = {}
+        """By container."""
         self.iptables: dict[bool, bytes] = {}
         """By whether they are for IPv6."""
         self.volume_sizes: list[tuple[str, int]] = []
@@ -403,6 +405,11 @@ class FakeAgent:
         request = pb.SetIPTablesRequest.FromString(payload)
         self.iptables[request.is_ipv6] = request.data
         return pb.SetIPTablesResponse()
+
+    async def _on_GetDiagnosticData(self, payload: bytes) -> Message:
+        request = pb.GetDiagnosticDataRequest.FromString(payload)
+        assert request.log_type == "termination_log"
+        return pb.GetDiagnosticDataResponse(data=self.termination_messages[request.container_id])
 
     async def _on_GetVolumeStats(self, payload: bytes) -> Message:
         request = pb.VolumeStatsRequest.FromString(payload)

@@ -29,8 +29,8 @@ from guest.agent.container.spec import (
     oci_resources,
     page_size_name,
 )
-from guest.agent.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument
-from guest.agent.files import read_text, remove_tree
+from guest.agent.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument, NotFound
+from guest.agent.files import read_text, remove_tree, tail
 from guest.agent.storage.copies import SHARED
 from guest.agent.storage.devices import add_devices, nodes_of, rewrite_env
 from guest.agent.storage.hotplug import Hotplug
@@ -41,6 +41,8 @@ log = logging.getLogger(__name__)
 
 MAX_HOSTNAME_BYTES = 64  # of the kernel
 
+_TERMINATION_MESSAGE_PATH = "io.kubernetes.container.terminationMessagePath"
+_MAX_MESSAGE_BYTES = 4096  # of Kubernetes
 _OF_CONTAINER = "container:"
 """A namespace path that begins so names the container whose pid namespace to join."""
 
@@ -190,6 +192,26 @@ class ContainerCalls:
         container = self._containers.find(request.container_id)
         if request.HasField("resources"):
             await container.update(oci_resources(request.resources, _guest_facts()))
+
+    async def diagnostic_data(self, request: pb.GetDiagnosticDataRequest) -> pb.GetDiagnosticDataResponse:
+        """The end of the container's termination message, as much as a kubelet reads; empty if there is none.
+
+        kata-agent answers with the beginning of a longer one.
+        """
+        container = self._containers.find(request.container_id)
+        if request.log_type != "termination_log":
+            raise InvalidArgument(f"get diagnostic data: log type {request.log_type[:80]!r} is not 'termination_log'")
+        data = tail(_termination_message_file(container), _MAX_MESSAGE_BYTES)
+        return pb.GetDiagnosticDataResponse(data=data.decode("utf-8", "replace"))
+
+
+def _termination_message_file(container: Container) -> str:
+    """The file of the guest that is mounted where the container's termination message is to be written."""
+    point = container.spec.Annotations.get(_TERMINATION_MESSAGE_PATH, "")
+    for mount in reversed(container.spec.Mounts):
+        if point and os.path.normpath(mount.destination) == os.path.normpath(point):
+            return mount.source
+    raise NotFound(f"find termination message of container {container.cid!r}: nothing is mounted on {point!r}")
 
 
 def _mounted_root(cid: str, spec: Spec) -> str:

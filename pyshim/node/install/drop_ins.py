@@ -167,7 +167,7 @@ def _table(handler: Handler, version: int, shim: str) -> str:
   runtime_path = "{shim}"
   privileged_without_host_devices = true
   pod_annotations = ["io.katacontainers.*"]
-  container_annotations = ["io.katacontainers.*"]
+  container_annotations = ["io.katacontainers.*", "io.kubernetes.container.terminationMessage*"]
 {sandboxer}{snapshotter}\
   [{table}.options]
     ConfigPath = "{handler.config_path}"

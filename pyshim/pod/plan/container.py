@@ -20,6 +20,7 @@ from pyshim.resources.volumes.plan.disk_volumes import block_volume
 from pyshim.resources.volumes.plan.guest_pull import root_pulled_in_guest
 from pyshim.resources.volumes.plan.root_disks import GuestRoot, root_disks
 from pyshim.resources.volumes.plan.share import GUEST_SHARED_DIR
+from pyshim.resources.volumes.plan.shared_volumes import termination_message
 from pyshim.resources.volumes.plan.virtual_volume import image_on_disk, virtual_volume
 from pyshim.resources.volumes.plan.volumes import volumes_plan
 
@@ -65,6 +66,7 @@ def container_plan(
         binds=volumes.binds,
         disks=(*root.disks, *disks) if root else disks,
         copies=volumes.copies,
+        termination_message=termination_message(spec, volumes.copies),
         memory_volumes=volumes.memory_volumes,
         guest=GuestContainer(
             container_id=container_id,
@@ -133,7 +135,8 @@ def _root_share(host_rootfs: HostPath, container_id: ContainerId, share: SharePl
 
 def without_image(plan: ContainerPlan) -> ContainerPlan:
     """`plan` without anything to mount, share or plug, for a container that the shim answers for."""
-    return replace(plan, rootfs_mounts=(), share_mounts=(), share_points=(), binds=(), disks=(), copies=())
+    without = replace(plan, rootfs_mounts=(), share_mounts=(), share_points=(), binds=(), disks=())
+    return replace(without, copies=(), termination_message="")
 
 
 def rootfs_path(bundle: HostPath, spec: OciSpec, *, has_mounts: bool) -> HostPath:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import stat
 from typing import Any
 
@@ -12,7 +13,7 @@ from pyshim.model.volumes import SourceFacts, SourceKind, TreeEntry
 from pyshim.resources.confidential.plan.initdata import disk_image, encode, parse
 from pyshim.ttrpc import Code
 
-from .conftest import DOCUMENT, Stack
+from .conftest import DOCUMENT, Stack, until
 
 POLICY = "package agent_policy\n"
 INITDATA = parse(b'version = "0.1.0"\nalgorithm = "sha256"\n', "test")
@@ -82,6 +83,54 @@ async def test_nothing_is_shared_and_volumes_are_copied_before_the_container_is_
     assert [storage.driver for storage in request.storages] == ["image_guest_pull"]
     assert stack.agent.sandbox is not None
     assert [storage.driver for storage in stack.agent.sandbox.storages] == ["ephemeral"]
+
+
+MESSAGE = {**NAMED, "io.kubernetes.container.terminationMessagePath": "/file"}
+
+
+def message_file(stack: Stack) -> list[dict[str, Any]]:
+    """A file for the termination message, as a writable mount; one of the bundle, which the caller removes."""
+    return [{**volume(stack, "/bundles/c1/message", ""), "options": ["rbind", "rw"]}]
+
+
+async def test_the_termination_message_is_in_the_kubelets_file_before_the_exit_is_seen(stack: Stack) -> None:
+    unshared(stack)
+    stack.agent.termination_messages["c1"] = "it broke: \N{SNOWMAN}"
+    container = await stack.create("c1", ["exit", "3"], annotations=MESSAGE, mounts=message_file(stack))
+    reply = stack.agent.late["GetDiagnosticData"] = asyncio.Event()
+
+    await stack.pod.start(container, None)
+    await until(lambda: "GetDiagnosticData" in stack.agent.calls)
+    before = stack.pod.state(container, None).exit
+    reply.set()
+    exit_status = await stack.pod.wait(container, None)
+
+    assert (before, exit_status.status) == (None, 3)
+    assert stack.host.files["/bundles/c1/message"].decode() == "it broke: \N{SNOWMAN}"
+
+
+@pytest.mark.parametrize("fault", ["unimplemented", "no message", "full disk"])
+async def test_an_exit_is_reported_without_its_termination_message(stack: Stack, fault: str) -> None:
+    unshared(stack)
+    stack.agent.termination_messages["c1"] = "" if fault == "no message" else "text"
+    if fault == "unimplemented":  # kata-agent before 3.29
+        stack.agent.failures["GetDiagnosticData"] = (int(Code.UNIMPLEMENTED), "no such method")
+    container = await stack.create("c1", ["exit", "3"], annotations=MESSAGE, mounts=message_file(stack))
+    if fault == "full disk":
+        stack.host.faults.plan({"write_bytes": 1})
+
+    await stack.pod.start(container, None)
+
+    assert (await stack.pod.wait(container, None)).status == 3
+    assert stack.host.files["/bundles/c1/message"] == b""
+
+
+async def test_a_pod_that_shares_files_is_not_asked_for_termination_messages(stack: Stack) -> None:
+    container = await stack.run("c1", ["exit", "3"], annotations=MESSAGE, mounts=message_file(stack))
+
+    await stack.pod.wait(container, None)
+
+    assert "GetDiagnosticData" not in stack.agent.calls
 
 
 async def test_a_copy_that_fails_is_named_and_leaves_nothing(stack: Stack) -> None:

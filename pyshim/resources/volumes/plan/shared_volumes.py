@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from pyshim.model.errors import FailedPrecondition
 from pyshim.model.guest import Storage
 from pyshim.model.ids import ContainerId, GuestPath, HostPath
-from pyshim.model.oci import OciMount
+from pyshim.model.oci import OciMount, OciSpec
 from pyshim.model.plans import SharePlan
 from pyshim.model.volumes import Bind, HostMount, SourceFacts, SourceKind, TargetKind, VolumeCopy
 from pyshim.resources.volumes.plan.disks import digest
@@ -17,6 +17,8 @@ from pyshim.resources.volumes.plan.volume import Volume, moved, short_name
 
 _WATCHED_PLUGINS = tuple(f"/kubernetes.io~{plugin}/" for plugin in ("configmap", "secret", "projected", "downward-api"))
 """Volumes the kubelet rewrites while they are in use; Kata has the guest follow them by copying."""
+TERMINATION_MESSAGE_PATH = "io.kubernetes.container.terminationMessagePath"
+"""The kubelet's annotation of a container: where in the container its termination message is to be written."""
 _FROM_HOST = ("private", "rprivate", "slave", "rslave", "shared", "rshared", "unbindable", "runbindable")
 
 
@@ -166,6 +168,19 @@ def _copied(mount: OciMount, facts: SourceFacts) -> Volume:
     follows = facts.kind is SourceKind.DIRECTORY and _is_watched(mount.source)
     copy = VolumeCopy(source=mount.source, guest_path=path, follows=follows)
     return Volume(mount=moved(mount, path, mount.options), copies=(copy,))
+
+
+def termination_message(spec: OciSpec, copies: Sequence[VolumeCopy]) -> str:
+    """The kubelet's file for the container's termination message, if the guest has a copy of it; empty otherwise.
+
+    The kubelet mounts it on the path of its annotation. Of several mounts there the last is what the container sees.
+    """
+    point = spec.annotations.get(TERMINATION_MESSAGE_PATH)
+    if not point:
+        return ""
+    there = [mount for mount in spec.mounts if posixpath.normpath(mount.destination) == posixpath.normpath(point)]
+    is_copy = there and not there[-1].is_read_only and any(copy.source == there[-1].source for copy in copies)
+    return there[-1].source if is_copy else ""
 
 
 def _propagation(mount: OciMount) -> str:

@@ -171,6 +171,7 @@ _REPLIES: dict[str, Any] = {
     "ListRoutes": agent_pb2.Routes,
     "UpdateRoutes": agent_pb2.Routes,
     "GetOOMEvent": agent_pb2.OOMEvent,
+    "GetDiagnosticData": agent_pb2.GetDiagnosticDataResponse,
 }
 
 

@@ -60,6 +60,45 @@ def test_a_cgroup_left_by_a_killed_namesake_does_not_matter(
     assert client.exit_code(cid) == 3
 
 
+def message_of(client: AgentClient, cid: str, log_type: str = "termination_log") -> str:
+    request = agent_pb2.GetDiagnosticDataRequest(log_type=log_type, container_id=cid)
+    return str(client.call("GetDiagnosticData", request).data)
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        (r"printf 'lost: \346\227\245 \377' > /dev/message; exit 1", "lost: \u65e5 \ufffd"),
+        ("exit 1", ""),
+        ("head -c 5000 /dev/zero > /dev/message; echo end >> /dev/message", "\0" * 4092 + "end\n"),
+    ],
+    ids=["text", "nothing", "the end of a long one"],
+)
+def test_the_termination_message_can_be_read_until_the_container_is_removed(
+    hosted_agent: HostedAgent, client: AgentClient, cid: str, script: str, expected: str
+) -> None:
+    file = hosted_agent.folder / cid
+    file.touch()
+    spec = hosted_agent.spec(["sh", "-c", script])
+    spec.Mounts.append(oci_pb2.Mount(destination="/dev/message", type="bind", source=str(file), options=["bind"]))
+    spec.Annotations["io.kubernetes.container.terminationMessagePath"] = "/dev/message"
+    client.run(spec, cid)
+    client.exit_code(cid)
+
+    assert message_of(client, cid) == expected
+    with refused(Code.INVALID_ARGUMENT, "'core' is not 'termination_log'"):
+        message_of(client, cid, "core")
+
+    client.remove(cid)
+    with refused(Code.NOT_FOUND, "no such container"):
+        message_of(client, cid)
+
+
+def test_a_container_without_a_termination_message_has_none_to_read(client: AgentClient, sleeper: str) -> None:
+    with refused(Code.NOT_FOUND, "nothing is mounted on ''"):
+        message_of(client, sleeper)
+
+
 def test_creating_an_id_twice_is_refused_and_the_first_lives_on(
     hosted_agent: HostedAgent, client: AgentClient, sleeper: str
 ) -> None:

@@ -650,6 +650,30 @@ def test_without_a_share_volumes_are_copied_and_the_host_mounts_nothing() -> Non
     assert without_image(plan).copies == ()
 
 
+@pytest.mark.parametrize(
+    ("point", "mounts", "expected"),
+    [
+        ("/dev/termination-log", [bind("/dev/termination-log", "/pods/u/c/1")], "/pods/u/c/1"),
+        ("/m/", [bind("/m", "/pods/u/c/1"), bind("/other", "/etc/file")], "/pods/u/c/1"),
+        ("/m", [bind("/m", "/etc/file", "ro"), bind("/m", "/pods/u/c/1")], "/pods/u/c/1"),
+        ("/m", [bind("/m", "/pods/u/c/1"), bind("/m", "/etc/file", "ro")], ""),
+        ("/m", [bind("/other", "/etc/file")], ""),
+        ("", [bind("/", "/etc/file")], ""),
+    ],
+    ids=["default", "as-a-path", "last-of-two", "never-read-only", "no-mount", "no-path"],
+)
+def test_the_termination_message_is_the_copied_file_that_the_container_sees(
+    point: str, mounts: list[dict[str, Any]], expected: str
+) -> None:
+    annotations = {**NAMED, "io.kubernetes.container.terminationMessagePath": point}
+    kinds = {mount["source"]: SourceKind.FILE for mount in mounts}
+
+    plan = container_of(configured({"shared_fs": "none"}, FORCED), spec(annotations=annotations, mounts=mounts), kinds)
+
+    assert plan.termination_message == expected
+    assert without_image(plan).termination_message == ""
+
+
 def test_a_socket_cannot_be_copied() -> None:
     config = configured({"shared_fs": "none"}, FORCED)
 
