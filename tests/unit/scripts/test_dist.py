@@ -344,3 +344,27 @@ def test_a_release_is_made_of_a_commit_only(repository: Path, tmp_path: Path) ->
     assert (tmp_path / "out" / "file").stat().st_mtime == ORIGIN.epoch_s
     with pytest.raises(FailedPrecondition, match="1 files differ from the commit: file"):
         dist.origin_of(repository)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", dist.LIBRARIES)
+def test_a_library_is_a_package_whose_readme_runs_without_pyshim(name: str, tmp_path: Path) -> None:
+    source = Path(shutil.copytree(ROOT / "packages" / name, tmp_path / "source"))  # with the files behind the link
+    sdist, wheel = dist.build_python(source, tmp_path, ORIGIN.epoch_s)
+    readme = (ROOT / "packages" / name / "README.md").read_text()
+    example = tmp_path / "example.py"
+    example.write_text(readme.partition("```python\n")[2].partition("```")[0].replace("/tmp/", f"{tmp_path}/"))
+    (tmp_path / "vendor.json").write_text(
+        '{"cdiVersion": "0.6.0", "kind": "vendor.example/gpu", "devices": [{"name": "0", "containerEdits":'
+        ' {"env": ["GPU=0"]}}]}'
+    )
+    example.write_text(example.read_text().replace("/etc/cdi", str(tmp_path)))
+    libraries = [each for each in sys.path if each.endswith("site-packages")]
+    program = f"import runpy, sys; sys.path[:0] = {[str(wheel), *libraries]}; runpy.run_path({str(example)!r})"
+
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", program], capture_output=True, text=True, check=False)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == {"ttrpc": "b'value of key'\n", "cdi": "{'process': {'env': ['GPU=0']}}\n"}[name]
+    with tarfile.open(sdist) as packed:
+        assert any(member.endswith(f"/src/{name}/py.typed") for member in packed.getnames())
