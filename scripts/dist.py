@@ -300,13 +300,15 @@ def export(checkout: Path, commit: str, out: Path) -> None:
 
 
 def build_python(source: Path, out: Path, epoch_s: int) -> list[Path]:
-    """The sdist and the wheel of the Python project in `source`, made in `out`. Raises CalledProcessError."""
+    """The sdist and the wheel of the Python project in `source`, made in `out`. Raises FailedPrecondition."""
     environment = {**os.environ, "SOURCE_DATE_EPOCH": str(epoch_s)}
     with tempfile.TemporaryDirectory() as made:
         for kind in ("sdist", "wheel"):  # beside the sources, setuptools leaves files that a wheel would have
             program = f"import sys; from setuptools.build_meta import build_{kind} as build; build(sys.argv[1])"
             command = [sys.executable, "-c", program, made]
-            subprocess.run(command, cwd=source, env=environment, check=True, stdout=subprocess.DEVNULL)
+            done = subprocess.run(command, cwd=source, env=environment, capture_output=True, text=True, check=False)
+            if done.returncode != 0:
+                raise FailedPrecondition(f"make the {kind} of '{source}': {done.stderr.strip()[-1500:]}")
         (packed,) = Path(made).glob("*.tar.gz")
         (wheel,) = Path(made).glob("*.whl")
         subprocess.run(["tar", "-xzf", packed, "-C", made], check=True)
@@ -328,24 +330,32 @@ def make_payload(out: Path) -> None:
 
 
 def make_all(out: Path) -> None:
-    """All that a release consists of, of the commit that is checked out."""
+    """All that a release consists of, of the commit that is checked out, by that commit's own program."""
     origin = origin_of(PROJECT)
+    with tempfile.TemporaryDirectory() as made:
+        source = Path(made, "source")
+        export(PROJECT, origin.commit, source)
+        words = [str(out.absolute()), origin.commit, str(origin.epoch_s), str(PROJECT / ".build" / "guest")]
+        subprocess.run([sys.executable, "-m", "scripts.dist", "files", *words], cwd=source, check=True)
+
+
+def make_files(out: Path, commit: str, epoch_s: str, guest: str) -> None:
+    """The files of a release, of this tree, which is that of the commit and of its time."""
+    origin = Origin(commit, int(epoch_s))
     out.mkdir()
     with tempfile.TemporaryDirectory() as made:
-        source, wheels, payload = Path(made, "source"), Path(made, "wheels"), Path(made, "payload")
-        export(PROJECT, origin.commit, source)
+        wheels, payload = Path(made, "wheels"), Path(made, "payload")
         download_wheels(wheels)
-        for project in (source, *(source / "packages" / name for name in LIBRARIES)):
-            print(f"==> {project.relative_to(made)}: sdist and wheel", flush=True)
+        for project in (PROJECT, *(PROJECT / "packages" / name for name in LIBRARIES)):
+            print(f"==> sdist and wheel of {project.relative_to(PROJECT)}", flush=True)
             build_python(project, out, origin.epoch_s)
         (wheel,) = out.glob("pyshim-*.whl")
-        guest = PROJECT / ".build" / "guest"
-        lay_out(payload, source=source, guest=guest, wheels=wheels, wheel=wheel, origin=origin)
+        lay_out(payload, source=PROJECT, guest=Path(guest), wheels=wheels, wheel=wheel, origin=origin)
         print("==> archive", flush=True)
         name = f"pyshim-{__version__}-linux-{platform.machine()}"
         write_tar(out / f"{name}.tar.gz", payload, name, origin.epoch_s)
         shutil.copy(payload / SBOM, out / f"{name}.spdx.json")
-        write_chart(out, source, origin.epoch_s)
+        write_chart(out, PROJECT, origin.epoch_s)
         files = {path.name: path for path in out.iterdir()}
         statement = json.dumps(provenance(files, payload, origin), indent=1) + "\n"
         (out / f"pyshim-{__version__}.intoto.json").write_text(statement)
@@ -353,6 +363,9 @@ def make_all(out: Path) -> None:
 
 
 def main(words: list[str]) -> int:
+    if words[:1] == ["files"]:
+        make_files(Path(words[1]), *words[2:])
+        return 0
     verbs = {"payload": make_payload, "all": make_all}
     if len(words) != 2 or words[0] not in verbs:
         print(f"dist: say {' or '.join(verbs)}, and a directory", file=sys.stderr)
