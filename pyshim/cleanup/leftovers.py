@@ -9,6 +9,7 @@ import select
 import signal
 import time
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -70,30 +71,21 @@ def clean_sandbox(
             report(Report.ANSWER, _answer(state, container_id))
     with locked(store.directory(sandbox_id), time.monotonic() + LOCK_WAIT_S) as is_alone:
         try:
-            state = store.load(sandbox_id)
-            if not _is_callers(state.shim, sandbox_id, address, namespace):
+            left = _look(store, sandbox_id)
+            if left.shim is not None and not _is_callers(left.shim, sandbox_id, address, namespace):
                 return
-            if _is_served(state.shim) and container_id != sandbox_id:
+            if container_id != sandbox_id and (left.ledger is None or left.is_served):
                 return
-            _end_daemon(
-                state.shim,
-                has_resources=lambda: bool(store.load(sandbox_id).ledger),
-                may_kill=are_stopped(remote := remote_vms(state.ledger)),
-            )
-            if remote and _is_served(state.shim):
-                remains.wait_and_undo(state.shim, remote, report, alone=is_alone)
+            _end_daemon(left, lambda: _look(store, sandbox_id).has_resources)
+            now = _look(store, sandbox_id)
+            if now.ledger is None:
+                if now.problem:
+                    remains.undo_by_names(now.problem)
+            elif left.shim is not None and left.is_served and (remote := remote_vms(left.ledger or ())):
+                remains.wait_and_undo(left.shim, remote, report, alone=is_alone)
             else:
-                remains.undo(report=report if is_alone else None)
-        except (StateDamaged, NotFound) as error:
-            shim = store.entered(sandbox_id)
-            is_callers = shim is None or _is_callers(shim, sandbox_id, address, namespace)
-            if container_id != sandbox_id or not is_callers:
-                return
-            if shim is not None:
-                # A daemon at its normal end removes its state first and the entry right after.
-                _end_daemon(shim, has_resources=lambda: store.entered(sandbox_id) is not None)
-            if shim is not None or isinstance(error, StateDamaged):
-                remains.undo_by_names(str(error))
+                with contextlib.suppress(NotFound):  # the shim has undone the rest meanwhile
+                    remains.undo(report=report if is_alone else None)
         except NotOurState:
             pass  # Kata's own
         except ShimError as error:
@@ -101,6 +93,37 @@ def clean_sandbox(
         finally:
             for text in remains.errors:
                 report(Report.ERROR, text)
+
+
+class _Left(NamedTuple):
+    """What the files of a sandbox say of it."""
+
+    shim: ShimRecord | None
+    """By the state, or by the register; None if neither has the sandbox."""
+    ledger: tuple[LedgerEntry, ...] | None
+    """None without a state that can be read."""
+    problem: str = ""
+    """Why there is none, if names have to do."""
+
+    @property
+    def has_resources(self) -> bool:
+        # A daemon at its normal end removes its state first and its entry in the register right after.
+        return bool(self.ledger) if self.ledger is not None else self.shim is not None
+
+    @property
+    def is_served(self) -> bool:
+        return self.shim is not None and _is_served(self.shim)
+
+
+def _look(store: StateStore, sandbox_id: str) -> _Left:
+    """Raises StateTooNew, NotOurState."""
+    try:
+        state = store.load(sandbox_id)
+    except (StateDamaged, NotFound) as error:
+        shim = store.entered(sandbox_id)
+        has_to_be_named = shim is not None or isinstance(error, StateDamaged)
+        return _Left(shim, None, str(error) if has_to_be_named else "")
+    return _Left(state.shim, state.ledger)
 
 
 def undo_remains(store: StateStore, sandbox_id: str, *, deadline: float) -> list[str]:
@@ -156,26 +179,30 @@ def _answer(state: SandboxState, container_id: str) -> str:
     return f"{state.snapshot.vmm_pid} {found.exit.status} {found.exit.exited_at_ns}"
 
 
+def _process(shim: ShimRecord) -> processes.ProcessRef:
+    return processes.ProcessRef(shim.pid, shim.start_ticks)
+
+
 def _is_served(shim: ShimRecord) -> bool:
-    return processes.is_alive(processes.ProcessRef(shim.pid, shim.start_ticks))
+    return processes.is_alive(_process(shim))
 
 
-def _end_daemon(shim: ShimRecord, *, has_resources: Callable[[], bool], may_kill: bool = True) -> None:
-    """The daemon has ended, or has no resources any more; without `may_kill` it has been asked to end.
+def _end_daemon(left: _Left, has_resources: Callable[[], bool]) -> None:
+    """The daemon has ended, or has no resources any more; one whose remote VM runs has been asked to end.
 
     At the normal end it has stopped the VM already and exits by itself; where other containers' tasks are still to be
     deleted it lives on, without resources, and is left alone.
     """
-    daemon = processes.ProcessRef(shim.pid, shim.start_ticks)
     # Checked first: pidfd_open raises for a number that cannot be a pid.
-    if not processes.is_alive(daemon) or not _can_be_shim(shim):
+    if left.shim is None or not left.is_served or not _can_be_shim(left.shim):
         return
-    with contextlib.suppress(ProcessLookupError), processes.opened(daemon) as fd:
+    with contextlib.suppress(ProcessLookupError), processes.opened(_process(left.shim)) as fd:
         if _gone_within(fd, EXIT_WAIT_S):
             return
         if not has_resources():
             return
         ways = ((signal.SIGTERM, TERM_WAIT_S), (signal.SIGKILL, UNDO_S))
+        may_kill = are_stopped(remote_vms(left.ledger or ()))
         for signal_number, wait_s in ways if may_kill else ways[:1]:
             signal.pidfd_send_signal(fd, signal_number)
             if _gone_within(fd, wait_s):
@@ -184,7 +211,7 @@ def _end_daemon(shim: ShimRecord, *, has_resources: Callable[[], bool], may_kill
 
 def _can_be_shim(shim: ShimRecord) -> bool:
     """The process is of our user and pid namespace, and a Python program, as every shim of ours is."""
-    process = processes.ProcessRef(shim.pid, shim.start_ticks)
+    process = _process(shim)
     return (
         shim.pid_namespace in (0, processes.our_pid_namespace())
         and processes.is_in_our_namespace(process)
@@ -195,7 +222,7 @@ def _can_be_shim(shim: ShimRecord) -> bool:
 
 def _wait_or_kill(store: StateStore, sandbox_id: str, shim: ShimRecord, hold_s: float) -> None:
     """The shim has ended: by itself, or killed after `hold_s`, or soon after its VM was stopped."""
-    daemon = processes.ProcessRef(shim.pid, shim.start_ticks)
+    daemon = _process(shim)
     until = time.monotonic() + hold_s
     with contextlib.suppress(ProcessLookupError), processes.opened(daemon) as fd:
         while not _gone_within(fd, WATCH_PAUSE_S) and (now := time.monotonic()) < until:

@@ -33,6 +33,8 @@ IMPATIENT = (
 """For a `delete` that waits in vain: here nothing that it waits for ends before the test says so."""
 LOCKED = "leftovers.LOCK_WAIT_S = 0"
 """For a `delete` while another process has the lock: it tries once."""
+UNTIL_IT_WAITS = "delete.DEADLINE_S = 3600"
+"""For a `delete` that is to answer once its process says what it waits for, on a machine however busy."""
 PATIENT = f"delete.DEADLINE_S = background.LONG_WAIT_S = {WAIT_S}"
 """For a `delete` that is to be done with everything before it answers, on a machine however busy."""
 
@@ -123,7 +125,7 @@ def test_a_slow_end_goes_on_after_delete_has_answered(node: Node) -> None:
     node.service.behave["StopVM"] = when(allowed)
     node.save()
 
-    code, out, err = finished(node.delete("delete.DEADLINE_S = 3600"))
+    code, out, err = finished(node.delete(UNTIL_IT_WAITS))
 
     assert code == 0
     assert f"remote vm '{SANDBOX}': process " in err
@@ -224,7 +226,7 @@ def test_a_shim_that_ends_its_remote_vm_is_asked_to_end_and_then_waited_for(node
     shim = node.sleeping_shim(f"signal.signal(15, lambda *_: open({str(signalled)!r}, 'w').close())")
     node.save(shim=shim)
 
-    code, _, err = finished(node.delete())
+    code, _, err = finished(node.delete(UNTIL_IT_WAITS))
 
     assert code == 0
     assert f"remote vm '{SANDBOX}': process " in err
@@ -233,7 +235,7 @@ def test_a_shim_that_ends_its_remote_vm_is_asked_to_end_and_then_waited_for(node
     assert shim.poll() is None
     assert node.held() == [ResourceKind.DIRECTORY, ResourceKind.REMOTE_VM]
     assert node.service.calls == []
-    again = finished(node.delete(LOCKED))
+    again = finished(node.delete(LOCKED, UNTIL_IT_WAITS))
     assert (again[0], again[2]) == (0, f"remote vm '{SANDBOX}': shim {shim.pid} waits for its end\n")
     shim.kill()  # as if it had ended without having reached its service
     until(node.is_forgotten)
