@@ -253,6 +253,8 @@ def test_install_upgrade_and_uninstall(node: Node, layout: str, scratch: Path) -
     assert [each["release"] for each in json.loads(node.pyshim("list", "--json"))] == [first]
     assert f"processes of {first}: " in node.pyshim("status")
     assert second.startswith(f"{LATER}-")
+    state = json.loads(Path(f"/run/vc/sbs/{pods['pykata']}/persist.json").read_text())
+    assert state["Pyshim"]["Shim"]["Version"] == __version__
     assert all(node.is_ready(pod) for pod in pods.values())
 
     before_downgrade = everything()
