@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 import tomllib
 
+import pytest
 import yaml
 
 from pyshim import __version__
@@ -39,3 +42,13 @@ def test_the_changelog_begins_with_the_version_and_dates_releases_only() -> None
     assert _FINAL
     assert version == _FINAL[0]
     assert re.fullmatch(r"\d{4}-\d\d-\d\d" if version == __version__ else "unreleased", date)
+
+
+def test_every_file_has_a_licence() -> None:
+    reuse = shutil.which("reuse")
+    if reuse is None:
+        pytest.skip("no program 'reuse' (hint: pipx install reuse)")
+
+    done = subprocess.run([reuse, "--root", str(ROOT), "lint"], capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stdout
