@@ -15,7 +15,7 @@ setup: ## install what is missing: Debian packages (as root), the locked virtual
 guest: setup ## build the guest's kernel, initrd and root image into .build/guest, cached (GUEST="--suite trixie --update")
 	@$(PYTHON) -m guest.image build $(GUEST)
 
-payload: setup guest ## what an image brings to a node, into .build/payload: wheels for every Python, the guest (docs/KUBERNETES.md)
+payload: setup guest ## what an image brings to a node, into .build/payload: wheels for every Python, the guest (docs/INSTALL.md)
 	@$(PYTHON) -m scripts.dist payload .build/payload
 
 dist: setup guest ## the files of a release, from the commit, into .build/dist (docs/RELEASES.md)

@@ -1,6 +1,6 @@
 """nerdctl on containerd, in a VM and beside it with runc: `make peers WHAT=nerdctl`.
 
-docs/KUBERNETES.md names what differs.
+docs/CALLERS.md names what differs.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Each suite runs on each handler, and a table says what passes. With CRI=crio critest only, on CRI-O. Reports and logs go
 to `.build/conformance`. The exit status is 1 when pyshim fails a spec that runc passes and the tables of
-docs/KUBERNETES.md, in section Conformance or CRI-O, do not list.
+docs/CALLERS.md, in section Conformance or CRI-O, do not list.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from integration.framework.registry import serve
 
 SUITES = {"critest": critest.SUITE, "cri-integration": cri_integration.SUITE}
 REPORTS = releases.PROJECT / ".build" / "conformance"
-PAGE = releases.PROJECT / "docs" / "KUBERNETES.md"
+PAGE = releases.PROJECT / "docs" / "CALLERS.md"
 _IMAGES_PLUGIN = "io.containerd.cri.v1.images"
 REGISTRIES = ("registry.k8s.io", "k8s.gcr.io", "gcr.io", "us-central1-docker.pkg.dev")
 """Those that critest names."""
