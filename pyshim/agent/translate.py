@@ -22,7 +22,6 @@ from pyshim.model.guest import (
     GuestContainer,
     GuestSandbox,
     HugetlbStats,
-    InterfaceStats,
     MemoryStats,
     MemoryUse,
     NetworkInterface,
@@ -164,15 +163,16 @@ def volume_stats(reply: pb.VolumeStatsResponse) -> VolumeStats:
 
 
 def container_stats(reply: pb.StatsContainerResponse) -> ContainerStats:
-    return _container_stats(reply.cgroup_stats, _rows(reply.network_stats, InterfaceStats))
+    """Without the counters of the interfaces, which kata-agent sends for each container though they are the pod's."""
+    return _container_stats(reply.cgroup_stats)
 
 
 def containers_stats(reply: pb.StatsContainersResponse) -> Mapping[str, ContainerStats]:
     """By container id."""
-    return {found: _container_stats(cgroup, ()) for found, cgroup in islice(reply.containers.items(), _MAX_ROWS)}
+    return {found: _container_stats(cgroup) for found, cgroup in islice(reply.containers.items(), _MAX_ROWS)}
 
 
-def _container_stats(cgroup: pb.CgroupStats, interfaces: tuple[InterfaceStats, ...]) -> ContainerStats:
+def _container_stats(cgroup: pb.CgroupStats) -> ContainerStats:
     usage, throttling = cgroup.cpu_stats.cpu_usage, cgroup.cpu_stats.throttling_data
     return ContainerStats(
         cpu=CpuStats(
@@ -198,7 +198,6 @@ def _container_stats(cgroup: pb.CgroupStats, interfaces: tuple[InterfaceStats, .
             HugetlbStats(page_size=size, usage_bytes=item.usage, max_usage_bytes=item.max_usage, failures=item.failcnt)
             for size, item in sorted(islice(cgroup.hugetlb_stats.items(), _MAX_ROWS), key=itemgetter(0))
         ),
-        interfaces=interfaces,
     )
 
 

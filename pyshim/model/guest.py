@@ -191,18 +191,6 @@ class HugetlbStats(msgspec.Struct, frozen=True, kw_only=True):
     failures: int
 
 
-class InterfaceStats(msgspec.Struct, frozen=True, kw_only=True):
-    name: str
-    rx_bytes: int
-    rx_packets: int
-    rx_errors: int
-    rx_dropped: int
-    tx_bytes: int
-    tx_packets: int
-    tx_errors: int
-    tx_dropped: int
-
-
 class ContainerStats(msgspec.Struct, frozen=True, kw_only=True):
     cpu: CpuStats
     memory: MemoryStats
@@ -211,7 +199,6 @@ class ContainerStats(msgspec.Struct, frozen=True, kw_only=True):
     """0: no limit."""
     block_io: BlockIoStats
     hugetlb: tuple[HugetlbStats, ...]
-    interfaces: tuple[InterfaceStats, ...]
     oom_kills: int = 0
     """The number of OOM events that the agent has reported, which the shim counts."""
 
@@ -226,6 +213,5 @@ NO_STATS = ContainerStats(
         service_bytes=(), serviced=(), queued=(), service_time=(), wait_time=(), merged=(), time=(), sectors=()
     ),
     hugetlb=(),
-    interfaces=(),
 )
 """The statistics of a container that uses nothing."""

@@ -5,12 +5,11 @@ names that its number can have.
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 from google.protobuf.any_pb2 import Any as AnyMessage
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 
 from protos.cgroups import v1_pb2, v2_pb2
 from pyshim.model.guest import BlockIoStats, ContainerStats, MemoryStats, MemoryUse
@@ -77,7 +76,6 @@ def _v1(stats: ContainerStats) -> v1_pb2.Metrics:
         memory=_v1_memory(stats.memory),
         blkio=_v1_block_io(stats.block_io),
         memory_oom_control=v1_pb2.MemoryOomControl(oom_kill=stats.oom_kills),
-        network=[v1_pb2.NetworkStat(**counters) for counters in _interfaces(stats)],
     )
 
 
@@ -143,7 +141,6 @@ def _v2(stats: ContainerStats) -> v2_pb2.Metrics:
             )
             for page in stats.hugetlb
         ],
-        network=[v2_pb2.NetworkStat(**counters) for counters in _interfaces(stats)],
     )
 
 
@@ -188,11 +185,6 @@ def _v2_io(block_io: BlockIoStats) -> v2_pb2.IOStat:
                 row = rows.setdefault(device, v2_pb2.IOEntry(major=entry.major, minor=entry.minor))
                 setattr(row, column, entry.value)
     return v2_pb2.IOStat(usage=rows.values())
-
-
-def _interfaces(stats: ContainerStats) -> list[dict[str, Any]]:
-    """The counters of each interface, by their names in both messages."""
-    return [asdict(interface) for interface in stats.interfaces]
 
 
 def _counter_fields(message: Message) -> list[str]:

@@ -209,10 +209,9 @@ async def test_a_reply_is_refused_undecoded_when_it_is_larger_than_its_method_ne
     [
         ("hugetlb", lambda stats: stats.hugetlb),
         ("counters", lambda stats: stats.memory.detail),
-        ("interfaces", lambda stats: stats.interfaces),
         ("cpus", lambda stats: stats.cpu.per_cpu_ns),
     ],
-    ids=["hugetlb", "counters", "interfaces", "cpus"],
+    ids=["hugetlb", "counters", "cpus"],
 )
 async def test_of_a_reply_of_very_many_rows_a_bounded_number_is_taken(
     table: str, taken: Callable[[ContainerStats], Sized], fake: FakeAgent, client: AgentClient
@@ -225,8 +224,6 @@ async def test_of_a_reply_of_very_many_rows_a_bounded_number_is_taken(
                     reply.cgroup_stats.hugetlb_stats[f"{number}kB"].usage = number
                 case "counters":
                     reply.cgroup_stats.memory_stats.stats[f"c{number}"] = number
-                case "interfaces":
-                    reply.network_stats.add()
                 case "cpus":
                     reply.cgroup_stats.cpu_stats.cpu_usage.percpu_usage.append(number)
         return reply

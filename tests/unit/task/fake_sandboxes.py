@@ -11,7 +11,6 @@ from pyshim.model.guest import (
     ContainerStats,
     CpuStats,
     HugetlbStats,
-    InterfaceStats,
     MemoryStats,
     MemoryUse,
 )
@@ -155,17 +154,4 @@ def some_stats(detail: Mapping[str, int] | None = None) -> ContainerStats:
             sectors=no_entries,
         ),
         hugetlb=(HugetlbStats(page_size="2MB", usage_bytes=61, max_usage_bytes=62, failures=63),),
-        interfaces=(
-            InterfaceStats(
-                name="eth0",
-                rx_bytes=71,
-                rx_packets=72,
-                rx_errors=73,
-                rx_dropped=74,
-                tx_bytes=75,
-                tx_packets=76,
-                tx_errors=77,
-                tx_dropped=78,
-            ),
-        ),
     )
