@@ -35,6 +35,19 @@ class VirtiofsdFlavour(StrEnum):
     C = "c"
 
 
+_SENDS_GROUPS_SINCE = (6, 3)
+"""The version of Linux whose FUSE sends a supplementary group with a request that makes a file (virtio-fs)."""
+
+
+def lacks_groups(release: str) -> bool:
+    """True if a guest's kernel of this release (`6.1.0-56-cloud-amd64`) sends no supplementary groups.
+
+    False if `release` does not begin with two numbers.
+    """
+    found = re.match(r"(\d+)\.(\d+)", release)
+    return found is not None and tuple(int(number) for number in found.groups()) < _SENDS_GROUPS_SINCE
+
+
 class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
     cpu_count: int
     memory_mib: int

@@ -232,6 +232,9 @@ class Host(Protocol):
     async def write_bytes(self, path: str, content: bytes, mode: int) -> None:
         """A new file with that content is at `path`. It replaces an older file."""
 
+    async def kernel_release(self, path: str) -> str:
+        """The release of the Linux kernel in the file, such as `6.12.57-amd64`; empty if the file does not say."""
+
     async def disk_bytes(self, path: str) -> int:
         """The size of a block device or file."""
 

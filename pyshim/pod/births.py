@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from pyshim.concurrency.tasks import together
 from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, NotFound, ShimError, Unavailable
-from pyshim.model.host_facts import HostFacts
+from pyshim.model.host_facts import HostFacts, lacks_groups
 from pyshim.model.observation import span, step
 from pyshim.model.plans import SandboxPlan
 from pyshim.model.seams import Agent, Host, Virtiofsd
@@ -106,14 +106,30 @@ class PodVm:
         return self._virtiofsd.pid if self._virtiofsd is not None else 0
 
     def note_groups(self, container_id: str, group_ids: Sequence[int]) -> None:
-        """The log says, once for a pod, that supplementary groups give a container no rights on shared files."""
+        """The log says, once for a pod, that supplementary groups give a container no rights on shared files.
+
+        Both the file server and the guest's kernel have to support them.
+        """
         share = self._virtiofsd
-        if group_ids and share is not None and not share.takes_groups and not self._has_noted_groups:
+        if group_ids and share is not None and not self._has_noted_groups:
             self._has_noted_groups = True
-            log.warning(
-                "supplementary groups give no rights on shared files",
-                extra={"container": container_id, "groups": list(group_ids), "reason": "QEMU's C virtiofsd"},
-            )
+            self._services.tasks.supervise("note groups", self._note_groups(share, container_id, group_ids))
+
+    async def _note_groups(self, share: Virtiofsd, container_id: str, group_ids: Sequence[int]) -> None:
+        reason = "QEMU's C virtiofsd"
+        if share.takes_groups:
+            try:
+                release = await self._services.host.kernel_release(self.plan.local_vm.boot.kernel)
+            except ShimError as exc:
+                log.debug("guest's kernel not known", extra={"error": str(exc)})
+                return
+            if not lacks_groups(release):
+                return
+            reason = f"Linux {release} in the guest"
+        log.warning(
+            "supplementary groups give no rights on shared files",
+            extra={"container": container_id, "groups": list(group_ids), "reason": reason},
+        )
 
     def take_agent(self) -> Agent | None:
         """The agent, if it has answered, for its last calls; `agent` raises Unavailable from now on."""

@@ -11,6 +11,7 @@ from typing import BinaryIO, ParamSpec, TypeVar
 from pyshim.concurrency.deadlines import CHANGE_S, MARGIN_S, READ_S, within_s
 from pyshim.host.fds import OwnedFd, with_spare_descriptors
 from pyshim.host.files import list_tree, read_piece
+from pyshim.host.kernel_image import kernel_release
 from pyshim.host.mounts.mounting import perform_mount
 from pyshim.host.mounts.table import places
 from pyshim.host.os_errors import os_errors
@@ -126,6 +127,11 @@ class LinuxHost:
 
         with os_errors(f"write {path!r}"):
             await thread_to_the_end(write)
+
+    @within_s(READ_S, "read '{path}'")
+    async def kernel_release(self, path: str) -> str:
+        """The release of a kernel's file; see `kernel_image.py`."""
+        return await _reading(path, kernel_release, path)
 
     @within_s(READ_S, "measure '{path}'")
     async def disk_bytes(self, path: str) -> int:

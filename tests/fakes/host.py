@@ -134,6 +134,8 @@ class FakeHost:
         """The places of sources; of the others nothing is known."""
         self.daemons: set[FakeVirtiofsd] = set()
         self.share_takes_groups = True
+        self.kernel = "6.12.57-amd64"
+        """The guest's kernel, its release."""
         self.streams: dict[str, FakeStreams] = {}
         self.sources: dict[str, SourceFacts] = {}
         self.cgroup_tree = FakeCgroups(self.faults.hit)
@@ -209,6 +211,10 @@ class FakeHost:
         self.before_effect("write_bytes", path)
         self.files[path] = content
         self.images[path] = len(content)
+
+    async def kernel_release(self, path: str) -> str:
+        self.faults.hit("kernel_release")
+        return self.kernel
 
     async def make_disk_file(self, path: str, size_bytes: int, head: bytes = b"") -> None:
         self.faults.hit("make_disk_file")

@@ -12,6 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from pyshim.host.fds import open_error
+from pyshim.host.kernel_image import kernel_release
 from pyshim.host.os_errors import describe_os_error
 from pyshim.host.processes.confinement import has_filter
 from pyshim.model.config import Config
@@ -84,6 +85,8 @@ class HostReport(Struct, frozen=True, kw_only=True):
     config_error: str
     qemu: ProgramOutput
     virtiofsd: ProgramOutput
+    kernel_release: str
+    """The release of the guest's kernel; empty if its file does not say."""
     missing_files: tuple[str, ...]
     """Files of the guest that the configuration names and that are not there."""
     runtime: RuntimeFacts
@@ -140,6 +143,7 @@ def host_report(
         config_error=config_error,
         qemu=_ask(run, root, hypervisor.path if hypervisor else "", "--version"),
         virtiofsd=_ask(run, root, hypervisor.virtio_fs_daemon if hypervisor and shares else "", "--version"),
+        kernel_release=_kernel_release(f"{root}{hypervisor.kernel}" if hypervisor else ""),
         missing_files=tuple(path for path in files if path and not os.path.exists(f"{root}{path}")),
         runtime=_runtime(container_runtime(root=root), root, run),
         has_filter=has_filter(),
@@ -147,6 +151,13 @@ def host_report(
             (d for each in _SHIM_DIRECTORIES if os.access(f"{root}{(d := f'{each}/{BINARY}')}", os.X_OK)), ""
         ),
     )
+
+
+def _kernel_release(path: str) -> str:
+    try:
+        return kernel_release(path) if path else ""
+    except OSError:
+        return ""
 
 
 def _ask(run: RunProgram, root: str, path: str, *words: str) -> ProgramOutput:

@@ -8,7 +8,7 @@ from fractions import Fraction
 from msgspec import Struct
 
 from pyshim.model.config import Config
-from pyshim.model.host_facts import CgroupMode
+from pyshim.model.host_facts import CgroupMode, lacks_groups
 from pyshim.model.units import MIB
 from pyshim.node.cli.check_host import HostReport
 from pyshim.node.install.containerd_config import rewrite_hint
@@ -205,6 +205,12 @@ def _configuration(host: HostReport) -> Iterator[HostVerdict]:
             "virtiofsd",
             f"{host.virtiofsd.text}: supplementary groups (fsGroup) give no rights on shared files",
             "install Rust's virtiofsd (Debian 13: package virtiofsd), and name it in virtio_fs_daemon",
+        )
+    elif lacks_groups(host.kernel_release):
+        yield _warning(
+            "virtiofsd",
+            f"Linux {host.kernel_release} in the guest: supplementary groups (fsGroup) give no rights on shared files",
+            'a guest with Linux 6.3 or newer (make guest GUEST="--suite trixie")',
         )
     else:
         yield _ok("virtiofsd", host.virtiofsd.text or host.virtiofsd.path)

@@ -491,16 +491,25 @@ async def test_crio_sees_the_end_of_a_sandbox_after_it_has_left_the_host(stack: 
     assert stack.left() == {}
 
 
-@pytest.mark.parametrize(("takes_groups", "lines"), [(False, 1), (True, 0)])
+@pytest.mark.parametrize(
+    ("takes_groups", "kernel", "reasons"),
+    [
+        (False, "6.12.57-amd64", ["QEMU's C virtiofsd"]),
+        (True, "6.1.0-56-cloud-amd64", ["Linux 6.1.0-56-cloud-amd64 in the guest"]),
+        (True, "6.3.0", []),
+        (True, "", []),
+    ],
+    ids=["file server", "guest", "neither", "not known"],
+)
 async def test_groups_that_a_share_does_not_know_are_named_once_for_a_pod(
-    stack: Stack, caplog: pytest.LogCaptureFixture, takes_groups: bool, lines: int
+    stack: Stack, caplog: pytest.LogCaptureFixture, takes_groups: bool, kernel: str, reasons: list[str]
 ) -> None:
-    stack.host.share_takes_groups = takes_groups
+    stack.host.share_takes_groups, stack.host.kernel = takes_groups, kernel
     process = {"args": ["sleep"], "cwd": "/", "user": {"uid": 1, "gid": 1, "additionalGids": [1001]}}
     await stack.run("c1", ["sleep"], annotations=SANDBOX)
     for name in ("a", "b"):
         await stack.run(name, ["sleep"], annotations=MEMBER, process=process)
 
-    noted = [record for record in caplog.records if record.getMessage().startswith("supplementary groups")]
+    noted = [vars(record) for record in caplog.records if record.getMessage().startswith("supplementary groups")]
 
-    assert [vars(record)["groups"] for record in noted] == [[1001]] * lines
+    assert [(record["groups"], record["reason"]) for record in noted] == [([1001], reason) for reason in reasons]

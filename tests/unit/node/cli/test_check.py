@@ -158,6 +158,11 @@ def test_a_node_on_which_nothing_is_amiss_is_ok_in_every_line(made_up: Callable[
         ({}, {}, {"qemu": subprocess.TimeoutExpired("q", 20)}, "qemu", "missing", "it did not answer within 20 s"),
         ({}, {}, {"v": FileNotFoundError(2, "x")}, "virtiofsd", "missing", "'/v': ENOENT"),
         ({}, {}, {"v": "virtiofsd version 7.2.22 (Debian)"}, "virtiofsd", "warning", "supplementary groups"),
+        (
+            {"k": "\x7fELF Linux version 6.1.0-56-cloud-amd64 (debian)"},
+            *({}, {}, "virtiofsd", "warning", "Linux 6.1.0-56-cloud-amd64 in the guest: supplementary groups"),
+        ),
+        ({"k": "\x7fELF Linux version 6.12.57 (debian)"}, {}, {}, "virtiofsd", "ok", "virtiofsd 1.13.0"),
         ({}, {"shared_fs": "none"}, {"v": FileNotFoundError(2, "x")}, "virtiofsd", "ok", "not needed"),
         ({"k": None}, {}, {}, "guest", "missing", "not there: /k"),
         ({}, {"confidential_guest": True, "confidential_technology": "tdx"}, {}, "tee", "missing", "kvm_intel"),
