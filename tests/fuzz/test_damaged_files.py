@@ -55,13 +55,19 @@ def _json(kind: type) -> Read:
     return lambda data: from_json(data, kind, damaged("/run/x"))
 
 
+def _write(path: Path, data: bytes) -> None:
+    """As a new file: ext4 waits for the disk where one is truncated, written and closed."""
+    path.unlink(missing_ok=True)
+    path.write_bytes(data)
+
+
 def _state(root: Path) -> tuple[bytes, Read]:
     store = StateStore(root=str(root))
     store.save(SandboxState(shim=SHIM, sandbox_id=SandboxId("s1"), ledger=(), snapshot=None))
     path = root / "s1" / "persist.json"
 
     def read(data: bytes) -> object:
-        path.write_bytes(data)
+        _write(path, data)
         return store.load("s1")
 
     return path.read_bytes(), read
@@ -74,7 +80,7 @@ def _manifest(root: Path) -> tuple[bytes, Read]:
     assert isinstance(found, tuple)
 
     def read(data: bytes) -> object:
-        path.write_bytes(data)
+        _write(path, data)
         return read_manifest(Disk(), str(root))
 
     return found[0], read
@@ -84,7 +90,7 @@ def _config(root: Path) -> tuple[bytes, Read]:
     path = root / "c.toml"
 
     def read(data: bytes) -> object:
-        path.write_bytes(data)
+        _write(path, data)
         return read_source(named_file(str(path)), {})
 
     return CONFIG, read

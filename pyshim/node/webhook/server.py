@@ -150,7 +150,7 @@ class _Webhook:
                 self._figures.reviews[action, "late"] += 1
                 # The rest of the body may still arrive, and would be read as the next request.
                 return web.Response(status=408, text="read body: too slow\n", headers={"Connection": "close"})
-            except ConnectionResetError:
+            except OSError:  # a reset, or what TLS makes of one
                 self._figures.reviews[action, "lost"] += 1
                 return web.Response(status=400)
             except web.HTTPRequestEntityTooLarge:
@@ -159,7 +159,7 @@ class _Webhook:
             return await self._answered(action, body)
 
     async def _body_of(self, request: web.Request) -> bytes:
-        """Raises TimeoutError, ConnectionResetError, HTTPRequestEntityTooLarge."""
+        """Raises TimeoutError, OSError, HTTPRequestEntityTooLarge."""
         is_small = request.content_length is not None and request.content_length <= SMALL_BODY_BYTES
         async with asyncio.timeout(self._body_timeout_s), nullcontext() if is_small else self._large_bodies:
             return await request.read()

@@ -142,7 +142,8 @@ def of_sandbox(found: dict[str, Any]) -> Mapping[str, str]:
     return pod_spec(request, request.pod, {RESOLV_CONF: HostPath("/b/p1/resolv.conf")}).annotations
 
 
-def check_against_the_oracle(seed: int, *, whole_answer: bool) -> None:
+def check_against_the_oracle(seed: int, *, is_written: bool, whole_answer: bool) -> None:
+    """The sums of a generated pod; if `is_written` those of its annotations, too."""
     random = Random(seed)
     model = oracle.random_pod(random)
     found = oracle.as_object(model, random)
@@ -155,6 +156,8 @@ def check_against_the_oracle(seed: int, *, whole_answer: bool) -> None:
         assert sizing.effective_limits().get(name, 0) * unit[name] == oracle.limit(model, name), seed
         reserved = oracle.request(model, name) + model.overhead.get(name, 0)
         assert sizing.reserved().get(name, 0) * unit[name] == reserved, seed
+    if not is_written:
+        return
 
     after = mutated(found, chosen)
     written = sizes(after)
@@ -173,7 +176,8 @@ def check_against_the_oracle(seed: int, *, whole_answer: bool) -> None:
 @pytest.mark.parametrize("block", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 3))])
 def test_generated_pods_are_counted_as_kubernetes_counts_them(block: int) -> None:
     for seed in range(block * 1000, (block + 1) * 1000):
-        check_against_the_oracle(seed, whole_answer=seed % 50 == 0)
+        # The sums are the subject; an answer takes several times as long and makes no sum of its own.
+        check_against_the_oracle(seed, is_written=seed % 10 == 0, whole_answer=seed % 50 == 0)
 
 
 # ---- called again
