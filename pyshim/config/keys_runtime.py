@@ -17,7 +17,7 @@ from pyshim.config.values import (
     tables,
     whole,
 )
-from pyshim.model.placement import SOCKET as PLACEMENT_SOCKET
+from pyshim.model.sizing import PLACEMENT_SOCKET
 
 _A = Rows(table=Table.AGENT)
 _A_RS = Rows(table=Table.AGENT, dialect=Dialect.RUST)

@@ -11,8 +11,7 @@ from pyshim.model.devices import PodDevices
 from pyshim.model.guest import GuestContainer, GuestSandbox, Storage
 from pyshim.model.ids import ContainerId, HostPath, SandboxId
 from pyshim.model.oci import ContainerKind
-from pyshim.model.placement import SavedPlacement
-from pyshim.model.sizing import SizingRecord
+from pyshim.model.sizing import SavedPlacement, SizingRecord
 from pyshim.model.vm import BlockDevice, GuestNode, LocalVm, VmConfig
 from pyshim.model.volumes import Bind, DirectVolume, HostMount, VirtiofsdPlan, VolumeCopy
 

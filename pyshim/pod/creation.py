@@ -15,10 +15,10 @@ from pyshim.model.host_facts import HostFacts
 from pyshim.model.ids import ContainerId, HostPath
 from pyshim.model.observation import step
 from pyshim.model.oci import MAX_SPEC_BYTES, ContainerKind, OciSpec, membership, parse_spec
-from pyshim.model.placement import SavedPlacement
 from pyshim.model.plans import ContainerPlan, SandboxPlan
 from pyshim.model.sandbox import CreateSandbox, SandboxRequest
 from pyshim.model.seams import Host
+from pyshim.model.sizing import SavedPlacement
 from pyshim.model.task import CreateTask, RuntimeOptions
 from pyshim.model.volumes import Bind
 from pyshim.pod.environment import Environment

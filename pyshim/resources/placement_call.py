@@ -7,7 +7,7 @@ import msgspec
 
 from pyshim.model.decoding import from_json
 from pyshim.model.errors import FailedPrecondition, NotFound, Unavailable
-from pyshim.model.placement import METHOD, SERVICE, Placement, PlacementRequest
+from pyshim.model.sizing import PLACEMENT_METHOD, PLACEMENT_SERVICE, Placement, PlacementRequest
 from pyshim.ttrpc import Client, RemoteError, TtrpcError, connected_unix_socket
 
 AskPlacement = Callable[[str, PlacementRequest], Awaitable[Placement]]
@@ -26,7 +26,11 @@ async def ask_for_placement(path: str, request: PlacementRequest) -> Placement:
             client = Client(await connected_unix_socket(path))
             async with client:
                 reply = await client.call(
-                    SERVICE, METHOD, msgspec.json.encode(request), timeout_s=None, max_reply_bytes=_MAX_REPLY_BYTES
+                    PLACEMENT_SERVICE,
+                    PLACEMENT_METHOD,
+                    msgspec.json.encode(request),
+                    timeout_s=None,
+                    max_reply_bytes=_MAX_REPLY_BYTES,
                 )
         return from_json(reply, Placement, lambda problem: Unavailable(f"ask '{path}' for a placement: {problem}"))
     except TimeoutError as error:

@@ -6,7 +6,7 @@ from pyshim.model.devices import DeviceQuestion, PodDevices
 from pyshim.model.errors import FailedPrecondition, NotFound
 from pyshim.model.ids import SandboxId
 from pyshim.model.observation import Trace
-from pyshim.model.placement import Placement, PlacementRequest
+from pyshim.model.sizing import Placement, PlacementRequest
 
 
 async def no_devices(question: DeviceQuestion) -> PodDevices:

@@ -12,7 +12,7 @@ from pyshim.config.sources import named_file, read_source
 from pyshim.model.decoding import damaged, from_json
 from pyshim.model.errors import ShimError
 from pyshim.model.ids import SandboxId
-from pyshim.model.placement import Placement
+from pyshim.model.sizing import Placement
 from pyshim.node.dra.claims import Prepared
 from pyshim.node.install.disk import Disk
 from pyshim.node.install.manifest import Manifest, ManifestEntry, encoded, manifest_path, read_manifest

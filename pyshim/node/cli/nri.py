@@ -15,7 +15,7 @@ from pyshim import log
 from pyshim.config.sources import Source, named_file, read_source
 from pyshim.model.errors import InvalidArgument
 from pyshim.model.host_facts import HostFacts, Machine, cpu_set, cpuset_text
-from pyshim.model.placement import SOCKET as PLACEMENT_SOCKET
+from pyshim.model.sizing import PLACEMENT_SOCKET
 from pyshim.model.units import MIB
 from pyshim.node.cli.output import config_option, examples, json_option, print_json, print_table
 from pyshim.node.cli.sandboxes import state_dir_option

@@ -10,8 +10,7 @@ from pyshim.config.sources import Source
 from pyshim.model.config import Config
 from pyshim.model.host_facts import HostFacts
 from pyshim.model.oci import ContainerKind
-from pyshim.model.placement import PlacementRequest, whole_cpus
-from pyshim.model.sizing import SizingRecord
+from pyshim.model.sizing import PlacementRequest, SizingRecord, whole_cpus
 from pyshim.model.units import MIB
 from pyshim.node.kubernetes.pod_size import PodSizing
 from pyshim.resources.sizing.plan.resize import Demand, VmSize, resize_plan

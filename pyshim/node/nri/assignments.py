@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from pyshim.model.errors import InvalidArgument
 from pyshim.model.host_facts import cpuset_text
-from pyshim.model.placement import Placement, PlacementRequest
+from pyshim.model.sizing import Placement, PlacementRequest
 from pyshim.node.nri.capacity import Assignments, Capacity, Other, PlacementError
 from pyshim.node.nri.choice import action_on, exclusive_placement, nodes_text, shared_placement
 

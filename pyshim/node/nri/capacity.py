@@ -10,7 +10,7 @@ import msgspec
 
 from pyshim.model.errors import ResourceExhausted
 from pyshim.model.host_facts import Machine
-from pyshim.model.placement import Placement, PlacementRequest
+from pyshim.model.sizing import Placement, PlacementRequest
 
 LEVELS = ("node", "socket", "die", "l3")
 """The groups of CPUs, from far to near."""

@@ -7,7 +7,7 @@ from fractions import Fraction
 import msgspec
 
 from pyshim.model.host_facts import cpuset_text
-from pyshim.model.placement import Placement, PlacementRequest
+from pyshim.model.sizing import Placement, PlacementRequest
 from pyshim.model.units import MIB
 from pyshim.node.nri.capacity import LEVELS, Capacity, PlacementError
 

@@ -20,7 +20,7 @@ import msgspec
 from msgspec.structs import replace
 
 from pyshim.model.host_facts import Machine
-from pyshim.model.placement import Placement, PlacementRequest
+from pyshim.model.sizing import Placement, PlacementRequest
 from pyshim.node.nri.assignments import (
     Assignments,
     Other,

@@ -10,7 +10,7 @@ from importlib.metadata import EntryPoint, entry_points
 from itertools import combinations
 
 from pyshim.model.errors import InvalidArgument
-from pyshim.model.placement import PlacementRequest
+from pyshim.model.sizing import PlacementRequest
 from pyshim.node.nri.assignments import Assignments, PlacementError, place, place_within
 from pyshim.node.nri.policy import Decision, Policy
 

@@ -13,7 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from pyshim.host.threads import daemon_thread
-from pyshim.model.placement import Placement, PlacementRequest
+from pyshim.model.sizing import Placement, PlacementRequest
 from pyshim.node.nri.assignments import (
     Assignments,
     PlacementError,

@@ -15,7 +15,7 @@ import msgspec
 from pyshim.host.processes.identity import Ends, ProcessRef, is_alive, start_ticks
 from pyshim.model.decoding import damaged, decoded, from_json
 from pyshim.model.errors import ShimError
-from pyshim.model.placement import METHOD, SERVICE, PlacementRequest, SavedPlacement
+from pyshim.model.sizing import PLACEMENT_METHOD, PLACEMENT_SERVICE, PlacementRequest, SavedPlacement
 from pyshim.node.nri.pods import Pods
 from pyshim.state.schema import NotOurState
 from pyshim.state.store import StateStore
@@ -38,7 +38,7 @@ class Shims:
         self._askers: dict[str, ProcessRef] = {}
         """By sandbox. A sandbox's id may be used again before its former shim has ended."""
         self._server = Server(
-            services={SERVICE: {METHOD: ImmediateHandler(self._place)}},
+            services={PLACEMENT_SERVICE: {PLACEMENT_METHOD: ImmediateHandler(self._place)}},
             log=log,
             authorize=_only_our_user,
             max_message_bytes=MAX_REQUEST_BYTES,

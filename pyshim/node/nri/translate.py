@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from protos.nri import v1alpha1_pb2 as pb
 from pyshim.model.host_facts import cpu_set, cpuset_text
-from pyshim.model.placement import PlacementRequest, whole_cpus
+from pyshim.model.sizing import PlacementRequest, whole_cpus
 from pyshim.node.nri.pods import CpuSet, NriContainer, NriPod
 
 EVENTS = (

@@ -4,8 +4,8 @@ from msgspec.structs import replace
 
 from pyshim.model.host_facts import Machine
 from pyshim.model.oci import OciSpec, pod_of
-from pyshim.model.placement import PlacementRequest, SavedPlacement, whole_cpus
 from pyshim.model.plans import SandboxPlan
+from pyshim.model.sizing import PlacementRequest, SavedPlacement, whole_cpus
 from pyshim.model.units import MIB
 from pyshim.resources.sizing.plan.numa import VmNeeds, numa_plan
 from pyshim.resources.sizing.plan.static import is_resizable

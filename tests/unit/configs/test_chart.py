@@ -14,8 +14,8 @@ import pytest
 import yaml
 
 from integration.kubernetes import helm
-from pyshim.model.placement import SOCKET as PLACEMENT_SOCKET
 from pyshim.model.places import METRICS_DIRECTORY, REGISTER, STATE_ROOT
+from pyshim.model.sizing import PLACEMENT_SOCKET
 from pyshim.node.cli import dra, monitor, node_agent, nri, webhook
 from pyshim.node.cli.command import run
 from pyshim.node.dra.slices import DRIVER

@@ -5,7 +5,7 @@ from msgspec.structs import replace
 
 from pyshim.model.errors import FailedPrecondition, InvalidArgument, NotFound, ShimError, Unavailable
 from pyshim.model.host_facts import MachineError
-from pyshim.model.placement import Placement, PlacementRequest
+from pyshim.model.sizing import Placement, PlacementRequest
 from pyshim.node.nri.description import Description, machine
 from tests.unit.pod.conftest import DOCUMENT, Stack
 

@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import msgspec
 
-from pyshim.model.placement import Placement
+from pyshim.model.sizing import Placement
 from pyshim.model.vm import GuestNode
 
 

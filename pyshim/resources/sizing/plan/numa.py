@@ -20,7 +20,7 @@ import msgspec
 from pyshim.model.config import Config
 from pyshim.model.errors import InvalidArgument
 from pyshim.model.host_facts import Machine, cpu_set, cpuset_text
-from pyshim.model.placement import Placement
+from pyshim.model.sizing import Placement
 from pyshim.model.units import MIB
 from pyshim.model.vm import GuestNode
 from pyshim.resources.sizing.plan.static import is_resizable, memory_unit_mib

@@ -10,7 +10,7 @@ import pytest
 from pyshim.config.sources import named_file, read_source
 from pyshim.host.processes.identity import start_ticks
 from pyshim.model.ids import SandboxId
-from pyshim.model.placement import PlacementRequest, SavedPlacement
+from pyshim.model.sizing import PlacementRequest, SavedPlacement
 from pyshim.node.cli.command import run
 from pyshim.node.kubernetes.agreement import explain_pod
 from pyshim.node.kubernetes.manifest import pod_sizing, pods_in, read_documents

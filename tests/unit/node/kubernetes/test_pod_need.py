@@ -12,7 +12,7 @@ from pyshim.config.load import build_config
 from pyshim.config.sources import Source
 from pyshim.model.config import Config
 from pyshim.model.oci import ContainerKind, parse_spec
-from pyshim.model.placement import PlacementRequest
+from pyshim.model.sizing import PlacementRequest
 from pyshim.model.units import GIB
 from pyshim.node.kubernetes.pod_size import PodContainer, PodSizing, with_defaults
 from pyshim.node.kubernetes.pod_vm import pod_need

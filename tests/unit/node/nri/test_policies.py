@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from pyshim.model.errors import InvalidArgument
-from pyshim.model.placement import Placement, PlacementRequest
+from pyshim.model.sizing import Placement, PlacementRequest
 from pyshim.node.nri.assignments import Assignments, PlacementError, free_cpus, place, place_or_share, shared_cpus
 from pyshim.node.nri.description import machine
 from pyshim.node.nri.pods import Pods

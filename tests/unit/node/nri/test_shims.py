@@ -18,7 +18,7 @@ from pyshim.host.processes.identity import start_ticks
 from pyshim.model.errors import FailedPrecondition, NotFound, Unavailable
 from pyshim.model.host_facts import Cpu, Machine, Node
 from pyshim.model.ids import SandboxId
-from pyshim.model.placement import METHOD, SERVICE, PlacementRequest, SavedPlacement
+from pyshim.model.sizing import PLACEMENT_METHOD, PLACEMENT_SERVICE, PlacementRequest, SavedPlacement
 from pyshim.node.nri.assignments import Assignments
 from pyshim.node.nri.pods import Pods
 from pyshim.node.nri.shims import Shims
@@ -31,7 +31,7 @@ from tests.unit.state.states import snapshot
 
 _ASK = """\
 import asyncio, sys
-from pyshim.model.placement import PlacementRequest
+from pyshim.model.sizing import PlacementRequest
 from pyshim.resources.placement_call import ask_for_placement
 need = PlacementRequest(sandbox_id="other", name="default/other", vcpus=1, memory_bytes=1 << 30, exclusive=True)
 print(asyncio.run(ask_for_placement(sys.argv[1], need)).vcpu_cpus, flush=True)
@@ -121,7 +121,7 @@ async def test_a_question_that_makes_no_sense_is_refused_and_the_next_is_answere
     async with _served(_pods(), tmp_path / "nri.sock"):
         async with Client(await connected_unix_socket(path)) as client:
             with pytest.raises(RemoteError):
-                await client.call(SERVICE, METHOD, payload, timeout_s=10)
+                await client.call(PLACEMENT_SERVICE, PLACEMENT_METHOD, payload, timeout_s=10)
         assert (await ask_for_placement(path, _need())).exclusive
 
 
@@ -154,7 +154,7 @@ async def test_a_plugin_that_answers_nonsense_is_named(tmp_path: Path) -> None:
         return b"{}"
 
     path = str(tmp_path / "nri.sock")
-    server = Server(services={SERVICE: {METHOD: ImmediateHandler(nonsense)}})
+    server = Server(services={PLACEMENT_SERVICE: {PLACEMENT_METHOD: ImmediateHandler(nonsense)}})
     serving = asyncio.ensure_future(server.serve(listening_socket(path)))
     await asyncio.sleep(0)
     with pytest.raises(Unavailable, match="vcpu_cpus is missing"):

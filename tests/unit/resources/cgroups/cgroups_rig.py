@@ -11,8 +11,7 @@ from pyshim.config.load import build_config
 from pyshim.config.sources import Source
 from pyshim.model.host_facts import CgroupMode
 from pyshim.model.ids import SandboxId
-from pyshim.model.placement import SavedPlacement
-from pyshim.model.sizing import SizingRecord, dimension
+from pyshim.model.sizing import SavedPlacement, SizingRecord, dimension
 from pyshim.model.vm import GuestNode
 from pyshim.resources.cgroups.live import SandboxCgroups
 from pyshim.resources.cgroups.plan.cgroups import cgroup_plan

@@ -17,7 +17,7 @@ from pyshim.model.errors import FailedPrecondition, InvalidArgument
 from pyshim.model.host_facts import CgroupMode
 from pyshim.model.ids import SandboxId
 from pyshim.model.ledger import LedgerEntry, ResourceKind
-from pyshim.model.placement import Placement, PlacementRequest, SavedPlacement
+from pyshim.model.sizing import Placement, PlacementRequest, SavedPlacement
 from pyshim.model.vm import GuestNode, VmExit, VmExitKind
 from pyshim.resources.cgroups.live import SandboxCgroups
 from pyshim.state.records import SandboxRecords

@@ -9,7 +9,7 @@ from pyshim.config.sources import Source
 from pyshim.model.config import Config
 from pyshim.model.errors import InvalidArgument
 from pyshim.model.host_facts import Machine
-from pyshim.model.placement import Placement
+from pyshim.model.sizing import Placement
 from pyshim.model.vm import GuestNode
 from pyshim.node.nri.assignments import Assignments, place
 from pyshim.node.nri.description import Description, machine
