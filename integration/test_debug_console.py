@@ -37,7 +37,7 @@ def sandbox(ctr: Ctr, module_leaves_nothing: None) -> Iterator[str]:
     assert program is not None
     directory = GROUND / "console"
     directory.mkdir()
-    way = {"use_vsock": "vhost-user", "vhost_user_vsock_daemon": program}
+    way = {"agent_channel": "vhost-user", "vhost_user_vsock_daemon": program}
     config = shim_config.with_keys(directory, way, agent={"debug_console_enabled": True})
     ctr.start("console", config=config)
     try:

@@ -29,7 +29,7 @@ TABLE = Path(__file__).parents[1] / "tests" / "golden" / "config" / "kata-4.1.js
 DIALECTS = ("go/configuration-qemu", "rust/configuration-qemu-runtime-rs")
 GIVEN = os.environ.get("KATA_CONFIG", "")
 PATHS = ("path", "kernel", "initrd", "image", "rootfs_type", "virtio_fs_daemon")
-VSOCK = ("use_vsock", "vhost_user_vsock_daemon")
+VSOCK = ("agent_channel", "vhost_user_vsock_daemon")
 SCRIPT = "cat /proc/cmdline; echo; cat /proc/self/cgroup; echo; cat /proc/mounts"
 
 
@@ -46,7 +46,7 @@ def _put(file: str, path: Path) -> None:
 def _node() -> dict[str, object]:
     """This node's paths, and the way to the agent where the host has no vhost-vsock."""
     hypervisor = build_config(read_source(None, {}, (str(shim_config.SHIPPED),))).hypervisor
-    names = PATHS + (VSOCK if hypervisor.use_vsock == "vhost-user" else ())
+    names = PATHS + (VSOCK if hypervisor.agent_channel == "vhost-user" else ())
     return {name: getattr(hypervisor, name) for name in names}
 
 

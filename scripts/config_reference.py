@@ -211,7 +211,7 @@ def commented_toml() -> str:
 
 def _row(key: Key) -> str:
     name = f"`{key.name}`" + ("" if key.dialect is Dialect.KATA else f"<br>({key.dialect})")
-    name += "".join(f"<br>also `{_name(alias, key)}`{_unit(alias, key)}" for alias in key.aliases)
+    name += "".join(f"<br>{_also(alias)} `{_name(alias, key)}`{_unit(alias, key)}" for alias in key.aliases)
     effect = f"**{key.verdict}**" + (f": {key.why}" if key.why else "")
     cells = (name, _values(key), f"`{toml_value(key.default)}`", key.meaning, effect)
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
@@ -225,7 +225,7 @@ def _deadline(each: WaitLimit) -> str:
 
 def _comment(key: Key) -> Iterator[str]:
     yield from _wrapped(key.meaning)
-    aliases = "".join(f" Also {_name(alias, key)}{_unit(alias, key)}." for alias in key.aliases)
+    aliases = "".join(f" {_also(alias).capitalize()} {_name(alias, key)}{_unit(alias, key)}." for alias in key.aliases)
     yield from _wrapped(f"{_values(key)}.{aliases}")
     if key.dialect is not Dialect.KATA:
         yield f"# A key of {key.dialect}'s."
@@ -242,6 +242,7 @@ def _wrapped(text: str) -> Iterator[str]:
 def _values(key: Key) -> str:
     """The type, range and unit of the key's values."""
     text = key.kind.type_name + (f", {key.kind.allowed}" if key.kind.allowed else "")
+    text += f"; {toml_value(key.blank)}: the default" if key.blank is not None else ""
     return text + (f" ({key.kind.unit})" if key.kind.unit else "")
 
 
@@ -249,8 +250,12 @@ def _name(alias: Alias, key: Key) -> str:
     return alias.name if alias.table is key.table else f"[{document_table(alias.table)}] {alias.name}"
 
 
+def _also(alias: Alias) -> str:
+    return "formerly" if alias.is_former else "also"
+
+
 def _unit(alias: Alias, key: Key) -> str:
-    return f" in {alias.kind.unit}" if alias.kind is not key.kind else ""
+    return f" in {alias.kind.unit}" if alias.kind.unit != key.kind.unit else ""
 
 
 def _removed() -> Iterator[str]:

@@ -30,7 +30,7 @@ def reach_agents_over_vsock(directory: Path) -> None:
     """In this mount namespace the shipped file, and each `variant` of it, has a vhost-device-vsock for each VM."""
     program = shutil.which(VSOCK_PROGRAM)
     assert program is not None, f"needs {VSOCK_PROGRAM}"
-    changed = variant(directory, use_vsock="vhost-user", vhost_user_vsock_daemon=program)
+    changed = variant(directory, agent_channel="vhost-user", vhost_user_vsock_daemon=program)
     bind(changed, SHIPPED)
 
 

@@ -211,6 +211,7 @@ def _overridden(effective: Effective, key: Key, name: str, text: str, exists: Ca
         raise InvalidArgument(f"read annotation '{name}': contains a NUL character")
     try:
         value = key.kind_under(name).convert_text(text)
+        value = key.default if key.is_blank(value) else value
     except ValueError as exc:
         raise InvalidArgument(f"read annotation '{name}': {exc}") from exc
     old = effective.of(key.table, key.name)

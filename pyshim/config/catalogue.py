@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from pyshim.config import keys_devices, keys_machine, keys_runtime
 from pyshim.config.keys import Alias, Key, Table, Verdict
 from pyshim.config.keys_devices import REMOTE
-from pyshim.config.values import TEXT, memory
+from pyshim.config.values import TEXT, VCPUS, memory
 
 GROUPS: tuple[tuple[str, tuple[Key, ...]], ...] = (
     ("Boot", keys_machine.BOOT),
@@ -100,6 +100,8 @@ def _for_remote(key: Key) -> Key:
         return replace(key, default=FIXED_VALUES[at][0])
     if at in _DEFAULTS:
         return replace(key, default=_DEFAULTS[at])
+    if at == (Table.HYPERVISOR, "default_vcpus"):
+        return replace(key, kind=VCPUS, blank=None)  # the VM is on no host that this one knows
     if at == (Table.HYPERVISOR, "default_memory"):
         # The service's webhook writes small sizes into the annotation, and Kata has no minimum for remote VMs.
         return replace(key, kind=memory(1))
@@ -107,7 +109,7 @@ def _for_remote(key: Key) -> Key:
         return key
     if key.name in _NAMES:
         aliases = tuple(replace(alias, kind=TEXT) for alias in key.aliases)
-        return replace(key, kind=TEXT, default="", aliases=aliases)
+        return replace(key, kind=TEXT, default="", blank=None, aliases=aliases)
     if key.name in _CONFIDENTIAL:
         return replace(key, verdict=Verdict.REFUSED, why="the service decides whether a remote VM is confidential")
     return key if key.verdict is Verdict.REFUSED else replace(key, verdict=Verdict.NO_EFFECT, why=_SERVICE_DECIDES)

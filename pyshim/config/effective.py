@@ -17,7 +17,7 @@ from pyshim.config.catalogue import NAME as REMOTE
 from pyshim.config.keys import Alias, Key, Table, Verdict, document_table
 from pyshim.config.keys_runtime import EXPECTED, OTHER_VMMS, REMOVED, REMOVED_TABLES
 from pyshim.config.sources import Place, Source
-from pyshim.config.values import PATH, toml_value
+from pyshim.config.values import PATH, WithoutEffect, toml_value
 from pyshim.model.units import HUGEPAGE_MIB
 
 PROGRAM_PATHS: Mapping[str, tuple[str, ...]] = {
@@ -37,6 +37,7 @@ PROGRAM_PATHS: Mapping[str, tuple[str, ...]] = {
 """By key, the paths where a program is searched for if its key is empty: those of Debian, Fedora and kata-deploy."""
 FORCE_GUEST_PULL = "force_guest_pull"
 """The only feature that `experimental` may name."""
+SUPPORTED_HYPERVISORS = frozenset({"qemu", REMOTE})
 _TOP_LEVEL_TABLES = ("hypervisor", "agent", "runtime", "factory")
 
 
@@ -55,7 +56,7 @@ class Finding(NamedTuple):
     """The dotted key or table as it was written, or the annotation."""
     text: str
     verdict: Verdict | None = None
-    """None for an invalid value or table."""
+    """None for an invalid value or table, and for a remark on how a value was written."""
     place: Place | None = None
     differs: bool = True
     """The value is not the default, so a key without effect is worth a warning."""
@@ -113,7 +114,10 @@ def examine(source: Source, hypervisor_name: str = "") -> Effective:
     reader = _Reader(source, hypervisor_name)
     settings = {(key.table, key.name): reader.setting(key) for key in keys_for(reader.hypervisor)}
     settings |= derived(settings)
-    findings = [*reader.findings, *reader.unknown(), *contradictions(settings, reader.hypervisor)]
+    if reader.hypervisor in SUPPORTED_HYPERVISORS:
+        findings = [*reader.findings, *reader.unknown(), *contradictions(settings, reader.hypervisor)]
+    else:  # the keys may be right for that hypervisor
+        findings = [reader.unsupported()]
     return Effective(
         source=source,
         hypervisor=reader.hypervisor,
@@ -179,8 +183,16 @@ class _Reader:
         """The key's effective value; the default if it is absent or if no value of it is valid. Adds findings."""
         results: list[tuple[_Occurrence, Any]] = []
         for each in self._occurrences(key):
+            kind = each.spelling.kind
             try:
-                results.append((each, each.spelling.kind.convert(each.value)))
+                value = key.default if key.is_blank(each.value) else kind.convert(each.value)
+                if kind.most is not None and value > kind.most:
+                    value = kind.most
+                    text = f"is limited to {value}"
+                    self.findings.append(self._finding(Level.WARNING, each.path, text))
+                results.append((each, value))
+            except WithoutEffect as exc:
+                self.findings.append(self._finding(Level.WARNING, each.path, str(exc), Verdict.REMOVED))
             except ValueError as exc:
                 self.findings.append(self._finding(Level.ERROR, each.path, str(exc)))
         if not results:
@@ -192,10 +204,26 @@ class _Reader:
                 self.findings.append(self._finding(Level.ERROR, each.path, text))
         for each, other in results:
             verdict = key.verdict_of(other)
+            if isinstance(each.spelling, Alias) and each.spelling.is_former:
+                text = f"is called {key.name} now, and the value {toml_value(other)}"
+                self.findings.append(self._finding(Level.WARNING, each.path, text))
             level = Level.FINE if verdict is Verdict.HONOURED else Level.NOTE
             differs = other != key.default
             self.findings.append(self._finding(level, each.path, key.why_of(other), verdict, differs=differs))
         return _located(Setting(key, value, last.place, annotation="", is_default=False), self._source)
+
+    def unsupported(self) -> Finding:
+        """The error about a hypervisor that pyshim has not, at the line that chooses it."""
+        name = self.hypervisor
+        path = ("hypervisor", name) if name in self._table(("hypervisor",)) else ("runtime", "hypervisor_name")
+        only = " and ".join(sorted(SUPPORTED_HYPERVISORS))
+        if name in OTHER_VMMS:
+            text = f"is not supported, only {only}: the file is for another VMM"
+        else:
+            near = difflib.get_close_matches(name, SUPPORTED_HYPERVISORS, n=1)
+            hint = f" (did you mean {near[0]}?)" if near else ""
+            text = f"is not supported, only {only}{hint}"
+        return Finding(Level.ERROR, f"hypervisor.{name}", text, place=self._source.places.get(path))
 
     def unknown(self) -> Iterator[Finding]:
         """Findings about the names in the document that are not keys or tables of its sandboxes."""

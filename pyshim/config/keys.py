@@ -49,6 +49,8 @@ class Alias(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     table: Table
     kind: Kind
+    is_former: bool = False
+    """The key's name in earlier releases of pyshim: each use is a warning."""
 
 
 class Key(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,6 +68,8 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
     aliases: tuple[Alias, ...]
     annotations: tuple[str, ...]
     """The full names of the annotations that override it."""
+    blank: str | int | None = None
+    """The value that means the default in a file: Kata's Go runtime cannot tell it from an absent key."""
 
     @property
     def dotted(self) -> str:
@@ -75,6 +79,10 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
     def spellings(self) -> "tuple[Key | Alias, ...]":
         """The key itself, then its aliases."""
         return (self, *self.aliases)
+
+    def is_blank(self, value: Any) -> bool:
+        """`value` means the default."""
+        return self.blank is not None and value == self.blank and not isinstance(value, bool)
 
     def verdict_of(self, value: Any) -> Verdict:
         """The key's effect with `value`. A refused key accepts its default; a key with an effect refuses its kind's
@@ -115,6 +123,8 @@ class Rows(msgspec.Struct, frozen=True, kw_only=True):
     - `own`: the key is pyshim's, not Kata's;
     - `ann`: the annotation of the key's name overrides it; `also`: further annotations, without ANNOTATION_PREFIX;
     - `aliases`: its other spellings, each a name in the same table or a name, table and kind;
+    - `former`: its name and kind in earlier releases of pyshim;
+    - `blank`: see `Key.blank`;
     - `field`: see `Key.field`; by default the name with the kind's suffix for a key of `used`, else empty.
     """
 
@@ -153,6 +163,8 @@ class Rows(msgspec.Struct, frozen=True, kw_only=True):
         ann: bool = False,
         also: tuple[str, ...] = (),
         aliases: tuple[tuple[str, Table, Kind] | str, ...] = (),
+        former: tuple[str, Kind] | None = None,
+        blank: str | int | None = None,
     ) -> Key:
         group = _ANNOTATION_GROUP.get(self.table, "")
         names = ((f"config.{group}.{name}",) if ann else ()) + also
@@ -166,9 +178,13 @@ class Rows(msgspec.Struct, frozen=True, kw_only=True):
             why=why,
             field=field,
             dialect=Dialect.OWN if own else self.dialect,
-            aliases=tuple(self._alias(alias, kind) for alias in aliases),
+            aliases=tuple(self._alias(alias, kind) for alias in aliases) + self._former(former),
+            blank=blank,
             annotations=tuple(ANNOTATION_PREFIX + full for full in names),
         )
+
+    def _former(self, former: tuple[str, Kind] | None) -> tuple[Alias, ...]:
+        return () if former is None else (Alias(name=former[0], table=self.table, kind=former[1], is_former=True),)
 
     def _alias(self, alias: tuple[str, Table, Kind] | str, kind: Kind) -> Alias:
         if isinstance(alias, str):

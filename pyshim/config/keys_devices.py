@@ -1,13 +1,39 @@
 """Keys of the hypervisor's table: shared directories, disks, network, devices, debugging, the remote VM."""
 
+from typing import Any
+
 from pyshim.config.keys import Dialect, Key, Rows, Table
-from pyshim.config.values import BOOL, LINK_RATE, PATH, SECONDS, SECTOR_SIZE, TEXT, WORDS, choice, memory, whole
+from pyshim.config.values import (
+    BOOL,
+    LINK_RATE,
+    PATH,
+    SECONDS,
+    SECTOR_SIZE,
+    TEXT,
+    WORDS,
+    Kind,
+    WithoutEffect,
+    choice,
+    limited,
+    memory,
+    whole,
+)
 
 _H = Rows(table=Table.HYPERVISOR)
 _RS = Rows(table=Table.HYPERVISOR, dialect=Dialect.RUST)
 _OTHER_VMM = "only other hypervisors have it"
 _U32 = (1 << 32) - 1
 _MAX_RATE = (1 << 63) - 1
+_CHANNEL = choice("auto", "vhost-vsock", "serial", "vhost-user")
+_FORMER_CHANNELS = {"true": "vhost-vsock", "false": "serial"}
+
+
+def _former_channel(value: Any) -> Any:
+    """The channel that `use_vsock` asked for in earlier releases of pyshim, with texts; Kata 1 had booleans there."""
+    if isinstance(value, bool):
+        raise WithoutEffect("was removed from Kata: agent_channel decides how the agent is reached")
+    return _CHANNEL.from_toml(_FORMER_CHANNELS.get(value, value) if isinstance(value, str) else value)
+
 
 SHARE: tuple[Key, ...] = (
     _H.used(
@@ -16,6 +42,7 @@ SHARE: tuple[Key, ...] = (
         "virtio-fs",
         "How host directories reach the guest: `virtio-fs`, or `none`, which copies them.",
         ann=True,
+        blank="",
     ),
     _H.used(
         "virtio_fs_daemon",
@@ -95,6 +122,7 @@ BLOCK: tuple[Key, ...] = (
         "virtio-scsi",
         "The disk device that a volume becomes; virtio-blk-pci is the same as virtio-blk.",
         ann=True,
+        blank="",
     ),
     _H.used(
         "block_device_aio",
@@ -102,6 +130,7 @@ BLOCK: tuple[Key, ...] = (
         "io_uring",
         "QEMU's interface for asynchronous I/O of disks. `native` needs block_device_cache_direct.",
         ann=True,
+        blank="",
     ),
     _H.used("block_device_cache_set", BOOL, False, "false: the next two keys count as false.", ann=True),
     _H.used("block_device_cache_direct", BOOL, False, "Disks bypass the host's page cache.", ann=True),
@@ -156,7 +185,7 @@ BLOCK: tuple[Key, ...] = (
 )
 
 DEVICES: tuple[Key, ...] = (
-    _H.used("default_bridges", whole(0, 5), 1, "Number of PCI bridges for hot-plugged devices."),
+    _H.used("default_bridges", limited(5), 1, "Number of PCI bridges for hot-plugged devices.", blank=0),
     _H.used(
         "enable_iommu", BOOL, False, 'The guest has an IOMMU, which `vfio_mode = "vfio"` needs. q35 only.', ann=True
     ),
@@ -221,6 +250,7 @@ DEVICES: tuple[Key, ...] = (
         "no-port",
         "The kind of port where passed-through devices are plugged into a running VM. `no-port`: they are not.",
         ann=True,
+        blank="",
     ),
     _H.used(
         "cold_plug_vfio",
@@ -228,6 +258,7 @@ DEVICES: tuple[Key, ...] = (
         "no-port",
         "The kind of port of passed-through devices with which a VM boots. Excludes hot_plug_vfio.",
         ann=True,
+        blank="",
     ),
     _H.used(
         "pcie_root_port",
@@ -244,18 +275,20 @@ DEVICES: tuple[Key, ...] = (
         ann=True,
     ),
     _H.used(
-        "use_vsock",
-        choice("auto", "true", "false", "vhost-user"),
+        "agent_channel",
+        _CHANNEL,
         "auto",
-        "How the agent is reached. `true`: by vhost-vsock; `false`: by a virtio-serial port; `auto`: by vhost-vsock if"
-        " the host has it; `vhost-user`: by a vsock device that a vhost-device-vsock serves, one for each VM.",
+        "How the agent is reached: by vhost-vsock; by a virtio-serial port (`serial`); by vhost-vsock if the host has"
+        " it, else by a port (`auto`); by a vsock device that a vhost-device-vsock serves, one for each VM"
+        " (`vhost-user`).",
         own=True,
+        former=("use_vsock", Kind("string", _former_channel, str)),
     ),
     _H.used(
         "vhost_user_vsock_daemon",
         PATH,
         "",
-        'vhost-device-vsock, for `use_vsock = "vhost-user"`. Empty: searched for in the usual places.',
+        'vhost-device-vsock, for `agent_channel = "vhost-user"`. Empty: searched for in the usual places.',
         own=True,
     ),
     _H.used(

@@ -4,6 +4,7 @@ from fractions import Fraction
 
 from pyshim.config.keys import Dialect, Key, Rows, Table
 from pyshim.config.values import (
+    BASE_VCPUS,
     BOOL,
     EXTENSIONS,
     GLOBS,
@@ -46,6 +47,7 @@ BOOT: tuple[Key, ...] = (
         choice("ext4", "xfs", "erofs", "squashfs"),
         "ext4",
         "The file system of `image`, for root= and rootfstype= of the guest's kernel command line.",
+        blank="",
     ),
     _H.used(
         "kernel_params",
@@ -65,7 +67,12 @@ BOOT: tuple[Key, ...] = (
     _H.used("firmware", PATH, "", "Firmware image, for -bios or as flash. Empty: QEMU's own.", ann=True),
     _H.later("firmware_volume", PATH, "", "The firmware's variable store.", ann=True),
     _H.used(
-        "machine_type", choice("q35", "microvm"), "q35", "QEMU's machine; microvm has no PCI and no hotplug.", ann=True
+        "machine_type",
+        choice("q35", "microvm"),
+        "q35",
+        "QEMU's machine; microvm has no PCI and no hotplug.",
+        ann=True,
+        blank="",
     ),
     _H.used("machine_accelerators", TEXT, "", "Options to add to -machine, comma-separated.", ann=True),
     _H.used("cpu_features", TEXT, "pmu=off", "Options to add to -cpu with KVM, comma-separated.", ann=True),
@@ -99,10 +106,12 @@ BOOT: tuple[Key, ...] = (
 SIZE: tuple[Key, ...] = (
     _H.used(
         "default_vcpus",
-        VCPUS,
+        BASE_VCPUS,
         Fraction(1),
-        "vCPUs of a VM, to which its pod's are added. Fractions are exact; the sum is rounded up once.",
+        "vCPUs of a VM, to which its pod's are added. Fractions are exact; the sum is rounded up once. More than the"
+        " host has: as many as it has; an annotation that asks for more is refused.",
         ann=True,
+        blank=0,
     ),
     _H.used(
         "default_maxvcpus",
@@ -112,7 +121,7 @@ SIZE: tuple[Key, ...] = (
         aliases=("default_max_vcpus",),
         also=("config.hypervisor.default_max_vcpus", "config.hypervisor.default_maxvcpus"),
     ),
-    _H.used("default_memory", memory(64), 2048, "Memory of a VM, to which its pod's is added.", ann=True),
+    _H.used("default_memory", memory(64), 2048, "Memory of a VM, to which its pod's is added.", ann=True, blank=0),
     _H.used("default_maxmemory", memory(0), 0, "The most memory of a VM; never more than the host's. 0: the host's."),
     _RS.used(
         "overhead_vcpus",

@@ -151,6 +151,7 @@ RUNTIME: tuple[Key, ...] = (
         "tcfilter",
         "How the pod's interfaces are connected to the VM.",
         ann=True,
+        blank="",
     ),
     _R.used(
         "disable_new_netns",
@@ -242,6 +243,7 @@ RUNTIME: tuple[Key, ...] = (
         "guest-kernel",
         "`guest-kernel`: the guest's kernel drives a passed-through device; `vfio`: a container does, by VFIO.",
         ann=True,
+        blank="",
     ),
     _R.used(
         "vfio_device_kinds",
@@ -302,6 +304,7 @@ RUNTIME: tuple[Key, ...] = (
         "shared-fs",
         "What an emptyDir volume on disk is. `shared-fs`: see disable_guest_empty_dir. `block-plain`: a disk whose file"
         " is in the volume's directory. `block-encrypted`: such a disk, encrypted with a key that only the guest has.",
+        blank="",
     ),
     _R.used(
         "sandbox_bind_mounts",
@@ -381,6 +384,7 @@ FACTORY: tuple[Key, ...] = (
 REMOVED: Mapping[tuple[Table, str], str] = {
     (Table.HYPERVISOR, "hotplug_vfio_on_root_bus"): "hot_plug_vfio decides where devices are plugged",
     (Table.HYPERVISOR, "enable_swap"): "guest memory follows the host's swap settings",
+    (Table.HYPERVISOR, "use_vsock"): "`true` and `false` are ignored, agent_channel decides how the agent is reached",
 }
 """Keys that Kata has removed, and what replaces them."""
 EXPECTED: Mapping[str, str] = {"enable_kvm": "accelerator"}

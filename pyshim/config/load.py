@@ -11,8 +11,16 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from pyshim.config.annotations import HYPERVISOR_NAME, verify_assets, with_annotations
-from pyshim.config.effective import PROGRAM_PATHS, Effective, Level, Setting, examine
+from pyshim.config.effective import (
+    PROGRAM_PATHS,
+    SUPPORTED_HYPERVISORS,
+    Effective,
+    Level,
+    Setting,
+    examine,
+)
 from pyshim.config.keys import Table, Verdict
+from pyshim.config.keys_runtime import OTHER_VMMS
 from pyshim.config.sources import Source, read_files, read_source, source_files
 from pyshim.config.values import toml_value
 from pyshim.host.file_answers import file_identity, is_settled
@@ -75,9 +83,6 @@ class ConfigCache:
         return _Inputs(tuple(found), programs), settled
 
 
-SUPPORTED_HYPERVISORS = frozenset({"qemu", "remote"})
-
-
 def load_config(
     options: RuntimeOptions | None,
     annotations: Mapping[str, str],
@@ -116,14 +121,17 @@ def for_pod(
 
 def _for_pod(examined: Effective, annotations: Mapping[str, str], exists: Callable[[str], bool]) -> Effective:
     chosen = annotations.get(HYPERVISOR_NAME, "")
-    _check_has_table(examined.source, chosen)
-    effective = examine(examined.source, chosen) if chosen else examined
+    _check_choice(examined.source, chosen)
+    effective = examine(examined.source, chosen) if chosen in SUPPORTED_HYPERVISORS else examined
     raise_first_error(effective)
     return with_annotations(effective, annotations, exists=exists)
 
 
-def _check_has_table(source: Source, chosen: str) -> None:
+def _check_choice(source: Source, chosen: str) -> None:
     """A pod may only choose a hypervisor that the node's operator has configured."""
+    if chosen in OTHER_VMMS:
+        only = " and ".join(sorted(SUPPORTED_HYPERVISORS))
+        raise FailedPrecondition(f"refuse annotation '{HYPERVISOR_NAME}': {chosen} is not supported, only {only}")
     tables = source.document.get("hypervisor") or {"qemu": {}}
     if chosen in SUPPORTED_HYPERVISORS and isinstance(tables, dict) and chosen not in tables:
         raise FailedPrecondition(
@@ -139,11 +147,13 @@ def build_config(source: Source) -> Config:
 
 
 def raise_first_error(effective: Effective) -> None:
-    """Raises InvalidArgument if a value or table of the document is invalid."""
+    """Raises FailedPrecondition if the document is for another VMM, InvalidArgument if a value or table is invalid."""
     if errors := effective.errors():
         first, more = errors[0], len(errors) - 1
         where = f"'{first.place.file}' line {first.place.line}" if first.place else f"'{effective.source.path}'"
         hint = f" (and {more} more: `pyshim config check`)" if more else ""
+        if effective.hypervisor not in SUPPORTED_HYPERVISORS:
+            raise FailedPrecondition(f"start sandbox with {where}: {first.subject} {first.text}")
         raise InvalidArgument(f"read {first.subject} in {where}: {first.text}{hint}")
 
 
@@ -151,10 +161,7 @@ def raise_first_error(effective: Effective) -> None:
 def typed(effective: Effective) -> Config:
     """`effective` as a typed value. Raises FailedPrecondition if its hypervisor is not supported."""
     if effective.hypervisor not in SUPPORTED_HYPERVISORS:
-        chosen = f"hypervisor.{effective.hypervisor}"
-        raise FailedPrecondition(
-            f"start sandbox with '{effective.source.path}': {chosen} is not supported, only qemu and remote"
-        )
+        raise_first_error(effective)
     fields: dict[Table, dict[str, Any]] = {table: {} for table in Table}
     for setting in effective.settings.values():
         if setting.key.field:

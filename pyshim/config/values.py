@@ -13,6 +13,7 @@ from fractions import Fraction
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from pyshim.model.decoding import json_value
 from pyshim.model.units import MIB
@@ -21,6 +22,8 @@ MAX_MIB = 1 << 32
 MIN_LINK_RATE, MAX_LINK_RATE = 8_000, 8 * 0xFFFFFFFF
 """bit/s. Below, one frame of a large MTU would take minutes; above is more than the kernel's token bucket counts."""
 _MAX_VCPUS = 4096
+ALL_VCPUS = Fraction(-1)
+"""As many vCPUs as the host has CPUs. Any negative number means that in Kata's Go runtime."""
 _TOO_LONG = 10**20
 _DECIMAL = re.compile(r"[+-]?[0-9]{1,40}(\.[0-9]{1,40})?([eE][+-]?[0-9]{1,2})?")
 _HTTP_URL = re.compile(
@@ -43,6 +46,10 @@ _TRUE = frozenset({"1", "t", "T", "TRUE", "true", "True"})
 _FALSE = frozenset({"0", "f", "F", "FALSE", "false", "False"})
 
 
+class WithoutEffect(ValueError):
+    """A value that is ignored with a warning, which is the error's text: Kata had it once."""
+
+
 class UnusableNumber(msgspec.Struct, frozen=True):
     """A TOML float that is refused: NaN, an infinity, 1e400. It is stored so that the error can name its key."""
 
@@ -61,6 +68,8 @@ class Kind(msgspec.Struct, frozen=True):
     """The unit to add to the key's name in the name of its field."""
     refused: tuple[str, ...] = ()
     """Values of Kata's runtimes that pyshim does not support: no sandbox starts with one."""
+    most: int | None = None
+    """A greater value counts as this one, with a warning, as in Kata."""
 
     def convert(self, value: Any) -> Any:
         if isinstance(value, UnusableNumber):
@@ -155,6 +164,16 @@ def _vcpus(value: Any) -> Fraction:
     return Fraction(value)
 
 
+def _vcpus_or_all(value: Any) -> Fraction:
+    is_number = isinstance(value, int | Fraction) and not isinstance(value, bool)
+    return ALL_VCPUS if is_number and value < 0 else _vcpus(value)
+
+
+def _vcpus_text(text: str) -> Fraction:
+    """Never negative: a pod names the CPUs that it asks for."""
+    return _vcpus(_number(text))
+
+
 def _seconds(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | Fraction):
         raise ValueError("expected a number")
@@ -202,6 +221,12 @@ def whole(minimum: int, maximum: int, unit: str = "", suffix: str = "") -> Kind:
     return Kind(
         "whole number", _whole(minimum, maximum), _number, allowed=f"{minimum} to {maximum}", unit=unit, suffix=suffix
     )
+
+
+def limited(most: int) -> Kind:
+    """A whole number from 0. One above `most` counts as `most`."""
+    allowed = f"0 to {most}; more counts as {most}"
+    return Kind("whole number", _whole(0, (1 << 32) - 1), _number, allowed=allowed, most=most)
 
 
 def memory(minimum: int) -> Kind:
@@ -285,6 +310,12 @@ MODULES = Kind("list of strings", _words, _modules_text, allowed='"module parame
 PATTERNS = Kind("list of regular expressions", _patterns, _words_text)
 GLOBS = Kind("list of path patterns", _words, _words_text)
 VCPUS = Kind("number", _vcpus, _number, allowed=f"0 to {_MAX_VCPUS}, fractions are exact", unit="vCPU")
+BASE_VCPUS = replace(
+    VCPUS,
+    from_toml=_vcpus_or_all,
+    from_text=_vcpus_text,
+    allowed=f"{VCPUS.allowed}; negative, in a file: all of the host's",
+)
 SECONDS = Kind("number", _seconds, _number, allowed="0.001 to 86400", unit="s", suffix="_s")
 MILLISECONDS = Kind(
     "whole number", lambda value: _whole(1, 86_400_000)(value) / 1000, _number, allowed="1 to 86400000", unit="ms"

@@ -42,6 +42,7 @@ class HypervisorConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Each with `name`, `path` and optionally `verity_params`."""
     # Size.
     default_vcpus: Fraction
+    """Negative: the host's CPU count."""
     default_maxvcpus: int
     """0: the host's CPU count."""
     default_memory_mib: int
@@ -127,8 +128,8 @@ class HypervisorConfig(msgspec.Struct, frozen=True, kw_only=True):
     cold_plug_vfio: str
     pcie_root_port: int
     pcie_switch_port: int
-    use_vsock: str
-    """`auto`, `true`, `false` or `vhost-user`: how the agent is reached."""
+    agent_channel: str
+    """`auto`, `vhost-vsock`, `serial` or `vhost-user`: how the agent is reached."""
     vhost_user_vsock_daemon: str
     start_timeout_s: float
     """Seconds within which the VMM must answer after its start."""

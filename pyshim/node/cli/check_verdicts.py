@@ -143,15 +143,15 @@ def _filter(host: HostReport) -> HostVerdict:
 
 
 def _vsock(host: HostReport) -> HostVerdict:
-    wanted = host.config.hypervisor.use_vsock if host.config else "auto"
+    wanted = host.config.hypervisor.agent_channel if host.config else "auto"
     error = host.device_errors.get("/dev/vhost-vsock", "")
     if wanted == "vhost-user":
-        return _ok("vhost-vsock", "not needed: use_vsock is vhost-user")
+        return _ok("vhost-vsock", "not needed: agent_channel is vhost-user")
     if not error:
         return _ok("vhost-vsock", "/dev/vhost-vsock opens")
     text = f"'/dev/vhost-vsock': {error}"
-    if wanted == "true":
-        return _missing("vhost-vsock", text, f'{_modprobe(host, "vhost_vsock")}, or set use_vsock = "auto"')
+    if wanted == "vhost-vsock":
+        return _missing("vhost-vsock", text, f'{_modprobe(host, "vhost_vsock")}, or set agent_channel = "auto"')
     return _warning(
         "vhost-vsock",
         f"{text}: the agent is reached over a serial port, and 'pyshim exec' does not work",

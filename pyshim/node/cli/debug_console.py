@@ -136,7 +136,7 @@ def connect(found: SandboxId, state_dir: str, port: int) -> socket.socket:
         how = "a serial port" if address.startswith("serial://") else f"'{address}'"
         raise FailedPrecondition(
             f"exec in sandbox '{found}': its agent is reached over {how}, and a debug console needs vsock"
-            " (hint: 'pyshim check' says whether this host has vhost-vsock; use_vsock = \"vhost-user\" needs none)"
+            " (hint: 'pyshim check' says whether this host has vhost-vsock; agent_channel = \"vhost-user\" needs none)"
         )
     place = f"{address.rpartition(':')[0]}:{port}"
     doing = f"connect debug console of sandbox '{found}' at '{place}'"

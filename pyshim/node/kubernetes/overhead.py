@@ -53,7 +53,8 @@ def class_parts(config: Config, policy: str, host_side_mib: int) -> tuple[Overhe
     least_mib = least_memory_mib(hypervisor, by_overhead=by_overhead)
     base = OverheadPart(
         name="overhead_*" if by_overhead else "default_*",
-        cpus=hypervisor.overhead_vcpus if by_overhead else hypervisor.default_vcpus,
+        # A VM of all of the host's CPUs (-1) shares them with the node: no overhead covers it.
+        cpus=hypervisor.overhead_vcpus if by_overhead else max(Fraction(0), hypervisor.default_vcpus),
         memory_mib=Fraction(base_mib),
     )
     more_mib = Fraction(max(unit_mib, least_mib - base_mib))

@@ -304,8 +304,8 @@ def accelerator(config: Config, host: HostFacts) -> Accelerator:
 
 
 def agent_channel(config: Config, host: HostFacts, vm_dir: str) -> AgentChannel:
-    """As `use_vsock` says; `auto` is vhost-vsock if the host has it, else a virtio-serial port."""
-    wanted = config.hypervisor.use_vsock
+    """As `agent_channel` says; `auto` is vhost-vsock if the host has it, else a virtio-serial port."""
+    wanted = config.hypervisor.agent_channel
     if wanted == "vhost-user":
         return VhostUserVsockChannel(
             port=AGENT_VSOCK_PORT,
@@ -313,9 +313,10 @@ def agent_channel(config: Config, host: HostFacts, vm_dir: str) -> AgentChannel:
             device_path=f"{vm_dir}/vsock/device.sock",
             socket_path=f"{vm_dir}/vsock/vsock.sock",
         )
-    if wanted == "true" and not host.vhost_vsock:
-        raise FailedPrecondition(f"start vm: use_vsock = true in '{config.source}': /dev/vhost-vsock cannot be opened")
-    if wanted == "true" or (wanted == "auto" and host.vhost_vsock):
+    if wanted == "vhost-vsock" and not host.vhost_vsock:
+        asked = f"agent_channel \"vhost-vsock\" in '{config.source}'"
+        raise FailedPrecondition(f"start vm: {asked}: /dev/vhost-vsock cannot be opened")
+    if wanted == "vhost-vsock" or (wanted == "auto" and host.vhost_vsock):
         return VsockChannel(port=AGENT_VSOCK_PORT)
     return SerialChannel(port_name=SERIAL_AGENT_PORT, socket_path=f"{vm_dir}/agent.sock")
 

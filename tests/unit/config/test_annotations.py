@@ -327,7 +327,11 @@ def test_annotations_without_effect_and_unknown_ones_are_findings(tmp_path: Path
 
 @pytest.mark.parametrize(
     ("name", "error", "reason"),
-    [("remote", FailedPrecondition, "has no table hypervisor.remote"), ("nonsense", InvalidArgument, "is not one of")],
+    [
+        ("remote", FailedPrecondition, "has no table hypervisor.remote"),
+        ("clh", FailedPrecondition, "refuse annotation .*: clh is not supported, only qemu and remote"),
+        ("nonsense", InvalidArgument, "is not one of"),
+    ],
 )
 def test_a_pod_cannot_choose_a_hypervisor_without_a_table(
     tmp_path: Path, name: str, error: type[Exception], reason: str

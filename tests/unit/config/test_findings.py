@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyshim.config.effective import Level
-from pyshim.config.keys import Table, Verdict
-from pyshim.config.load import build_config, raise_first_error
+from pyshim.config.keys import Table, Verdict, document_table
+from pyshim.config.keys_runtime import OTHER_VMMS
+from pyshim.config.load import build_config, raise_first_error, warnings
 from pyshim.config.sources import key_lines, read_source
 from pyshim.config.values import toml_value
 from pyshim.model.errors import FailedPrecondition, InvalidArgument
@@ -56,6 +57,85 @@ def test_a_key_is_accepted_where_either_runtime_has_it(
     assert effective.of(table, name).value == value
     assert effective.of(table, name).origin == f"{tmp_path}/c.toml:2"
     assert {finding.verdict for finding in effective.findings} <= {Verdict.HONOURED, Verdict.NO_EFFECT}
+
+
+KATAS_MEANINGS = [
+    (H, "default_vcpus", "-1", -1),
+    (H, "default_vcpus", "-0.5", -1),
+    (H, "default_vcpus", "0", 1),
+    (H, "default_vcpus", "0.0", 1),
+    (H, "default_vcpus", "4095", 4095),
+    (H, "default_memory", "0", 2048),
+    (H, "default_bridges", "0", 1),
+    (H, "machine_type", '""', "q35"),
+    (H, "shared_fs", '""', "virtio-fs"),
+    (H, "block_device_driver", '""', "virtio-scsi"),
+    (H, "block_device_aio", '""', "io_uring"),
+    (H, "rootfs_type", '""', "ext4"),
+    (H, "cold_plug_vfio", '""', "no-port"),
+    (H, "hot_plug_vfio", '""', "no-port"),
+    (R, "internetworking_model", '""', "tcfilter"),
+    (R, "vfio_mode", '""', "guest-kernel"),
+    (R, "emptydir_mode", '""', "shared-fs"),
+]
+
+
+@pytest.mark.parametrize(("table", "name", "text", "value"), KATAS_MEANINGS)
+def test_a_value_that_kata_gives_a_meaning_has_it_without_a_word(
+    tmp_path: Path, table: Table, name: str, text: str, value: Any
+) -> None:
+    effective = examined(tmp_path / "c.toml", f"[{document_table(table)}]\n{name} = {text}\n")
+
+    assert effective.of(table, name).value == value
+    assert [(each.level, each.verdict) for each in effective.findings] == [(Level.FINE, Verdict.HONOURED)]
+
+
+def test_false_and_an_empty_list_are_no_numbers_of_kata(tmp_path: Path) -> None:
+    text = "[hypervisor.qemu]\ndefault_vcpus = false\ndefault_memory = []\nmachine_type = 0\n"
+
+    errors = [error.text for error in examined(tmp_path / "c.toml", text).errors()]
+
+    assert errors == ["expected a number", "expected a whole number", "expected a string"]
+
+
+def test_more_bridges_than_kata_makes_are_limited_with_a_warning(tmp_path: Path) -> None:
+    path = write(tmp_path / "c.toml", "[hypervisor.qemu]\ndefault_bridges = 7\n")
+    source = read_source(options(path), {})
+
+    assert build_config(source).hypervisor.default_bridges == 5
+    assert warnings(examined(path)) == ("hypervisor.qemu.default_bridges is limited to 5",)
+
+
+@pytest.mark.parametrize("value", ["true", "false"])
+def test_use_vsock_of_kata_1_is_ignored_with_a_warning(tmp_path: Path, value: str) -> None:
+    path = write(tmp_path / "c.toml", f"[hypervisor.qemu]\nuse_vsock = {value}\n")
+
+    assert build_config(read_source(options(path), {})).hypervisor.agent_channel == "auto"
+    (warning,) = warnings(examined(path))
+    assert warning == (
+        "hypervisor.qemu.use_vsock was removed from Kata: agent_channel decides how the agent is reached"
+    )
+
+
+@pytest.mark.parametrize(
+    ("former", "channel"),
+    [("auto", "auto"), ("true", "vhost-vsock"), ("false", "serial"), ("vhost-user", "vhost-user")],
+)
+def test_use_vsock_of_pyshim_0_1_keeps_its_meaning_with_a_warning(tmp_path: Path, former: str, channel: str) -> None:
+    path = write(tmp_path / "c.toml", f'[hypervisor.qemu]\nuse_vsock = "{former}"\n')
+
+    assert build_config(read_source(options(path), {})).hypervisor.agent_channel == channel
+    assert warnings(examined(path)) == (
+        f'hypervisor.qemu.use_vsock is called agent_channel now, and the value "{channel}"',
+    )
+
+
+def test_use_vsock_with_another_text_or_beside_another_channel_is_an_error(tmp_path: Path) -> None:
+    unknown = examined(tmp_path / "c.toml", '[hypervisor.qemu]\nuse_vsock = "maybe"\n').errors()
+    two = '[hypervisor.qemu]\nuse_vsock = "false"\nagent_channel = "vhost-user"\n'
+
+    assert "'maybe' is not one of" in unknown[0].text
+    assert "which is the same key" in examined(tmp_path / "c.toml", two).errors()[0].text
 
 
 def test_two_spellings_that_disagree_are_an_error_and_two_that_agree_are_not(tmp_path: Path) -> None:
@@ -106,12 +186,16 @@ def test_the_hypervisor_is_the_named_one_or_the_one_that_is_there(tmp_path: Path
     assert examined(write(tmp_path / "c.toml", text)).hypervisor == chosen
 
 
-@pytest.mark.parametrize("name", ["firecracker", "clh"])
-def test_a_file_for_another_hypervisor_starts_nothing(tmp_path: Path, name: str) -> None:
-    path = write(tmp_path / "c.toml", f"[hypervisor.{name}]\n")
+@pytest.mark.parametrize("name", [*OTHER_VMMS, "qmeu"])
+def test_a_file_for_another_hypervisor_is_named_as_such_before_any_key_is_blamed(tmp_path: Path, name: str) -> None:
+    keys = 'block_device_driver = "virtio-mmio"\nmachine_type = "virt"\ndefault_vcpus = "two"\nown_key = 1\n'
+    path = write(tmp_path / "c.toml", f"\n[hypervisor.{name}]\n{keys}")
 
-    with pytest.raises(FailedPrecondition, match=rf"hypervisor\.{name} is not supported, only qemu and remote"):
+    why = r" \(did you mean qemu\?\)" if name == "qmeu" else ": the file is for another VMM"
+    said = rf"c\.toml' line 2: hypervisor\.{name} is not supported, only qemu and remote{why}$"
+    with pytest.raises(FailedPrecondition, match=said):
         build_config(read_source(options(path), {}))
+    assert len(examined(path).findings) == 1
 
 
 WITH_LINES = [

@@ -1,6 +1,7 @@
-"""The files in configs/: they have no mistakes and set nothing that is not supported."""
+"""The files in configs/, which have no mistakes and set nothing that is not supported; Kata's files, and users'."""
 
 import json
+import logging
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from pyshim.config.keys import Table, Verdict
 from pyshim.config.load import build_config, load_config, warnings
 from pyshim.config.sources import Source, read_source
 from pyshim.config.values import toml_value
+from pyshim.model.errors import ShimError
 from scripts.config_reference import commented_toml, markdown
 
 from .documents import examined, options
@@ -129,11 +131,67 @@ def test_the_verdict_on_each_file(tmp_path: Path, capsys: pytest.CaptureFixture[
 
     errors = [line for line in capsys.readouterr().out.splitlines() if ": error: " in line]
     assert (code, len(errors)) == (0 if file["starts"] else 1, len(file["errors"]))
-    assert all(name in line for name, line in zip(file["errors"], errors, strict=True))
+    assert all(f": error: {name}: " in line for name, line in zip(file["errors"], errors, strict=True))
     effective = examined(path)
     named = {warning.partition(" ")[0] for warning in warnings(effective)}
     assert named == set(file["in_vain"])
     assert all(finding.level < Level.WARNING for finding in effective.findings if finding.verdict is not None)
+
+
+def _qemu(keys: str) -> str:
+    return f'[hypervisor.qemu]\npath = "/bin/true"\nkernel = "/etc/passwd"\nimage = "/etc/passwd"\n{keys}\n'
+
+
+USERS_FILES = {
+    "a key of their own": _qemu("my_key = 1"),
+    "use_vsock of Kata 1": _qemu("use_vsock = true\n[proxy.kata]\npath = '/p'"),
+    "use_vsock of pyshim 0.1": _qemu("use_vsock = 'vhost-user'"),
+    "bridges above five": _qemu("default_bridges = 7"),
+    "all CPUs": _qemu("default_vcpus = -1"),
+    "more CPUs than any host": _qemu("default_vcpus = 4095"),
+    "no memory": _qemu("default_memory = 0"),
+    "empty choices": _qemu("machine_type = ''\nshared_fs = ''\n[runtime]\nvfio_mode = ''\nemptydir_mode = ''"),
+    "Firecracker's": "[hypervisor.firecracker]\npath = '/f'\nkernel = '/k'\nblock_device_driver = 'virtio-mmio'\n",
+    "a choice that is refused": _qemu("shared_fs = 'virtio-9p'\nmy_key = 1"),
+    "two mistakes": _qemu("default_vcpus = 'two'\ndefault_memory = -1"),
+    "a contradiction": _qemu("hot_plug_vfio = 'root-port'\ncold_plug_vfio = 'root-port'"),
+}
+"""Habits that users' files show, each alone."""
+
+
+@pytest.mark.parametrize("name", [*KATA_FILES, *USERS_FILES])
+def test_config_check_says_what_a_start_says(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    path = written(tmp_path, name) if name in KATA_FILES else tmp_path / "configuration.toml"
+    if name in USERS_FILES:
+        path.write_text(USERS_FILES[name])
+
+    code = operator_main(["config", "check", "--elsewhere", "--json", str(path)])
+    checked = json.loads(capsys.readouterr().out)
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, "pyshim.config"):
+        error = _error_of_start(path)
+
+    errors = [each for each in checked if each["level"] == "error"]
+    assert (code, bool(errors)) == ((1, True) if error else (0, False))
+    assert not errors or (errors[0]["key"] in error and errors[0]["text"].split(":")[0] in error)
+    said = {(vars(record)["file"], vars(record)["problem"]) for record in caplog.records}
+    remarks = {(each["place"], f"{each['key']} {each['text']}") for each in checked if each["level"] == "warning"}
+    in_vain = {
+        (each["place"], f"{each['key']} has no effect: {each['text']}")
+        for each in checked
+        if each["verdict"] == "no effect"
+    }
+    assert error or remarks <= said <= remarks | in_vain
+
+
+def _error_of_start(path: Path) -> str:
+    try:
+        load_config(options(path), {}, {})
+    except ShimError as error:
+        return str(error)
+    return ""
 
 
 @pytest.mark.parametrize("name", STARTS)

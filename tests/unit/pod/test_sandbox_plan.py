@@ -37,14 +37,14 @@ def test_kvm_that_is_configured_and_not_usable_is_refused_with_the_reason() -> N
 def test_the_agent_is_reached_over_vsock_where_the_host_has_it() -> None:
     assert isinstance(agent_channel(config(), host(vhost_vsock=True), "/vm"), VsockChannel)
     assert isinstance(agent_channel(config(), host(), "/vm"), SerialChannel)
-    assert isinstance(agent_channel(config(use_vsock="false"), host(vhost_vsock=True), "/vm"), SerialChannel)
+    assert isinstance(agent_channel(config(agent_channel="serial"), host(vhost_vsock=True), "/vm"), SerialChannel)
     with pytest.raises(FailedPrecondition, match="vhost-vsock"):
-        agent_channel(config(use_vsock="true"), host(), "/vm")
+        agent_channel(config(agent_channel="vhost-vsock"), host(), "/vm")
 
 
 @pytest.mark.parametrize("shared_fs", ["virtio-fs", "none"])
 def test_a_vsock_program_shares_the_guests_memory_and_leaves_the_agent_on_its_usual_port(shared_fs: str) -> None:
-    wanted = config(use_vsock="vhost-user", vhost_user_vsock_daemon="/opt/vsock", shared_fs=shared_fs)
+    wanted = config(agent_channel="vhost-user", vhost_user_vsock_daemon="/opt/vsock", shared_fs=shared_fs)
 
     vm = planned(wanted, host(vhost_vsock=True), spec()).vm
 

@@ -43,9 +43,12 @@ def capacity_check(record: SizingRecord, config: Config, host: HostFacts, facts:
 
 
 def check_vcpus(config: Config, host: HostFacts) -> None:
-    """Raises FailedPrecondition for a base above the host's CPUs. (A workload above them is limited to them.)"""
+    """Raises FailedPrecondition for a pod whose annotation `default_vcpus` is above the host's CPUs, as in Kata.
+
+    The file's, and a workload above them, are limited to them.
+    """
     base = config.hypervisor.default_vcpus
-    if math.ceil(base) > host.cpu_count:
+    if "default_vcpus" in config.annotated and math.ceil(base) > host.cpu_count:
         origin = config.origin("default_vcpus")
         raise FailedPrecondition(
             f"size vm: default_vcpus = {decimal(base)} in {origin}: this host has {host.cpu_count} CPUs"
@@ -84,7 +87,7 @@ def memory_backing(hypervisor: HypervisorConfig) -> MemoryBacking:
     """The backend of the guest's RAM: a shared file where other processes map it."""
     if hypervisor.enable_hugepages:
         return MemoryBacking.HUGEPAGES
-    by_vhost_user = hypervisor.enable_vhost_user_store or hypervisor.use_vsock == "vhost-user"
+    by_vhost_user = hypervisor.enable_vhost_user_store or hypervisor.agent_channel == "vhost-user"
     shared = hypervisor.shared_fs != "none" or by_vhost_user
     return MemoryBacking.SHARED_MEMFD if shared else MemoryBacking.PRIVATE
 

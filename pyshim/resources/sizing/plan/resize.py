@@ -18,7 +18,7 @@ from pyshim.model.errors import FailedPrecondition
 from pyshim.model.host_facts import HostFacts
 from pyshim.model.sizing import SizingRecord, decimal, dimension
 from pyshim.model.units import MIB
-from pyshim.resources.sizing.plan.static import DYNAMIC, LEAST_VCPUS, memory_limit, stated, vcpus_limit
+from pyshim.resources.sizing.plan.static import DYNAMIC, LEAST_VCPUS, base_vcpus, memory_limit, stated, vcpus_limit
 from pyshim.resources.sizing.plan.workload import (
     NO_CPU_LIMIT,
     NO_LIMITS,
@@ -179,7 +179,7 @@ def _target(
     most_vcpus = _tighter(vcpus_limit(hypervisor, host), vm.max_vcpus)
     most_mib = _tighter(memory_limit(hypervisor, host), vm.max_memory_mib)
     vcpus = dimension(
-        base=hypervisor.default_vcpus,
+        base=base_vcpus(hypervisor, host),
         base_source="default_vcpus",
         requested=asked_vcpus,
         requested_source=vcpus_source,

@@ -70,7 +70,7 @@ def _size(config: Config, host: HostFacts, request: Workload) -> SizingRecord:
     return SizingRecord(
         policy=config.runtime.sizing_policy,
         vcpus=dimension(
-            base=hypervisor.overhead_vcpus if cpu_overhead else hypervisor.default_vcpus,
+            base=hypervisor.overhead_vcpus if cpu_overhead else base_vcpus(hypervisor, host),
             base_source="overhead_vcpus" if cpu_overhead else "default_vcpus",
             requested=request.vcpus,
             requested_source=request.vcpus_source,
@@ -126,6 +126,11 @@ def headroom(config: Config, host: HostFacts, record: SizingRecord) -> Headroom:
         max_memory_mib=max(memory_mib, maximum_memory_mib(config.hypervisor, host)),
         memory_slots=config.hypervisor.memory_slots,
     )
+
+
+def base_vcpus(hypervisor: HypervisorConfig, host: HostFacts) -> Fraction:
+    """`default_vcpus`; a negative number means the host's CPUs."""
+    return Fraction(host.cpu_count) if hypervisor.default_vcpus < 0 else hypervisor.default_vcpus
 
 
 def maximum_vcpus(hypervisor: HypervisorConfig, host: HostFacts) -> int:

@@ -139,7 +139,7 @@ def test_a_node_on_which_nothing_is_amiss_is_ok_in_every_line(made_up: Callable[
         ({"proc/cpuinfo": "flags: fpu\n"}, {"accelerator": "kvm"}, {}, "kvm", "missing", "neither vmx nor svm"),
         ({"dev/kvm": None}, {}, {}, "kvm", "warning", "kvm': ENOENT"),
         ({"dev/vhost-vsock": None}, {}, {}, "vhost-vsock", "warning", "the agent is reached over a serial port"),
-        ({"dev/vhost-vsock": None}, {"use_vsock": "true"}, {}, "vhost-vsock", "missing", "ENOENT"),
+        ({"dev/vhost-vsock": None}, {"agent_channel": "vhost-vsock"}, {}, "vhost-vsock", "missing", "ENOENT"),
         ({"dev/vhost-net": None}, {}, {}, "vhost-net", "warning", "QEMU copies packets itself"),
         ({"dev/vhost-net": None}, {"disable_vhost_net": True}, {}, "vhost-net", "ok", "not needed"),
         ({f"lib/modules/{RELEASE}/modules.dep": ""}, {}, {}, "modules", "warning", "sch_ingress, cls_u32, act_mirred"),

@@ -102,7 +102,10 @@ def test_check_gives_every_verdict_and_its_reason(file: Path, capsys: pytest.Cap
 
 CONFIDENTIAL = f"{STARTS}confidential_guest = true\nfirmware = '/bin/true'\n"
 NO_SANDBOX_STARTS = [
-    ("[hypervisor.clh]\n", "hypervisor.clh is not supported, only qemu and remote"),
+    (
+        "[hypervisor.clh]\n",
+        ":1: error: hypervisor.clh: is not supported, only qemu and remote: the file is for another VMM",
+    ),
     (
         f"{STARTS}disable_guest_selinux = false\n",
         "disable_guest_selinux: not implemented yet: no sandbox starts with this value",
@@ -135,7 +138,6 @@ def test_check_fails_for_a_file_with_which_no_sandbox_starts(
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (f"{STARTS}default_vcpus = 4096\n", "default_vcpus = 4096"),
         (f"{CONFIDENTIAL}", "confidential_guest in"),
         (f"{STARTS}default_memory = 4294967296\n", "do not fit on this host"),
     ],

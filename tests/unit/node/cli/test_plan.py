@@ -16,7 +16,7 @@ kernel = "/boot/vmlinuz"
 initrd = "/boot/initrd"
 virtio_fs_daemon = "/usr/libexec/virtiofsd"
 accelerator = "tcg"
-use_vsock = "auto"
+agent_channel = "auto"
 enable_annotations = ["default_vcpus"]
 default_memory = 256
 [runtime]

@@ -51,6 +51,23 @@ def test_the_policies_size_the_same_pod(
         assert runtime_rs(asked) == (kata_rs or overhead)
 
 
+@pytest.mark.parametrize(
+    ("base", "asked", "said"),
+    [
+        (-1, "0", "6 (default_vcpus) + 0 (test) = 6 -> 6 vCPU"),
+        (-1, "2", "6 (default_vcpus) + 2 (test) = 8 -> 8 vCPU, limited to 6 by the host's CPUs"),
+        (4095, "0", "4095 (default_vcpus) + 0 (test) = 4095 -> 4095 vCPU, limited to 6 by the host's CPUs"),
+    ],
+)
+def test_all_of_the_hosts_cpus_and_more_are_those_the_host_has(base: int, asked: str, said: str) -> None:
+    chosen, six = configured({"default_vcpus": base}), host(cpu_count=6)
+
+    sized = static_size(chosen, six, request(asked))
+
+    assert sized.vcpus.explain("vCPU") == said
+    assert boot_size(chosen, six).vcpus.granted == 6
+
+
 def runtime_rs(asked: Workload) -> tuple[int, int]:
     """Kata's runtime-rs: with any limit, both dimensions are overhead + workload."""
     if not asked.vcpus and not asked.memory_bytes:
@@ -101,9 +118,6 @@ LIMITS = [
         (1, 1, ""),
         (2048 + (1 << 30), 2048 + (1 << 30), ""),
         id="host-memory-unknown",
-    ),
-    pytest.param(
-        {"default_vcpus": 0}, {}, request(), (0, 1, "the smallest VM, 1 vCPU"), (2048, 2048, ""), id="at-least-one-cpu"
     ),
     pytest.param(
         {"enable_hugepages": True}, {}, request(memory_bytes=MIB), (1, 1, ""), (2050, 2050, ""), id="whole-huge-pages"

@@ -103,10 +103,15 @@ def test_what_cannot_fit_is_refused_with_the_numbers(
     assert said in str(error.value)
 
 
-def test_a_base_above_the_hosts_cpus_is_refused_and_a_workload_above_them_is_not() -> None:
+def test_a_pods_annotation_above_the_hosts_cpus_is_refused_and_the_files_base_and_a_workload_are_not() -> None:
+    by_file = config(default_vcpus=Fraction("8.5"))
+    by_pod = replace(by_file, annotated={"default_vcpus": "io.x.default_vcpus"})
+
     assert check(config(default_vcpus=8), host(cpu_count=8), PLENTY, vcpus="4") == ()
-    with pytest.raises(FailedPrecondition, match=r"default_vcpus = 8.5 in '/etc/test.toml': this host has 8 CPUs"):
-        check(config(default_vcpus=Fraction("8.5")), host(cpu_count=8), PLENTY)
+    assert check(by_file, host(cpu_count=8), PLENTY) == ()
+    said = r"default_vcpus = 8.5 in annotation 'io.x.default_vcpus': this host has 8 CPUs"
+    with pytest.raises(FailedPrecondition, match=said):
+        check(by_pod, host(cpu_count=8), PLENTY)
 
 
 def test_a_vm_larger_than_the_pods_cgroup_is_a_warning() -> None:
