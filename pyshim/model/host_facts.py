@@ -5,6 +5,7 @@ Plans read these values, not the host. `resources/probe.py` and `resources/sizin
 
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from enum import StrEnum
 from fractions import Fraction
 from itertools import pairwise
@@ -50,6 +51,8 @@ def lacks_groups(release: str) -> bool:
 
 class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
     cpu_count: int
+    cpu_cgroup: str = ""
+    """The pod's cgroup that has only these CPUs; empty: the host has them."""
     memory_mib: int
     kvm_usable: bool
     kvm_reason: str
@@ -109,6 +112,9 @@ class CgroupLimits(msgspec.Struct, frozen=True, kw_only=True):
     cpu_quota: Fraction | None
     """In CPUs: quota / period."""
     cpu_path: str
+    cpus: frozenset[int] | None = None
+    """The CPUs that the parent cgroup may use; None if no cpuset says."""
+    cpus_path: str = ""
 
 
 class CapacityFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -198,6 +204,13 @@ def cpu_set(text: object, where: str) -> frozenset[int]:
             raise InvalidArgument(f"read {where}: not a list of CPUs below {_MAX_CPUS}: {text[:100]!r}")
         cpus.update(range(int(ends[0]), int(ends[1]) + 1))
     return frozenset(cpus)
+
+
+def known_cpus(text: str) -> frozenset[int]:
+    """The CPUs of a list such as `0-2,5`; empty for a malformed one."""
+    with suppress(InvalidArgument):
+        return cpu_set(text, "list of CPUs")
+    return frozenset()
 
 
 def cpuset_text(numbers: Iterable[int]) -> str:

@@ -3,12 +3,10 @@
 import fcntl
 import os
 from collections.abc import Callable
-from contextlib import suppress
 
 from pyshim.host.fds import OwnedFd, open_error
 from pyshim.host.os_errors import describe_os_error
-from pyshim.model.errors import InvalidArgument
-from pyshim.model.host_facts import CgroupMode, HostFacts, cpu_set
+from pyshim.model.host_facts import CgroupMode, HostFacts, known_cpus
 from pyshim.resources.cgroups.host.hierarchies import read
 from pyshim.resources.confidential.host import QUOTE_SOCKET, probe_tee
 
@@ -105,19 +103,12 @@ def _cpu_count(proc_root: str, sys_root: str) -> int:
     The affinity of this process says nothing of pods: the container runtime may have been given few CPUs (CPUAffinity
     of its unit). The cpuset at the top of the mounted cgroups does, on a node that is itself a container.
     """
-    online = _cpu_list(read(f"{sys_root}/devices/system/cpu/online"))
+    online = known_cpus(read(f"{sys_root}/devices/system/cpu/online"))
     tops = ("cpuset.cpus.effective", "cpuset/cpuset.effective_cpus", "cpuset/cpuset.cpus")
-    given = next(filter(None, (_cpu_list(read(f"{sys_root}/fs/cgroup/{name}")) for name in tops)), frozenset())
-    allowed = given or online or _cpu_list(_field(read(f"{proc_root}/self/status"), "Cpus_allowed_list"))
+    given = next(filter(None, (known_cpus(read(f"{sys_root}/fs/cgroup/{name}")) for name in tops)), frozenset())
+    allowed = given or online or known_cpus(_field(read(f"{proc_root}/self/status"), "Cpus_allowed_list"))
     usable = online & allowed if online else allowed
     return max(1, len(usable))
-
-
-def _cpu_list(text: str) -> frozenset[int]:
-    """`0-2,5` as a set; empty for a malformed list."""
-    with suppress(InvalidArgument):
-        return cpu_set(text, "list of CPUs")
-    return frozenset()
 
 
 def _memory_mib(proc_root: str) -> int:

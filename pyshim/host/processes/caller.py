@@ -103,9 +103,18 @@ def become_like(pid: int) -> None:
     niceness = os.getpriority(os.PRIO_PROCESS, pid)
     if niceness != os.getpriority(os.PRIO_PROCESS, 0):
         os.setpriority(os.PRIO_PROCESS, 0, niceness)
-    cpus = os.sched_getaffinity(pid)
-    if cpus != os.sched_getaffinity(0):
+    run_on(os.sched_getaffinity(pid))
+
+
+def run_on(cpus: set[int]) -> None:
+    """We run on `cpus`, or where we do if all of them are offline: the kernel then moves their processes, too."""
+    if not cpus or cpus == os.sched_getaffinity(0):
+        return
+    try:
         os.sched_setaffinity(0, cpus)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
 
 
 def set_limit(limit: int, values: tuple[int, int]) -> None:

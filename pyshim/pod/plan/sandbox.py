@@ -45,7 +45,7 @@ from pyshim.resources.confidential.plan.initdata import decode
 from pyshim.resources.devices.plan.devices import PASSING_TIMEOUT_S, check_kind_table, device_layout, memory_nodes
 from pyshim.resources.devices.plan.instances import InstanceTable, choose_type
 from pyshim.resources.network.plan.network import OWN_NETNS
-from pyshim.resources.sizing.plan.capacity import capacity_check, memory_backing
+from pyshim.resources.sizing.plan.capacity import capacity_check, memory_backing, pods_host
 from pyshim.resources.sizing.plan.static import Headroom, boot_size, headroom, is_resizable, static_size, template_size
 from pyshim.resources.sizing.plan.workload import workload
 from pyshim.resources.volumes.plan.disks import scsi_controller
@@ -153,7 +153,7 @@ def _remote(asked: _Asked, instances: InstanceTable | None) -> _Made:
 
 
 def _local(asked: _Asked, capacity: CapacityFacts) -> _Made:
-    spec, config, host = asked.spec, asked.config, asked.host
+    spec, config, host = asked.spec, asked.config, pods_host(asked.host, capacity)
     _check(config)
     initdata = _initdata(config)
     guard = guard_of(config, host, initdata)

@@ -4,7 +4,7 @@ import os
 from fractions import Fraction
 from operator import itemgetter
 
-from pyshim.model.host_facts import CapacityFacts, CapacityQuestion, CgroupLimits, CgroupMode, RamBacking
+from pyshim.model.host_facts import CapacityFacts, CapacityQuestion, CgroupLimits, CgroupMode, RamBacking, known_cpus
 from pyshim.resources.cgroups.host import hierarchies as kernel
 
 
@@ -23,7 +23,12 @@ def probe_capacity(
         available_mib=None if available_kib is None else available_kib // 1024,
         swap_free_mib=meminfo.get("SwapFree", 0) // 1024,
         backing=_hugepages(page_kib, f"{sys_root}/kernel/mm/hugepages") if question.hugepages else None,
-        cgroup=_cgroup_limits(question.parent_cgroup, cgroup_mode, f"{sys_root}/fs/cgroup"),
+        cgroup=_cgroup_limits(
+            question.parent_cgroup,
+            cgroup_mode,
+            f"{sys_root}/fs/cgroup",
+            known_cpus(kernel.read(f"{sys_root}/devices/system/cpu/online")),
+        ),
     )
 
 
@@ -53,17 +58,36 @@ def _hugepages(page_kib: int, root: str) -> RamBacking:
     return RamBacking(name=f"huge pages of {page_mib} MiB", free_mib=pages * page_kib // 1024, page_mib=page_mib)
 
 
-def _cgroup_limits(path: str, mode: CgroupMode, root: str) -> CgroupLimits:
+def _cgroup_limits(path: str, mode: CgroupMode, root: str, online: frozenset[int]) -> CgroupLimits:
     limits, quotas = [], []
+    cpus: frozenset[int] | None = None
+    cpus_path = ""
     for cgroup in kernel.upwards(path):
         if (limit := _memory_limit(cgroup, mode, root)) is not None:
             limits.append((limit, cgroup or "/"))
         if (quota := _cpu_quota(cgroup, mode, root)) is not None:
             quotas.append((quota, cgroup or "/"))
+        if cpus is None and (found := _cpus(cgroup, mode, root) & online):
+            cpus, cpus_path = found, cgroup or "/"  # a cgroup has none that those above it lack
     # Of equal limits the first one, which is the innermost.
     memory_bytes, memory_path = min(limits, key=itemgetter(0), default=(None, ""))
     cpu_quota, cpu_path = min(quotas, key=itemgetter(0), default=(None, ""))
-    return CgroupLimits(memory_bytes=memory_bytes, memory_path=memory_path, cpu_quota=cpu_quota, cpu_path=cpu_path)
+    return CgroupLimits(
+        memory_bytes=memory_bytes,
+        memory_path=memory_path,
+        cpu_quota=cpu_quota,
+        cpu_path=cpu_path,
+        cpus=cpus,
+        cpus_path=cpus_path,
+    )
+
+
+def _cpus(cgroup: str, mode: CgroupMode, root: str) -> frozenset[int]:
+    """The CPUs of the cgroup's cpuset; empty if it has none or is not there yet. On v1, also some that are offline."""
+    names = (f"{cgroup}/cpuset.cpus.effective",)
+    if mode is not CgroupMode.V2:
+        names = (f"/cpuset{cgroup}/cpuset.effective_cpus", f"/cpuset{cgroup}/cpuset.cpus")
+    return next(filter(None, (known_cpus(kernel.read(root + name)) for name in names)), frozenset())
 
 
 def _memory_limit(cgroup: str, mode: CgroupMode, root: str) -> int | None:

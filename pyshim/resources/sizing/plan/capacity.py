@@ -3,6 +3,8 @@
 import logging
 import math
 
+from msgspec.structs import replace
+
 from pyshim.model.config import Config, HypervisorConfig
 from pyshim.model.errors import FailedPrecondition
 from pyshim.model.host_facts import (
@@ -29,6 +31,14 @@ def host_side_mib(config: Config, host: HostFacts) -> int:
     return HOST_SIDE_MIB if emulates else KVM_HOST_SIDE_MIB
 
 
+def pods_host(host: HostFacts, facts: CapacityFacts) -> HostFacts:
+    """`host` with the CPUs only that the pod's cgroup may use."""
+    cpus = facts.cgroup.cpus
+    if cpus is None or len(cpus) >= host.cpu_count:
+        return host
+    return replace(host, cpu_count=len(cpus), cpu_cgroup=facts.cgroup.cpus_path)
+
+
 def capacity_check(record: SizingRecord, config: Config, host: HostFacts, facts: CapacityFacts) -> tuple[str, ...]:
     """Warnings about a VM that fits only by overcommitting; each is one sentence with its numbers.
 
@@ -50,8 +60,9 @@ def check_vcpus(config: Config, host: HostFacts) -> None:
     base = config.hypervisor.default_vcpus
     if "default_vcpus" in config.annotated and math.ceil(base) > host.cpu_count:
         origin = config.origin("default_vcpus")
+        owner = f"cgroup '{host.cpu_cgroup}'" if host.cpu_cgroup else "this host"
         raise FailedPrecondition(
-            f"size vm: default_vcpus = {decimal(base)} in {origin}: this host has {host.cpu_count} CPUs"
+            f"size vm: default_vcpus = {decimal(base)} in {origin}: {owner} has {host.cpu_count} CPUs"
         )
 
 

@@ -147,7 +147,9 @@ def maximum_memory_mib(hypervisor: HypervisorConfig, host: HostFacts) -> int:
 def vcpus_limit(hypervisor: HypervisorConfig, host: HostFacts) -> tuple[int, str]:
     """The most vCPUs a VM gets, and the source of that limit."""
     most = maximum_vcpus(hypervisor, host)
-    return most, "default_maxvcpus" if most == hypervisor.default_maxvcpus else "the host's CPUs"
+    if most == hypervisor.default_maxvcpus:
+        return most, "default_maxvcpus"
+    return most, f"the CPUs of cgroup '{host.cpu_cgroup}'" if host.cpu_cgroup else "the host's CPUs"
 
 
 def memory_limit(hypervisor: HypervisorConfig, host: HostFacts) -> tuple[int, str]:

@@ -105,6 +105,29 @@ def test_the_tightest_limit_on_the_way_up_counts_v2(roots: Roots) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("mode", "files", "cpus", "path"),
+    [
+        (CgroupMode.V2, {"kubepods/pod1/cpuset.cpus.effective": "0-1"}, {0, 1}, "/kubepods/pod1"),
+        (CgroupMode.V2, {"kubepods/cpuset.cpus.effective": "3"}, {3}, "/kubepods"),
+        (CgroupMode.V2, {"kubepods/pod1/cpuset.cpus.effective": "", "cpuset.cpus.effective": "0-3"}, {*range(4)}, "/"),
+        (CgroupMode.V2, {"kubepods/cpuset.cpus.effective": "x-y"}, None, ""),
+        (CgroupMode.V1, {"cpuset/kubepods/pod1/cpuset.effective_cpus": "2"}, {2}, "/kubepods/pod1"),
+        (CgroupMode.V1, {"cpuset/kubepods/cpuset.cpus": "0,2,9"}, {0, 2}, "/kubepods"),
+    ],
+)
+def test_a_pods_cpus_are_those_of_the_innermost_cpuset_that_is_there(
+    roots: Roots, mode: CgroupMode, files: dict[str, str], cpus: set[int] | None, path: str
+) -> None:
+    roots.write("sys/devices/system/cpu/online", "0-3")
+    for name, text in files.items():
+        roots.write(f"sys/fs/cgroup/{name}", text)
+
+    found = roots.probe(question("/kubepods/pod1"), mode).cgroup
+
+    assert (found.cpus, found.cpus_path) == (None if cpus is None else frozenset(cpus), path)
+
+
 @pytest.mark.parametrize("tree", ["cpu", "cpu,cpuacct"])
 def test_the_tightest_limit_on_the_way_up_counts_v1(roots: Roots, tree: str) -> None:
     cgroup = "sys/fs/cgroup"

@@ -10,7 +10,7 @@ from pyshim.model.config import Config
 from pyshim.model.errors import FailedPrecondition
 from pyshim.model.host_facts import HOST_SIDE_MIB, CapacityFacts, CgroupLimits, HostFacts, RamBacking
 from pyshim.model.units import MIB
-from pyshim.resources.sizing.plan.capacity import capacity_check
+from pyshim.resources.sizing.plan.capacity import capacity_check, pods_host
 from pyshim.resources.sizing.plan.static import static_size
 from pyshim.resources.sizing.plan.workload import Workload
 from tests.fakes.inputs import config, configured, host
@@ -112,6 +112,20 @@ def test_a_pods_annotation_above_the_hosts_cpus_is_refused_and_the_files_base_an
     said = r"default_vcpus = 8.5 in annotation 'io.x.default_vcpus': this host has 8 CPUs"
     with pytest.raises(FailedPrecondition, match=said):
         check(by_pod, host(cpu_count=8), PLENTY)
+
+
+def test_a_pods_cgroup_with_fewer_cpus_than_asked_limits_the_size_and_is_named() -> None:
+    narrow = replace(PLENTY, cgroup=replace(UNLIMITED, cpus=frozenset({0, 3}), cpus_path="/kubepods/pod1"))
+    wide = replace(PLENTY, cgroup=replace(UNLIMITED, cpus=frozenset(range(8)), cpus_path="/"))
+    asked = Workload(vcpus=Fraction(4), vcpus_source="t", memory_bytes=0, memory_source="t")
+    by_pod = replace(config(default_vcpus=3), annotated={"default_vcpus": "io.x.default_vcpus"})
+
+    sized = static_size(config(), pods_host(host(cpu_count=8), narrow), asked)
+
+    assert sized.vcpus.explain("vCPU").endswith("-> 5 vCPU, limited to 2 by the CPUs of cgroup '/kubepods/pod1'")
+    assert pods_host(host(cpu_count=8), wide) == pods_host(host(cpu_count=8), PLENTY) == host(cpu_count=8)
+    with pytest.raises(FailedPrecondition, match=r"io.x.default_vcpus': cgroup '/kubepods/pod1' has 2 CPUs"):
+        check(by_pod, pods_host(host(cpu_count=8), narrow), PLENTY)
 
 
 def test_a_vm_larger_than_the_pods_cgroup_is_a_warning() -> None:

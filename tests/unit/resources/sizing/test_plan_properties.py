@@ -2,11 +2,12 @@
 
 import math
 from fractions import Fraction
-from itertools import pairwise
+from itertools import pairwise, product
+from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -14,10 +15,13 @@ from pyshim.config.load import build_config
 from pyshim.config.sources import Source
 from pyshim.model.config import Config
 from pyshim.model.errors import InvalidArgument
-from pyshim.model.host_facts import HostFacts
+from pyshim.model.host_facts import CapacityQuestion, CgroupMode, HostFacts, known_cpus
 from pyshim.model.oci import ContainerKind
 from pyshim.model.sizing import SizingRecord, dimension
 from pyshim.model.units import MIB
+from pyshim.resources.probe import probe_host
+from pyshim.resources.sizing.host import probe_capacity
+from pyshim.resources.sizing.plan.capacity import pods_host
 from pyshim.resources.sizing.plan.resize import Demand, VmSize, resize_plan
 from pyshim.resources.sizing.plan.static import static_size
 from pyshim.resources.sizing.plan.workload import Workload, workload
@@ -221,29 +225,57 @@ def test_requested_figures_stand_in_for_smaller_limits_and_shrink_nothing(
     assert both.memory_mib.exact == memory
 
 
-@settings(max_examples=1_000, deadline=None)
-@given(
-    quota=st.sampled_from([-1, 0]) | st.integers(1_000, 10_000_000),
-    period=st.sampled_from([0, 100_000]) | st.integers(1_000, 1_000_000),
-    shares=st.sampled_from([0, 2]) | st.integers(2, 262_144),
-    cpus=st.integers(1, 512),
-)
-def test_a_pods_vcpus_are_those_of_the_figures_that_decide(quota: int, period: int, shares: int, cpus: int) -> None:
-    """The oracle: a quota decides, also one that is off; without a period too, the kubelet has switched quotas off."""
-    prefix = "io.kubernetes.cri.sandbox-cpu-"
-    annotations = {f"{prefix}quota": str(quota), f"{prefix}period": str(period), f"{prefix}shares": str(shares)}
-    if quota > 0 and not period:
-        with pytest.raises(InvalidArgument, match="without a period"):
-            workload(ContainerKind.POD_SANDBOX, annotations, {})
-        return
+# ---- the oracle: whatever a kubelet writes, on whatever host the container runtime was confined
 
-    asked = workload(ContainerKind.POD_SANDBOX, annotations, {})
-    by_shares = Fraction(math.ceil(Fraction(shares * 1000, 1024)), 1000) if shares > 2 else Fraction(0)
-    expected = {True: Fraction(max(quota, 0), period or 1), False: by_shares}[quota > 0]
-    if quota == 0 and period:
-        expected = Fraction(0)
-    record = size(CONFIGS["sum", False], asked, host_facts(cpu_count=cpus, memory_mib=1 << 40))
+QUOTAS_US = (-1, 0, 1_000, 25_000, 100_000, 150_001, 400_000, 10_000_000)
+PERIODS_US = (0, 1_000, 50_000, 100_000, 1_000_000)
+SHARES = (0, 2, 3, 256, 1_023, 1_024, 1_025, 4_096, 262_144)
+HOSTS = tuple(product(("0-7", "0-2,5"), ("", "0-7", "1,3"), ("0", "0-7"), ("", "2", "0-3")))
+"""The CPUs that are online, those of the cpuset at the top, of containerd's affinity, and of the pod's cgroup."""
 
-    assert asked.vcpus == expected
-    assert record.vcpus.granted == min(cpus, max(1, math.ceil(1 + expected)))
-    assert bool(record.warnings) == (quota == period == 0 and bool(expected))
+
+def some_host(root: Path, online: str, cpuset: str, affinity: str, pod: str) -> HostFacts:
+    """The facts that the shim of a pod finds on such a host."""
+    files = {
+        "sys/devices/system/cpu/online": online,
+        "sys/fs/cgroup/cpuset.cpus.effective": cpuset,
+        "sys/fs/cgroup/kubepods/pod1/cpuset.cpus.effective": pod,
+        "proc/self/status": f"Cpus_allowed_list:\t{affinity}",
+    }
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(f"{text}\n")
+    roots = {"proc_root": f"{root}/proc", "sys_root": f"{root}/sys"}
+    question = CapacityQuestion(parent_cgroup="/kubepods/pod1", hugepages=False)
+    found = probe_host(dev_root=f"{root}/dev", run_root=f"{root}/run", **roots)
+    facts = probe_capacity(question, cgroup_mode=CgroupMode.V2, **roots)
+    return pods_host(replace(found, memory_mib=1 << 40), facts)
+
+
+def test_a_pods_vcpus_are_those_of_the_figures_that_decide(tmp_path: Path) -> None:
+    """A quota decides, also one that is off. Quota and period 0: the kubelet has switched quotas off."""
+    prefix, cases = "io.kubernetes.cri.sandbox-cpu-", 0
+    for number, (online, cpuset, affinity, pod) in enumerate(HOSTS):
+        found = some_host(tmp_path / str(number), online, cpuset, affinity, pod)
+        sets = [known_cpus(text) for text in (online, cpuset or online, pod or online)]
+        cpus = max(1, len(frozenset.intersection(*sets)))
+        assert found.cpu_count == cpus, (online, cpuset, affinity, pod)
+        for quota, period, shares in product(QUOTAS_US, PERIODS_US, SHARES):
+            cases += 1
+            annotations = {f"{prefix}quota": str(quota), f"{prefix}period": str(period), f"{prefix}shares": str(shares)}
+            if quota > 0 and not period:
+                with pytest.raises(InvalidArgument, match="without a period"):
+                    workload(ContainerKind.POD_SANDBOX, annotations, {})
+                continue
+            milli_cpus = -(-shares * 1000 // 1024) if shares > 2 else 0
+            is_off = quota < 0 or (quota == 0 and period == 0)
+            asked = Fraction(milli_cpus, 1000) if is_off else Fraction(quota, period)
+
+            wanted = workload(ContainerKind.POD_SANDBOX, annotations, {})
+            record = size(CONFIGS["sum", False], wanted, found)
+
+            case = (online, cpuset, affinity, pod, quota, period, shares)
+            assert wanted.vcpus == asked, case
+            assert record.vcpus.granted == min(cpus, math.ceil(1 + asked)), case
+            assert bool(record.warnings) == (quota == period == 0 and milli_cpus > 0), case
+    assert cases >= 10_000

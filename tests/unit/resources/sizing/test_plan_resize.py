@@ -55,7 +55,7 @@ def asks(vcpus: str = "0", mib: int = 0, cpus: str = "", hugepage_mib: int = 0, 
         pytest.param("1", [asks(cpus="0,1"), asks(cpus="1,2")], 4, "4", id="union-of-cpusets"),
         pytest.param("1", [asks("0.5"), asks(cpus="0,1,2,3")], 2, "3/2", id="no-cpusets-beside-a-quota"),
         pytest.param("1", [asks("0.5", cpus="0,1,2,3")], 2, "3/2", id="quota-before-cpuset"),
-        pytest.param("0", [asks("0.001")], 1, "1/1000", id="never-none"),
+        pytest.param("0.001", [], 1, "1/1000", id="never-none"),
     ],
 )
 def test_vcpus_are_the_default_and_all_quotas_rounded_once(
