@@ -93,7 +93,7 @@ def _links_of(sandbox_id: str, root: str) -> list[LedgerEntry]:
     entries = []
     for tap in our_taps(root):
         if tap.owner == sandbox_id:
-            detail: dict[str, str | int] = {"netns": tap.netns, "index": tap.index}
+            detail: dict[str, str | int] = {"netns": tap.netns, "index": tap.ifindex}
             entries.append(LedgerEntry(kind=ResourceKind.LINK, key=tap.name, detail=detail))
             if tap.link:
                 entries.append(LedgerEntry(kind=ResourceKind.INGRESS, key=tap.link, detail={"netns": tap.netns}))

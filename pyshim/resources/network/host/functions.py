@@ -54,7 +54,7 @@ class NetworkFunctions:
 
     async def _bind(self, address: str, former: str) -> None:
         vfio.check_network_function(address, sys=self._sys)
-        self._bound.replace(_entry(address, former, vfio.override_of(address, sys=self._sys)))
+        self._bound.acquire(_entry(address, former, vfio.override_of(address, sys=self._sys)))
         # A driver may be slow to release a card; the thread continues after its caller was cancelled.
         self._binding = asyncio.ensure_future(in_own_thread(vfio.bind, address, sys=self._sys, write=self._write))
         await asyncio.shield(self._binding)

@@ -164,7 +164,7 @@ class OurTap(NamedTuple):
 
     netns: str
     name: str
-    index: int
+    ifindex: int
     owner: str
     link: str
     """The link of the namespace that our filters wire it to; empty for a tap that needs none."""
