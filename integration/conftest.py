@@ -20,6 +20,7 @@ import pytest
 
 from pyshim.start.dialect import BINARY
 
+from . import records
 from .framework import cri_session, crio, enclosure, evidence, images, kata_agent, shim_config, soak, zygote
 from .framework.containerd import Containerd, missing_programs, remove_daemon_files
 from .framework.cri import Cri
@@ -127,6 +128,11 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.write_line(f"{_made[Mode.FORKED]} shims were forked, {_made[Mode.EXECUTED]} executed")
+    if what := os.environ.get(records.CHOICE):
+        passed, failed, errors, skipped = (
+            len(terminalreporter.stats.get(word, ())) for word in ("passed", "failed", "error", "skipped")
+        )
+        records.add(what, records.counted(passed=passed, failed=failed + errors, skipped=skipped))
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -27,8 +27,12 @@ from pyshim.node.install.in_cluster.payload import NodeHost, install
 from pyshim.node.install.release import Sources
 from scripts.dist import Origin, build_python, lay_out
 
+from .docker import packages
+from .docker.engine import Engine, remove_furniture
 from .framework import images, releases, wheels
 from .framework.bare_node import CONFIG, BareNode, everything, layouts
+from .framework.containerd import missing_programs
+from .framework.daemon import Directories
 from .framework.waiting import eventually
 
 PROJECT = Path(__file__).resolve().parents[1]
@@ -37,6 +41,7 @@ LATER = "9.0.0"
 SOCKET = GROUND / "state" / "containerd.sock"
 PAUSE = "docker.io/local/pause:test"
 BRIDGE = "cniinstall"
+_RELEASES = releases.RELEASES | ({releases.NEWEST: releases.found_newest()} if releases.is_newest_found() else {})
 LAYOUTS = layouts(GROUND, PAUSE)
 HANDLERS = {"runc", "pykata", "pykata-tdx", "pykata-snp", "pykata-remote", "pykata-debug", "pykata-warm"}
 DROP_IN = Path("/etc/containerd/conf.d/pyshim.toml")
@@ -274,7 +279,7 @@ def test_install_upgrade_and_uninstall(node: Node, layout: str, scratch: Path) -
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("release", releases.RELEASES.values(), ids=releases.RELEASES)
+@pytest.mark.parametrize("release", _RELEASES.values(), ids=_RELEASES)
 def test_a_fresh_install_on_the_unmodified_default_of_a_release(release: releases.Release) -> None:
     containerd = release.programs / "containerd"
     if not containerd.exists():
@@ -295,3 +300,70 @@ def test_a_fresh_install_on_the_unmodified_default_of_a_release(release: release
         node.remove_pod(pod)
         node.pyshim("uninstall", "--restart")
         assert everything() == before
+
+
+DOCKERS = 'disabled_plugins = ["cri"]\n'
+"""containerd's configuration in the package of docker-ce, without its comments."""
+DAEMON_JSON = Path("/etc/docker/daemon.json")
+
+
+@pytest.fixture
+def docker_node() -> Iterator[tuple[Node, Engine]]:
+    """A node as docker-ce's packages leave it, whose dockerd has a runtime of the operator's."""
+    try:
+        unpacked = packages.programs()
+    except FileNotFoundError as error:
+        pytest.skip(str(error))
+    if missing := missing_programs("iptables", "runc"):
+        pytest.skip(f"needs {', '.join(missing)}")
+    ground = GROUND / "engine"
+    ground.mkdir(parents=True)
+    made = Node(BareNode(ground=GROUND, state=SOCKET.parent))
+    try:
+        with made.bare.laid_out(DOCKERS, "/var/lib"):
+            with Sources(checkout=str(PROJECT), guest="", lock="", wheel=None, wheels=None) as sources:
+                shutil.copy(sources.wheel(), GROUND)
+            DAEMON_JSON.parent.mkdir(exist_ok=True)
+            client = Path("/usr/local/bin/docker")
+            client.unlink(missing_ok=True)
+            client.symlink_to(unpacked / "usr/bin/docker")
+            made.bare.restart_containerd()
+            eventually(SOCKET.exists, what=lambda: f"containerd listens: {made.log()}")
+            directories = Directories(root=GROUND / "root", state=SOCKET.parent)
+            mine = {"mine": {"path": "/usr/bin/crun"}}
+            with Engine(directories, unpacked, ground, settings=DAEMON_JSON, runtimes=mine) as engine:
+                yield made, engine
+    finally:
+        remove_furniture(ground)
+        shutil.rmtree(GROUND)
+
+
+@pytest.mark.vm
+@pytest.mark.timeout(900)
+def test_install_for_docker_alone(docker_node: tuple[Node, Engine]) -> None:
+    node, engine = docker_node
+    before = everything()
+    socket = ("--socket", str(GROUND / "engine" / "docker.sock"))
+    words = ("--kind", "docker", *socket, "--handler", "pykata", "--restart")
+    assert "--kind docker needs no CRI" in node.install(code=1)
+
+    assert "change" not in node.install(*words)
+    assert "ran a container with io.containerd.pykata.v2" in node.pyshim("verify", *socket)
+    assert "change /etc/docker/daemon.json" in node.install(*words, "--daemon-json")
+    assert json.loads(DAEMON_JSON.read_text())["runtimes"].keys() == {"mine", "pykata"}
+    assert CONFIG.read_text() == DOCKERS
+    assert "ran a container with pykata" in node.pyshim("verify", *socket)
+    assert "container runtime Docker" in node.pyshim("status")
+    assert "nothing to do" in node.install(*words, "--daemon-json")
+
+    before_fault = everything()
+    Path("/etc/pyshim/config.d").mkdir()
+    broken = Path("/etc/pyshim/config.d/10-broken.toml")
+    broken.write_text('[hypervisor.qemu]\npath = "/nothing"\n')
+    assert "'/nothing': ENOENT" in node.install(*words, "--handler", "pykata-debug", "--daemon-json", code=1)
+    shutil.rmtree(broken.parent)
+    assert everything() == before_fault
+
+    node.pyshim("uninstall", "--restart", *socket)
+    assert everything() == before
+    assert "mine" in engine.docker("info", "--format", "{{json .Runtimes}}").out

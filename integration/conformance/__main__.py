@@ -21,6 +21,7 @@ from dataclasses import replace
 
 import grpc
 
+from integration import records
 from integration.conformance import cri_integration, critest
 from integration.conformance.suite import LOG, PAUSE, REGISTRY_PORT, Spec, Suite
 from integration.conformance.suite_images import suite_images
@@ -55,6 +56,9 @@ def main() -> int:
     found = _run(names, handlers, words.focus, words.within)
     listed = listed_specs(PAGE.read_text(), "CRI-O" if crio.is_chosen() else "Conformance")
     unlisted = [_compare(SUITES[name].name, found[name], listed) for name in names]
+    if not words.focus:
+        for name in names:
+            _record(SUITES[name].name, found[name])
     return int(any(unlisted))
 
 
@@ -84,6 +88,18 @@ def _compare(suite: str, found: dict[str, list[Spec]], listed: frozenset[str]) -
         unlisted |= is_new
         print(f"{spec.status} ({beside}{', not listed' if is_new else ''}): {spec.name}\n    {spec.reason}")
     return unlisted
+
+
+def _record(suite: str, found: dict[str, list[Spec]]) -> None:
+    """A whole run with pyshim and with runc is in the README."""
+    if not {HANDLER, RUNC_HANDLER} <= found.keys():
+        return
+    ran = [{spec.name for spec in found[name] if spec.status != "skipped"} for name in (HANDLER, RUNC_HANDLER)]
+    passed = [sum(spec.status == "passed" for spec in found[name]) for name in (HANDLER, RUNC_HANDLER)]
+    name, _, version = suite.rpartition(" ")
+    sandboxer = ", Sandbox API" if releases.sandboxer() == "shim" else ""
+    text = f"{version}: {passed[0]} of {len(ran[0])}, runc {passed[1]} of {len(ran[1])}"
+    records.add(f"{name}{sandboxer}", text)
 
 
 def _run(names: list[str], handlers: list[str], focus: str, within: str) -> dict[str, dict[str, list[Spec]]]:

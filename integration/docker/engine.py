@@ -13,7 +13,7 @@ from typing import Any
 from integration.framework import images, shim_config
 from integration.framework.containerd import Containerd
 from integration.framework.ctr import Ctr, Result
-from integration.framework.daemon import Program
+from integration.framework.daemon import Directories, Program
 
 IMAGE = "busybox:test"
 RUNC, PYSHIM = "runc", "pykata"
@@ -47,16 +47,24 @@ class Engine(Program):
     """dockerd, with live-restore: its containers run on while it is stopped. Its files are in `ground`."""
 
     def __init__(
-        self, daemon: Containerd, packages: Path, ground: Path, runtimes: Mapping[str, Any] | None = None
+        self,
+        containerd: Directories,
+        packages: Path,
+        ground: Path,
+        *,
+        binaries: str = "/usr/local/bin",
+        settings: Path | None = None,
+        runtimes: Mapping[str, Any] | None = None,
     ) -> None:
-        """`packages` is the root of the unpacked ones; `runtimes` are further entries of daemon.json."""
+        """`packages` is the root of the unpacked ones, `binaries` the directory of the shim. `settings` is the place of
+        daemon.json, and `runtimes` are its runtimes, by default PYSHIM.
+        """
         super().__init__("dockerd", ground / "dockerd.log")
         self._program = packages / "usr/sbin/dockerd"
-        self._settings = ground / "daemon.json"
-        self.tasks_directory = daemon.directories.state / "io.containerd.runtime.v2.task" / "moby"
+        self._settings = settings or ground / "daemon.json"
+        self.tasks_directory = containerd.state / "io.containerd.runtime.v2.task" / "moby"
         """containerd's bundles of this Engine's containers."""
         self._socket = ground / "docker.sock"
-        binaries = daemon.ctr.environment["PATH"].split(":")[0]
         self._environment = {
             "PATH": f"{binaries}:{packages}/usr/sbin:{packages}/usr/bin:{_PATH}",
             "HOME": str(ground / "home"),
@@ -68,27 +76,22 @@ class Engine(Program):
         plugins.mkdir(parents=True)
         for plugin in packages.glob("usr/libexec/docker/cli-plugins/*"):
             (plugins / plugin.name).symlink_to(plugin)
-        settings = {
+        ours = {"runtimeType": "io.containerd.pykata.v2", "options": {"ConfigPath": str(shim_config.SHIPPED)}}
+        text = {
             "data-root": str(ground / "data"),
             "exec-root": str(ground / "exec"),
             "pidfile": str(ground / "docker.pid"),
             "hosts": [f"unix://{self._socket}"],
-            "containerd": str(daemon.directories.socket),
+            "containerd": str(containerd.socket),
             "live-restore": True,
             "debug": True,
             "init-path": str(packages / "usr/bin/tini-static"),
             "userland-proxy-path": str(packages / "usr/sbin/docker-proxy"),
             "bip": "10.230.0.1/24",
             "default-address-pools": [{"base": POOL, "size": 24}],
-            "runtimes": {
-                PYSHIM: {
-                    "runtimeType": "io.containerd.pykata.v2",
-                    "options": {"ConfigPath": str(shim_config.SHIPPED)},
-                },
-                **(runtimes or {}),
-            },
+            "runtimes": {PYSHIM: ours} if runtimes is None else dict(runtimes),
         }
-        self._settings.write_text(json.dumps(settings))
+        self._settings.write_text(json.dumps(text))
 
     def start(self) -> None:
         self._run([self._program, "--config-file", self._settings], environment=self._environment)
@@ -102,10 +105,11 @@ class Engine(Program):
 
 
 @contextlib.contextmanager
-def engine(daemon: Containerd, packages: Path, ground: Path, **options: Any) -> Iterator[Engine]:
+def engine(daemon: Containerd, packages: Path, ground: Path) -> Iterator[Engine]:
     """A dockerd with the test image; at the end its containers and networks are removed, and it has ended."""
     ground.mkdir()
-    with Engine(daemon, packages, ground, **options) as made:
+    binaries = daemon.ctr.environment["PATH"].split(":")[0]
+    with Engine(daemon.directories, packages, ground, binaries=binaries) as made:
         rootfs = images.unpack_rootfs(ground / "rootfs")
         archive = subprocess.run(["tar", "-C", rootfs, "-c", "."], check=True, capture_output=True).stdout
         settings = ("-c", 'CMD ["/bin/sh"]', "-c", "ENV PATH=/bin:/sbin:/usr/bin:/usr/sbin")
@@ -117,10 +121,10 @@ def engine(daemon: Containerd, packages: Path, ground: Path, **options: Any) -> 
                 made.docker("rm", "--force", "--volumes", container, check=False)
             made.docker("network", "prune", "--force", check=False)
             made.docker("volume", "prune", "--all", "--force", check=False)
-    _remove_furniture(ground)
+    remove_furniture(ground)
 
 
-def _remove_furniture(ground: Path) -> None:
+def remove_furniture(ground: Path) -> None:
     """What dockerd makes once on a host and leaves is gone: its bridge, its name for the host's network namespace, its
     cgroups and directory, when they are empty.
     """

@@ -1,7 +1,7 @@
 """A node as an operator finds it: the distribution's or another release's containerd, and nothing of pyshim.
 
-Its /etc, /opt and /usr/local are overlays of the test's own, within the enclosure. In place of systemd there is one
-command, `systemctl restart containerd`.
+Its /etc, /opt and /usr/local are overlays of the test's own, within the enclosure. In place of systemd there are two
+commands, `systemctl restart containerd` and `systemctl reload docker`.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ _PROGRAMS = ("containerd", "ctr", "containerd-shim-runc-v2")
 _LOOKED_AT = ("/etc", "/opt", "/usr/local")
 _SYSTEMCTL = """\
 #!/bin/sh
+[ "$*" != "reload docker" ] || exec kill -HUP "$(cat {ground}/engine/docker.pid)"
 [ "$*" = "restart containerd" ] || exit 1
 if [ -e {ground}/pid ]; then
     kill "$(cat {ground}/pid)"

@@ -24,7 +24,7 @@ from . import processes
 from .containerd import Containerd
 from .crio import Crio
 from .images import IMAGE
-from .waiting import eventually
+from .waiting import PATIENCE_S, eventually
 
 HANDLER = "pykata"
 CRI_IMAGE = f"docker.io/{IMAGE}"
@@ -61,12 +61,13 @@ class Cri:
         self._channel: grpc.Channel | None = None
         self.connect()
 
-    def connect(self) -> None:
+    def connect(self, within_s: float = PATIENCE_S) -> None:
+        """CRI answers through a new channel."""
         self.close()
         self._channel = grpc.insecure_channel(f"unix://{self.daemon.directories.socket}")
         self._runtime = v1_pb2_grpc.RuntimeServiceStub(self._channel)
         self._images = v1_pb2_grpc.ImageServiceStub(self._channel)
-        eventually(self._is_ready, what="the CRI plugin answers")
+        eventually(self._is_ready, what="the CRI plugin answers", within_s=within_s)
 
     def close(self) -> None:
         if self._channel is not None:

@@ -206,6 +206,10 @@ def found_newest() -> Release:
         ) from error
 
 
+def is_newest_found() -> bool:
+    return _NEWEST_FILE.exists()
+
+
 def build(release: Release) -> None:
     """The programs of `release` are in its directory. Raises OSError saying what failed.
 

@@ -61,8 +61,15 @@ def with_members(text: str, members: Mapping[str, Any], former: Collection[str] 
         document[_KEY] = wanted
     else:
         document.pop(_KEY, None)
-    found = _INDENT.search(text)
-    return json.dumps(document, indent=found[1] if found else _DEFAULT_INDENT, ensure_ascii=False) + "\n"
+    return _written(document, text)
+
+
+def _written(document: Mapping[str, Any], like: str) -> str:
+    """The document with the indentation of the text `like`, on one line as that one, and with its last newline."""
+    found = _INDENT.search(like)
+    is_line = len(like.strip()) > len("{}") and "\n" not in like.strip()
+    indent = found[1] if found else None if is_line else _DEFAULT_INDENT
+    return json.dumps(document, indent=indent, ensure_ascii=False) + ("\n" if like.endswith("\n") or not like else "")
 
 
 def members_in(text: str, names: Collection[str]) -> str | None:

@@ -420,6 +420,26 @@ def test_members_of_others_in_docker_s_file_are_the_operators(node: Path) -> Non
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        '{\n    "debug": true\n}\n',
+        '{\n\t"runtimes": {\n\t\t"other": {\n\t\t\t"path": "/x"\n\t\t}\n\t}\n}',
+        '{"debug": true, "runtimes": {"other": {"path": "/x"}}}',
+        "{}\n",
+    ],
+)
+def test_docker_s_file_is_as_it_was_after_the_removal(node: Path, text: str) -> None:
+    disk, file = Disk(str(node)), node / DAEMON_JSON[1:]
+    file.write_text(text)
+
+    install(disk, plan(disk, names=("pykata",)))
+    assert "pykata" in json.loads(file.read_text())["runtimes"]
+    remove(disk, PREFIX)
+
+    assert file.read_text() == text
+
+
+@pytest.mark.parametrize(
     ("text", "error", "words"),
     [
         ('{"runtimes": {"pykata": {"path": "/usr/bin/crun"}}}', AlreadyExists, "add runtime 'pykata' to '{path}'"),
