@@ -103,13 +103,13 @@ def _zygote(call: Invocation) -> int:
     from pyshim.config.load import ConfigCache, fill_caches
     from pyshim.config.sources import named_file
     from pyshim.model.errors import ShimError
-    from pyshim.start import zygote as link
+    from pyshim.start import zygote_client
     from pyshim.start.start import ZYGOTE_DIR
     from pyshim.zygote.server import run
 
     directory = call.directory or ZYGOTE_DIR
     try:
-        idle_s = float(call.idle or link.IDLE_S)
+        idle_s = float(call.idle or zygote_client.IDLE_S)
     except ValueError:
         idle_s = -1.0
     if not idle_s >= 0:  # true for "nan", too

@@ -25,7 +25,7 @@ from pyshim import log as shim_log
 from pyshim.agent.client import AgentClient, Wire
 from pyshim.agent.connect import Connector
 from pyshim.cleanup.namesakes import clear_remains, refuse_running_namesake
-from pyshim.cleanup.release import release
+from pyshim.cleanup.undo import undo_entry
 from pyshim.concurrency.deadlines import CHANGE_S, within_s
 from pyshim.concurrency.tasks import TaskOwner
 from pyshim.config.load import ConfigCache, load_config
@@ -246,8 +246,8 @@ class _Daemon:
             pod = Pod(identity=self._identity, environment=environment)
             mode = (await self._host_facts()).cgroup_mode
             service = TaskService(tasks=pod, cgroup_mode=mode, calls=self._calls)
-            stop = service.finished
-            lifetime = _Lifetime(pod=pod, calls=self._calls, over=stop)
+            over = service.finished
+            lifetime = _Lifetime(pod=pod, calls=self._calls, over=over)
             sandbox_service = SandboxService(
                 sandbox=ServedSandbox(pod=pod, environment=environment, options=self._identity.options),
                 cgroup_mode=mode,
@@ -262,22 +262,22 @@ class _Daemon:
             end.callback(_remove_socket, socket_path)
             unserved.pop_all()
             for number in (signal.SIGTERM, signal.SIGINT):
-                loop.add_signal_handler(number, stop.set)
+                loop.add_signal_handler(number, over.set)
             dump_on_signal(loop, self._calls.open_calls)
             for task in (
                 tasks.supervise("publisher", publisher.run()),
                 tasks.supervise("accept", server.serve(listener)),
             ):
-                task.add_done_callback(lambda _: stop.set())  # no client could end the shim any more
+                task.add_done_callback(lambda _: over.set())  # no client could end the shim any more
             log.info("shim started", extra={"pid": os.getpid(), **self._origin})
             _warn_of_writers("others can change the shim's code", code_paths())
-            await stop.wait()
+            await over.wait()
         log.info("shim ended", extra={"pid": os.getpid()})
 
     def _environment(self, publisher: EventPublisher, socket_path: str) -> Environment:
         faults = self._faults
         children = self._children if faults is None else faults.children(self._children)
-        host = LinuxHost(children=children, release=release, template_maker=_TEMPLATE_MAKER)
+        host = LinuxHost(children=children, undo_entry=undo_entry, template_maker=_TEMPLATE_MAKER)
 
         def lost_vm(vm_id: str) -> None:
             publisher.publish(RemoteVmLost(container_id=ContainerId(vm_id)))
@@ -302,7 +302,7 @@ class _Daemon:
             refuse_running_namesake(store, sandbox_id, shim)
             if store.has_record(sandbox_id):  # rare, so no thread otherwise
                 await thread_to_the_end(clear_remains, store, sandbox_id)
-            return SandboxRecords(store=store, sandbox_id=sandbox_id, shim=shim, release=host.release)
+            return SandboxRecords(store=store, sandbox_id=sandbox_id, shim=shim, undo=host.undo)
 
         environment = Environment(
             host=host,

@@ -15,7 +15,7 @@ from hypervisors.qemu.vm import QemuVm
 from pyshim import __version__
 from pyshim.agent.client import AgentClient
 from pyshim.agent.connect import Connector
-from pyshim.cleanup.release import release
+from pyshim.cleanup.undo import undo_entry
 from pyshim.config.load import load_config
 from pyshim.config.sources import named_file
 from pyshim.dry_run import empty_pod
@@ -103,10 +103,8 @@ async def _make(plan: SandboxPlan, vm: LocalVm, key: str, directory: str) -> Non
         pid_namespace=our_pid_namespace(),
         version=__version__,
     )
-    host = LinuxHost(children=children, release=release, template_maker=__name__)
-    records = SandboxRecords(
-        store=StateStore(register=REGISTER), sandbox_id=sandbox_id, shim=shim, release=host.release
-    )
+    host = LinuxHost(children=children, undo_entry=undo_entry, template_maker=__name__)
+    records = SandboxRecords(store=StateStore(register=REGISTER), sandbox_id=sandbox_id, shim=shim, undo=host.undo)
     try:
         await make_template(
             template_vm(vm, sandbox_id=sandbox_id, uuid=str(uuid4()), vm_dir=f"{VM_ROOT}/{sandbox_id}"),

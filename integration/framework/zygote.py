@@ -13,7 +13,7 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
-from pyshim.start import zygote as link
+from pyshim.start import zygote_client
 
 from . import processes
 from .daemon import Program
@@ -31,7 +31,7 @@ def keep_away() -> None:
     if _held:
         return
     DIRECTORY.mkdir(mode=0o700, exist_ok=True)
-    lock = os.open(f"{link.address(str(DIRECTORY))}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    lock = os.open(f"{zygote_client.address(str(DIRECTORY))}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

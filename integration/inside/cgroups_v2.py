@@ -45,9 +45,9 @@ class Ledger:
         self.entries += entries
 
     async def release(self, entry: Any) -> None:
-        from pyshim.cleanup.release import release
+        from pyshim.cleanup.undo import undo_entry
 
-        await asyncio.to_thread(release, entry)
+        await asyncio.to_thread(undo_entry, entry)
         self.entries.remove(entry)
 
 

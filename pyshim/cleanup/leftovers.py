@@ -15,9 +15,9 @@ from msgspec.structs import replace
 
 from pyshim.cleanup.background import Report, Reporter
 from pyshim.cleanup.names import Places, belongs_to, containers_of, conventional_ledger
-from pyshim.cleanup.release import TIMEOUT_S, release_all
 from pyshim.cleanup.remote_vms import are_stopped, hold_s, remote_vms
 from pyshim.cleanup.sockets import remove_dead_socket
+from pyshim.cleanup.undo import TIMEOUT_S, undo_entries
 from pyshim.host.files import lock_within, open_directory
 from pyshim.host.processes import identity as processes
 from pyshim.model.errors import DeadlineExceeded, NotFound, ShimError
@@ -312,7 +312,7 @@ class _Remains:
         self.errors += [f"clean sandbox {self._sandbox_id!r} ({reason}): {error}" for error in errors]
 
     def _release(self, ledger: tuple[LedgerEntry, ...], errors: list[str] | None = None) -> tuple[LedgerEntry, ...]:
-        return release_all(
+        return undo_entries(
             ledger,
             deadline=self._deadline,
             one_timeout_s=self._one_timeout_s,

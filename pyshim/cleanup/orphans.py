@@ -10,9 +10,9 @@ from msgspec.structs import replace
 
 from pyshim.cleanup.leftovers import locked
 from pyshim.cleanup.names import Places, belongs_to, containers_of, conventional_ledger, is_foreign, named_vmms
-from pyshim.cleanup.release import release_all
 from pyshim.cleanup.remote_vms import remote_vms
 from pyshim.cleanup.sockets import remove_dead_socket
+from pyshim.cleanup.undo import undo_entries
 from pyshim.host.processes import identity as processes
 from pyshim.model.errors import NotFound, ShimError
 from pyshim.model.ledger import LedgerEntry
@@ -106,7 +106,7 @@ def clean_orphan(
             return Spared(reason, is_served=False), (), errors
         containers = containers_of(sandbox_id, places, found.state)
         check = belongs_to(sandbox_id, places, store.root, container_ids=containers)
-        left = release_all(found.ledger, deadline=deadline, errors=errors, check=check)
+        left = undo_entries(found.ledger, deadline=deadline, errors=errors, check=check)
         # Foreign entries are in `errors` and are dropped: every later run would fail on them.
         own = tuple(entry for entry in left if not is_foreign(entry, check))
         if not own:

@@ -1,1 +1,1 @@
-"""Concurrency of the shim: owned tasks, undo stacks, deadlines, threads, the pumps of streams."""
+"""Concurrency of the shim: owned tasks, undo stacks, deadlines, the copy loops of streams."""

@@ -1,7 +1,7 @@
 """The ledger lists the host resources of a sandbox by kind and key.
 
 An entry is written before its resource is made and removed after the resource is gone. So after a crash the ledger
-names every resource that may exist. `cleanup/release.py` has the undo of each kind; every undo is idempotent.
+names every resource that may exist. `cleanup/undo.py` has the undo of each kind; every undo is idempotent.
 """
 
 from collections.abc import Mapping

@@ -262,7 +262,8 @@ class Host(Protocol):
     def netns_member(self, netns_path: str) -> AbstractAsyncContextManager[int]:
         """The pid of a process that runs during the block in the network namespace at `netns_path`."""
 
-    async def release(self, entry: LedgerEntry) -> None: ...
+    async def undo(self, entry: LedgerEntry) -> None:
+        """The resource is gone. The ledger strikes it out afterwards. Raises ShimError naming kind and key."""
 
 
 class Publisher(Protocol):

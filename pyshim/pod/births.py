@@ -3,6 +3,8 @@
 A birth makes a running VM with an agent that has answered. `Sandbox` tries those of `births` in order. Each attempt has
 new parts, a `PodVm`, and what it did is undone before the next. So nothing that a failed one has plugged, or learned
 about its guest, is seen by another.
+
+A template is a machine that was saved to disk once its agent had answered. A VM that continues from it is a clone.
 """
 
 import asyncio
@@ -57,7 +59,6 @@ class PodVm:
         network: SandboxNetwork,
     ) -> None:
         plan = self.plan = services.plan
-        self._env = environment
         self._connector = environment.connector_factory(plan.config)
         self._cgroups = cgroups
         self._services = services

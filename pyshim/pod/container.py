@@ -250,7 +250,7 @@ class Container:
         """The exit is latched and the streams are closed. A client waits for both before it reports `cause`."""
         if isinstance(cause, DeadlineExceeded):
             self._tasks.supervise(f"late/{process.label}", self._end_late(process))
-        self._end(process, EXIT_SANDBOX_LOST if isinstance(cause, AgentGone) else EXIT_START_FAILED)
+        self._report_ended(process, EXIT_SANDBOX_LOST if isinstance(cause, AgentGone) else EXIT_START_FAILED)
         await self._close_streams(process)
 
     async def _close_streams(self, process: Process) -> None:
@@ -294,7 +294,7 @@ class Container:
         process = self.process(exec_id)
         async with process.lock:
             process.require(Status.CREATED, Status.STOPPED, verb="delete")
-            self._end(process, 0)
+            self._report_ended(process, 0)
             await process.close_streams()
             if self._execs.get(exec_id) is process:  # else another Delete was faster; the id may have been reused
                 del self._execs[exec_id]
@@ -315,7 +315,7 @@ class Container:
             execs = tuple(self._execs.values())
             self._execs.clear()
             for each in execs:
-                self._end(each, EXIT_KILLED)  # also one that was never started, since a Wait may be open
+                self._report_ended(each, EXIT_KILLED)  # also one that was never started, since a Wait may be open
             closing = (each.close_streams() for each in (*execs, process))
             for failure in await asyncio.gather(*closing, return_exceptions=True):
                 if failure is not None:  # logged only: the undo must run, and closes the init's streams once more
@@ -332,7 +332,7 @@ class Container:
                 except ShimError as exc:
                     log.debug("kill before delete", extra={"container": self.id, "error": str(exc)})
                 await process.wait()
-        self._end(process, EXIT_KILLED)
+        self._report_ended(process, EXIT_KILLED)
 
     async def pause(self) -> None:
         """The container's processes are frozen. Raises FailedPrecondition unless it runs.
@@ -407,19 +407,19 @@ class Container:
         stats = await self._agent.stats_container(self.id)
         return replace(stats, oom_kills=self.oom_kills)
 
-    def end_all(self, status: int) -> None:
+    def report_all_ended(self, status: int) -> None:
         """Every process that had not ended is reported as ended with `status`, the init last."""
         for process in (*self._execs.values(), self.init):
-            self._end(process, status)
+            self._report_ended(process, status)
 
     def report_killed(self) -> None:
         """Every process is reported as ended by KILL, which the guest did not carry out."""
-        self.end_all(EXIT_KILLED)
+        self.report_all_ended(EXIT_KILLED)
         self._listener.init_exited(self.id, agent_gone=self.init.agent_gone)
 
     def report_exec_killed(self, process: Process) -> None:
         """The exec is reported as ended by KILL, which the guest did not carry out."""
-        self._end(process, EXIT_KILLED)
+        self._report_ended(process, EXIT_KILLED)
 
     async def _watch_init(self) -> None:
         process = self.init
@@ -430,7 +430,7 @@ class Container:
                 await self._close_streams(process)
             await self._sandbox.vm.resizer.leave(self.id)
             await self._save_termination_message()  # the kubelet reads it when it sees the exit
-            self._end(process, status)
+            self._report_ended(process, status)
         self._listener.init_exited(self.id, agent_gone=self.init.agent_gone)
 
     async def _save_termination_message(self) -> None:
@@ -452,7 +452,7 @@ class Container:
                 while running := self._running_execs():
                     await running[0].wait()
         for process in self._running_execs():
-            self._end(process, EXIT_KILLED)
+            self._report_ended(process, EXIT_KILLED)
 
     def _running_execs(self) -> list[Process]:
         return [process for process in self._execs.values() if process.status is Status.RUNNING]
@@ -460,9 +460,9 @@ class Container:
     async def _watch_exec(self, process: Process) -> None:
         status = await process.watch_exit()
         async with process.lock:
-            self._end(process, status)
+            self._report_ended(process, status)
 
-    def _end(self, process: Process, status: int) -> None:
+    def _report_ended(self, process: Process, status: int) -> None:
         ended_before_start = process.status is Status.CREATED and process.exec_id is not None
         exit_status = process.latch_exit(status)
         if exit_status is None or ended_before_start:

@@ -170,6 +170,8 @@ class SandboxLife:
             case Action.OPEN:
                 self.ended_by, self.sandbox = None, None
                 self._task = self._tasks.spawn(f"open/{self.sandbox_id}", start())
+                # Before any caller waits: asyncio runs callbacks in this order, so `_task` is the undo of an opening
+                # that failed when `joined` raises.
                 self._task.add_done_callback(self._opening_is_over)
         opening = self._task
         assert opening is not None, "OPEN makes it, JOIN finds it"
@@ -177,7 +179,7 @@ class SandboxLife:
             await joined(opening, action)
         except BaseException:
             if opening.done():
-                await self.rest()
+                await self.until_idle()
             raise
         assert self.sandbox is not None, "the opening has set it"
         return self.sandbox
@@ -204,12 +206,12 @@ class SandboxLife:
     async def end(self, by: EndedBy) -> None:
         """The sandbox has ended. Idempotent, also for calls at the same time: the first reason counts."""
         self.begin_end(by)
-        await self.rest()
+        await self.until_idle()
         if self.phase is Phase.NEW:  # the end that was joined was that of a failed opening
             self.begin_end(by)
 
     def begin_end(self, by: EndedBy) -> None:
-        """The sandbox ends. `rest` waits for it, `vm_gone` for a part of it."""
+        """The sandbox ends. `until_idle` waits for it, `until_vm_gone` for a part of it."""
         match self._take(by):
             case Action.END:
                 self.ended_by = by
@@ -224,7 +226,7 @@ class SandboxLife:
         if self.sandbox is not None:
             self.sandbox.begin_end(self.failure)
         self._task = self._tasks.supervise(f"end/{self.sandbox_id}", self._undo(opening))
-        self._task.add_done_callback(self._is_undone)
+        self._task.add_done_callback(self._undo_is_over)  # before any caller waits, who then finds the new phase
 
     async def _undo(self, opening: asyncio.Task[None] | None) -> None:
         if opening is not None:
@@ -234,7 +236,7 @@ class SandboxLife:
             with self._trace.of("end sandbox", saved=False):
                 await self.sandbox.end(self.failure)
 
-    def _is_undone(self, _: asyncio.Task[None]) -> None:
+    def _undo_is_over(self, _: asyncio.Task[None]) -> None:
         by, self._task = self.ended_by, None
         if by is not None and self._take(Signal.UNDONE if by is EndedBy.FAILED else Signal.GONE) is Action.REPORT:
             self._report(by)
@@ -244,12 +246,12 @@ class SandboxLife:
         self.ended_by = by
         self.exit.set_result(ExitStatus(status=_STATUS[by], exited_at_ns=self._clock_ns()))
 
-    async def vm_gone(self) -> None:
+    async def until_vm_gone(self) -> None:
         """VM, mounts and network of the ending sandbox are gone; monitor and cgroups may not be."""
         if self.sandbox is not None:
             await self.sandbox.vm_gone.wait()
 
-    async def rest(self) -> None:
+    async def until_idle(self) -> None:
         """The task under way, if there is one, has ended."""
         if self._task is not None:
             await asyncio.wait([self._task])

@@ -57,7 +57,7 @@ class PodPidNamespace:
         target = container_to_join(guest.container_id, joinable, self._first, by_name=by_name)
         return guest if target is None else with_namespace_of(guest, target)
 
-    def has_container(self, container_id: ContainerId) -> None:
+    def container_was_created(self, container_id: ContainerId) -> None:
         """The container was created in the guest."""
         if self._first is None:
             self._first = container_id

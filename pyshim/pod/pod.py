@@ -139,7 +139,7 @@ class Pod:
         wanted = SandboxRequest(sandbox_id=member.sandbox_id, kind=member.kind, spec=spec, options=request.options)
         life = self.begin_sandbox(wanted.sandbox_id, owner=request.container_id)
         try:
-            sandbox = await life.open(lambda: self.open_sandbox(life, wanted, hooks))
+            sandbox = await life.open(lambda: self.make_sandbox(life, wanted, hooks))
             return await self._create_container(request, spec, life, sandbox, hooks)
         except BaseException:
             await to_the_end(life.end(EndedBy.FAILED))
@@ -166,7 +166,7 @@ class Pod:
         if self.life is not None:
             raise FailedPrecondition(f"create sandbox '{sandbox_id}': this shim already runs '{self.life.sandbox_id}'")
 
-    async def open_sandbox(self, life: SandboxLife, request: SandboxRequest, hooks: ContainerHooks) -> None:
+    async def make_sandbox(self, life: SandboxLife, request: SandboxRequest, hooks: ContainerHooks) -> None:
         """The VM of `life.sandbox` runs, without a container. For `SandboxLife.open`, which undoes it on an error."""
         if self._closing:
             raise Unavailable(f"start sandbox '{request.sandbox_id}': the shim is ending")
@@ -204,8 +204,8 @@ class Pod:
     async def _create_container(
         self, request: CreateTask, spec: OciSpec, life: SandboxLife, sandbox: Sandbox, hooks: ContainerHooks
     ) -> Container:
-        assert self._saved is not None, "open_sandbox has made it"
-        assert self._pid_namespace is not None, "open_sandbox has made it"
+        assert self._saved is not None, "make_sandbox has made it"
+        assert self._pid_namespace is not None, "make_sandbox has made it"
         is_pause = request.container_id == life.owner and sandbox.plan.kind is ContainerKind.POD_SANDBOX
         binds = sandbox.vm.attachments.binds.all()
         plan = await plan_container(self._env.host, request, spec, sandbox.plan, binds, sandbox.network.sysctls)
@@ -235,8 +235,8 @@ class Pod:
         except AgentGone as exc:
             raise Unavailable(f"create container '{request.container_id}': {await life.loss_reason(str(exc))}") from exc
         if not is_pause:
-            self._pid_namespace.has_container(request.container_id)
-        sandbox.vm.network.has_container(request.container_id)
+            self._pid_namespace.container_was_created(request.container_id)
+        sandbox.vm.network.container_was_created(request.container_id)
         self._saved.save_soon()
         return container
 
@@ -362,9 +362,9 @@ class Pod:
         exit_status = await container.delete()
         if (life := self.life) is not None and container.id == life.owner:
             life.begin_end(EndedBy.OWNER)
-            await life.vm_gone()
+            await life.until_vm_gone()
             if container.hooks.follow_delete:
-                await life.rest()  # else the hooks would run in the shim's cgroup and end with it
+                await life.until_idle()  # else the hooks would run in the shim's cgroup and end with it
         await container.hooks.after_delete()
         self._containers.pop(container.id, None)
         self._forget_ended()
@@ -390,7 +390,7 @@ class Pod:
 
     async def _close(self) -> None:
         for container in self._containers.values():
-            container.end_all(EXIT_KILLED)
+            container.report_all_ended(EXIT_KILLED)
         await asyncio.gather(*(self._abandon_creation(container_id) for container_id in tuple(self._creating)))
         if self.life is not None:
             await self.life.end(EndedBy.SHUTDOWN)
@@ -454,7 +454,7 @@ class Pod:
 
     def sandbox_ends(self, by: EndedBy) -> None:
         for container in self._containers.values():
-            container.end_all(CONTAINERS_STATUS[by])
+            container.report_all_ended(CONTAINERS_STATUS[by])
         if by is EndedBy.LOST:
             self.changed()
 

@@ -7,7 +7,8 @@
 - `end` undoes VM, mounts and network. Then `vm_gone` is set, and Delete is answered. After that it undoes monitor and
   cgroups: the kernel takes 10 to 20 ms to move a process out of a cgroup.
 
-`life.py` calls them, one at a time.
+`life.py` calls them, one at a time. A Create goes down `Pod.create`, `SandboxLife.open`, `Pod.make_sandbox`,
+`Sandbox.start`, `Birth.start`, `PodVm.start`.
 """
 
 import asyncio

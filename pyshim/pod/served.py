@@ -55,7 +55,7 @@ class ServedSandbox:
     async def start(self, sandbox_id: SandboxId) -> SandboxReport:
         request, life, hooks, _ = self._find(sandbox_id)
         try:
-            sandbox = await life.open(lambda: self._pod.open_sandbox(life, request, hooks))
+            sandbox = await life.open(lambda: self._pod.make_sandbox(life, request, hooks))
         except BaseException:
             if life.phase not in (Phase.OPENING, Phase.RUNNING):  # a caller that gave up ends nothing
                 await to_the_end(hooks.after_delete())

@@ -51,11 +51,11 @@ T = TypeVar("T")
 class LinuxHost:
     """Implements the seam `Host` on this machine. Every method raises ShimError naming the object."""
 
-    def __init__(self, *, children: Children, release: Callable[[LedgerEntry], None], template_maker: str) -> None:
+    def __init__(self, *, children: Children, undo_entry: Callable[[LedgerEntry], None], template_maker: str) -> None:
         """`template_maker` is a module whose `main`, in a child, makes the template of a configuration file."""
         self._children = children
         self._template_maker = template_maker
-        self._release = release
+        self._undo_entry = undo_entry
         self._flavours = VirtiofsdFlavours(children)
         self._share: ShareNamespace | None = None
         """virtiofsd's mount namespace, once it runs in one."""
@@ -201,26 +201,26 @@ class LinuxHost:
         return netns_member(self._children, netns_path)
 
     @within_s(CHANGE_S, "release {entry.kind.value} '{entry.key}'")
-    async def release(self, entry: LedgerEntry) -> None:
-        """The resource is gone; see `cleanup/release.py`.
+    async def undo(self, entry: LedgerEntry) -> None:
+        """The resource is gone; see `cleanup/undo.py`.
 
         Raises FailedPrecondition while an earlier change of it may still happen: the ledger must keep the entry.
         """
         if entry.key in self._stuck:
             raise FailedPrecondition(f"release {entry.kind.value} {entry.key!r}: an earlier change of it has not ended")
         if _is_quick(entry):
-            self._undo(entry)
+            self._undo_here(entry)
         else:
             try:
-                await self._change(entry.key, with_spare_descriptors, self._undo, entry)
+                await self._change(entry.key, with_spare_descriptors, self._undo_here, entry)
             except ResourceExhausted:
                 # At the limit of processes: a resource that stays would cost more than a loop that waits.
-                with_spare_descriptors(self._undo, entry)
+                with_spare_descriptors(self._undo_here, entry)
 
-    def _undo(self, entry: LedgerEntry) -> None:
+    def _undo_here(self, entry: LedgerEntry) -> None:
         if entry.kind is ResourceKind.MOUNT and self._share is not None:
             self._share.unmount(entry.key)
-        self._release(entry)
+        self._undo_entry(entry)
 
     async def _change(self, path: str, change: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
         # In its own thread: changes that hang on a dead server must not fill the loop's few threads.

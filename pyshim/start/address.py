@@ -91,7 +91,7 @@ def _bind_or_yield(path: str) -> socket.socket | None:
     listener = _new_socket()
     try:
         if not _bind(listener, path):
-            if _is_served(path):
+            if _takes_connections(path):
                 listener.close()
                 return None
             unlink(path)
@@ -118,7 +118,7 @@ def _bind(listener: socket.socket, path: str) -> bool:
     return True
 
 
-def _is_served(path: str) -> bool:
+def _takes_connections(path: str) -> bool:
     """True when a connect succeeds. Does not wait: a Unix socket answers a non-blocking connect at once."""
     probe = _new_socket()
     try:

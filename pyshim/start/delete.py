@@ -55,14 +55,14 @@ def served_answer(call: Invocation, *, state_root: str) -> bytes | None:
         with open(f"{state_root}/{sandbox_id}/persist.json", "rb") as file:
             state: Any = parse_json(file.read(_MAX_STATE_BYTES))
         own = state["Pyshim"]
-        if own["Version"] != STATE_VERSION or not _is_served(own["Shim"], sandbox_id, call):
+        if own["Version"] != STATE_VERSION or not _is_callers_running_shim(own["Shim"], sandbox_id, call):
             return None
         return _answer(own["Snapshot"], container_id)
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return None  # no state, or a damaged one
 
 
-def _is_served(shim: "dict[str, Any]", sandbox_id: str, call: Invocation) -> bool:
+def _is_callers_running_shim(shim: "dict[str, Any]", sandbox_id: str, call: Invocation) -> bool:
     """The shim of the state runs, in our pid namespace, and its socket is the one that `start` claimed for `call`."""
     claimed = os.path.basename(shim["Socket"])
     wanted = address.socket_name(call.address, call.namespace, sandbox_id)

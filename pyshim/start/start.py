@@ -9,7 +9,7 @@ import errno
 import os
 import sys
 
-from pyshim.start import address, dialect, zygote
+from pyshim.start import address, dialect, zygote_client
 from pyshim.start.dialect import StartParams
 from pyshim.start.invocation import BootstrapError, Invocation, group_id, os_failure, require_spec
 
@@ -129,14 +129,14 @@ def _make_daemon(
     log_path: str,
     shim_cgroup: str,
     zygote_dir: str,
-) -> zygote.Forked | Executed:
+) -> zygote_client.Forked | Executed:
     """A daemon that serves, as `program` with `words`, once it is released.
 
     The zygote forks it. Where the zygote is switched off or does not fork, `start` executes the daemon and passes the
     reason on for its log; where there is no zygote, `start` then launches one for the next call.
     """
     try:
-        return zygote.fork_daemon(
+        return zygote_client.fork_daemon(
             zygote_dir,
             program,
             words,
@@ -145,7 +145,7 @@ def _make_daemon(
             log_path=log_path,
             shim_cgroup=shim_cgroup,
         )
-    except zygote.NotForked as error:
+    except zygote_client.NotForked as error:
         why = error
     from pyshim.start.daemonize import spawn  # not needed where the zygote forks
 
@@ -156,8 +156,8 @@ def _make_daemon(
         log_path=log_path,
         shim_cgroup=shim_cgroup,
     )
-    if isinstance(why, zygote.NoZygote):
-        zygote.launch(program, environment, zygote_dir)
+    if isinstance(why, zygote_client.NoZygote):
+        zygote_client.launch(program, environment, zygote_dir)
     return Executed(pid)
 
 

@@ -135,13 +135,13 @@ class SandboxRecords:
         store: StateStore,
         sandbox_id: SandboxId,
         shim: ShimRecord,
-        release: Callable[[LedgerEntry], Awaitable[None]],
+        undo: Callable[[LedgerEntry], Awaitable[None]],
     ) -> None:
-        """`release` undoes one entry."""
+        """`undo` undoes one entry."""
         self._store = store
         self._sandbox_id = sandbox_id
         self._shim = shim
-        self._undo = release
+        self._undo = undo
         self._entries: dict[tuple[ResourceKind, str], LedgerEntry] = {}
         self._snapshot: SandboxSnapshot | None = None
         self._removed = False

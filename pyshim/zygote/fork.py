@@ -22,7 +22,7 @@ from pyshim.host.processes.caller import (
     set_environment,
 )
 from pyshim.host.processes.command_line import set_command_line
-from pyshim.start import zygote as link
+from pyshim.start import zygote_client
 from pyshim.start.daemonize import above_table, become_daemon, join_cgroup, open_log, raise_oom_score
 from pyshim.start.invocation import BootstrapError
 
@@ -57,13 +57,13 @@ def receive(caller: socket.socket, pid: int) -> Request:
     """
     caller.settimeout(WITHIN_S)
     try:
-        body, fds, flags, _ = socket.recv_fds(caller, link.MAX_REQUEST_BYTES, _FDS)
+        body, fds, flags, _ = socket.recv_fds(caller, zygote_client.MAX_REQUEST_BYTES, _FDS)
     except TimeoutError as error:
         raise TimeoutError(f"the request did not come within {WITHIN_S:g} s") from error
     try:
         if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
             raise ValueError("the request is cut")
-        program, words, shim_cgroup, log_path, environment = link.decode(body)
+        program, words, shim_cgroup, log_path, environment = zygote_client.decode(body)
         if program[0] != sys.executable:
             raise ValueError(f"interpreter {program[0]!r} is not ours")
         if len(fds) != _FDS:
@@ -113,13 +113,13 @@ def become_daemon_of(caller_fd: int, request: Request, cgroups: ProcessCgroups) 
                 refuse(caller, str(error))
                 os._exit(0)
             caller.settimeout(_GO_WITHIN_S)
-            caller.send(link.READY)
+            caller.send(zygote_client.READY)
             # These steps cannot fail; the caller answers containerd meanwhile.
             set_environment(request.environment)
             with suppress(OSError):
                 set_command_line([*request.program, *request.words])
             sys.argv[:] = [request.program[-1], *request.words]
-            if caller.recv(len(link.GO)) != link.GO:
+            if caller.recv(len(zygote_client.GO)) != zygote_client.GO:
                 os._exit(0)
         gc.enable()
         return request.words
@@ -132,7 +132,9 @@ def refuse(caller: socket.socket, reason: str) -> None:
     """The caller and the log have the reason why it gets no daemon."""
     say(f"refused: {reason}")
     with suppress(OSError):
-        caller.send(link.NO + reason.encode(errors="replace")[: link.MAX_REPLY_BYTES - len(link.NO)])
+        caller.send(
+            zygote_client.NO + reason.encode(errors="replace")[: zygote_client.MAX_REPLY_BYTES - len(zygote_client.NO)]
+        )
 
 
 def say(text: str) -> None:

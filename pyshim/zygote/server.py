@@ -19,7 +19,7 @@ from pyshim.host.processes.caller import CallerDiffers, ProcessCgroups, fresh_si
 from pyshim.host.processes.confinement import DEVICE_LIST_CALL, START_CALLS, filter_program
 from pyshim.host.syscalls import MADV_MERGEABLE, madvise
 from pyshim.host.writers import code_paths, writable_by_others
-from pyshim.start import zygote as link
+from pyshim.start import zygote_client
 from pyshim.start.daemonize import raise_oom_score
 from pyshim.start.invocation import BootstrapError
 from pyshim.zygote.code import LoadedCode
@@ -49,7 +49,7 @@ def run(
     os.makedirs(directory, mode=0o700, exist_ok=True)
     if os.stat(directory).st_uid != os.geteuid():
         raise BootstrapError(f"listen in {directory!r}: it is another user's")
-    path = link.address(directory)
+    path = zygote_client.address(directory)
     lock_fd = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from hypervisors.qemu.vm import QemuVm
 from pyshim.agent.client import AgentClient
 from pyshim.agent.connect import Connector
-from pyshim.cleanup.release import release
+from pyshim.cleanup.undo import undo_entry
 from pyshim.host.processes.children import Children
 from pyshim.model.errors import AgentGone, DeadlineExceeded, FailedPrecondition, ShimError, Unavailable
 from pyshim.model.guest import GuestContainer, GuestDevice, GuestSandbox
@@ -386,7 +386,7 @@ def test_devices_behind_every_kind_of_port_reach_their_containers_and_leave(tmp_
     cold.write_bytes(b"cold disk".ljust(1 << 20, b"\0"))
 
     async def body() -> None:
-        ledger, children = FakeLedger(release), Children()
+        ledger, children = FakeLedger(undo_entry), Children()
         vm = QemuVm(ledger=ledger, children=children)
         try:
             await vm.create(config(tmp_path, layout))

@@ -8,7 +8,7 @@ import pytest
 
 from hypervisors.base import Hypervisor
 from hypervisors.qemu.vm import QemuVm
-from pyshim.cleanup.release import release
+from pyshim.cleanup.undo import undo_entry
 from pyshim.host.processes.children import Children
 from pyshim.model.ledger import Ledger
 from pyshim.model.vm import LocalVm
@@ -22,7 +22,7 @@ QEMU = "/usr/bin/qemu-system-x86_64"
 
 class QemuRig(Rig):
     def __init__(self, tmp_path: Path, code: str = HALT) -> None:
-        self.ledger = FakeLedger(release)
+        self.ledger = FakeLedger(undo_entry)
         self.children = Children()
         self._config = bootable(tmp_path, code, hypervisor_path=QEMU)
         self._fds = len(os.listdir("/proc/self/fd"))

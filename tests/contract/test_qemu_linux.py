@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from hypervisors.qemu.vm import QemuVm
-from pyshim.cleanup.release import release
+from pyshim.cleanup.undo import undo_entry
 from pyshim.host.processes.children import Children
 from pyshim.model.vm import LocalVm, VmExitKind
 from tests.fakes.disks import disk as plain_disk
@@ -59,7 +59,7 @@ def _read(path: str) -> str:
 
 @pytest.fixture
 def vm(runner: asyncio.Runner) -> Iterator[QemuVm]:
-    ledger, children = FakeLedger(release), Children()
+    ledger, children = FakeLedger(undo_entry), Children()
     vm = QemuVm(ledger=ledger, children=children)
     yield vm
     runner.run(vm.stop())

@@ -81,7 +81,7 @@ AGENT_CALLS = (
 """The agent is faulted where its calls leave the shim, under their names on the wire."""
 PASSED_ON = frozenset(
     {
-        "host.release",
+        "host.undo",
         *("host.cgroups", "cgroups.roots"),
         *("hypervisor.capabilities", "hypervisor.console_tail", "hypervisor.saved"),
     }

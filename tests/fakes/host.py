@@ -264,7 +264,7 @@ class FakeHost:
         self.netns_members.append(netns_path)
         yield 4711
 
-    async def release(self, entry: LedgerEntry) -> None:
+    async def undo(self, entry: LedgerEntry) -> None:
         self.faults.hit("release")
         self.cgroup_tree.release(entry.key)
         self.mounts = [path for path in self.mounts if path != entry.key]
@@ -296,7 +296,7 @@ class FakeLedger:
             self.entries = [old for old in self.entries if (old.kind, old.key) != (entry.kind, entry.key)] + [entry]
 
     async def release(self, entry: LedgerEntry) -> None:
-        await self._host.release(entry)
+        await self._host.undo(entry)
         self.entries = [old for old in self.entries if (old.kind, old.key) != (entry.kind, entry.key)]
 
 

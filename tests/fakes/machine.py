@@ -182,7 +182,7 @@ class MachineHost(FakeHost):
         await asyncio.sleep(0)
         return MachineStreams(stdio, self.machine, f"streams of {process_id}")
 
-    async def release(self, entry: LedgerEntry) -> None:
+    async def undo(self, entry: LedgerEntry) -> None:
         await asyncio.sleep(0)
         self.machine.undo(entry)
         if entry.kind is ResourceKind.CGROUP:

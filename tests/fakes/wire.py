@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from pyshim.cleanup.release import release
+from pyshim.cleanup.undo import undo_entry
 from pyshim.model.ledger import LedgerEntry
 from pyshim.model.network import NetworkModel, Wiring
 from pyshim.resources.network.host.pod_network import HostNetwork, HostNetworkConnector
@@ -19,7 +19,7 @@ class HookedLedger(FakeLedger):
     """Calls `hook` with each intent once it is written: the moment before the resource is made."""
 
     def __init__(self, hook: Hook = lambda _entry: None, *, full_after: int | None = None) -> None:
-        super().__init__(release, full_after=full_after)
+        super().__init__(undo_entry, full_after=full_after)
         self._hook = hook
 
     def acquire(self, *entries: LedgerEntry) -> None:

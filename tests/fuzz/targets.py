@@ -75,8 +75,7 @@ from pyshim.resources.network.plan.direct import direct_network
 from pyshim.resources.volumes.host.sources import parse_mount_info
 from pyshim.resources.volumes.plan.guest_pull import root_pulled_in_guest
 from pyshim.resources.volumes.plan.virtual_volume import image_on_disk, virtual_volume
-from pyshim.start import dialect, invocation, wire
-from pyshim.start import zygote as zygote_link
+from pyshim.start import dialect, invocation, wire, zygote_client
 from pyshim.start.invocation import BootstrapError
 from pyshim.state import schema
 from pyshim.task import translate, translate_stats
@@ -417,7 +416,7 @@ def _start_spec(data: bytes) -> None:
 
 def _zygote_request(data: bytes) -> None:
     with suppress(ValueError):
-        zygote_link.decode(data)
+        zygote_client.decode(data)
 
 
 def _task_requests(data: bytes) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from pyshim.cleanup import release
+from pyshim.cleanup import undo
 from pyshim.model.ledger import ResourceKind
 
 from .project_files import ROOT
@@ -19,12 +19,12 @@ KINDS = {row[0].strip("`"): row for row in ROWS}
 
 def test_every_kind_is_on_the_page_and_no_other() -> None:
     assert set(KINDS) == {kind.value for kind in ResourceKind}
-    assert set(release._UNDO) == set(ResourceKind)
+    assert set(undo._UNDO) == set(ResourceKind)
 
 
 def test_the_undo_of_every_kind_is_the_one_the_page_names() -> None:
-    for kind, undo in release._UNDO.items():
-        assert KINDS[kind.value][4] == f"`{undo.__name__}`"
+    for kind, one in undo._UNDO.items():
+        assert KINDS[kind.value][4] == f"`{one.__name__}`"
 
 
 def test_the_module_that_acquires_a_kind_is_named() -> None:

@@ -61,4 +61,4 @@ def test_start_imports_only_what_it_may(directory: Path) -> None:
     imports = imports_of_start(directory)
 
     assert strangers(imports) == []
-    assert {"pyshim.start.zygote", "pyshim.start.daemonize"} <= imports.keys()
+    assert {"pyshim.start.zygote_client", "pyshim.start.daemonize"} <= imports.keys()

@@ -51,7 +51,6 @@ from pyshim.resources.sizing.plan.workload import workload
 from pyshim.resources.volumes.plan.disks import scsi_controller
 from pyshim.resources.volumes.plan.share import SHARE_TAG, share_plan
 
-"""iproute2's directory, so that `ip netns` shows the namespaces that the shim makes."""
 EMULATED_BOOT_S = 60.0
 """Seconds for an emulated guest to boot if `dial_timeout` is below KVM_BOOT_S. Measured: 5 s on an idle host, above
 30 s on a crowded one."""

@@ -196,7 +196,7 @@ class GuestNetwork:
             await self._resolver.follow()
         self._is_started = True
 
-    def has_container(self, container_id: ContainerId) -> None:
+    def container_was_created(self, container_id: ContainerId) -> None:
         """The pod has this container now: unless it is the pause container, it may listen on ports."""
         pause = self._plan.kind is ContainerKind.POD_SANDBOX and str(container_id) == str(self._plan.sandbox_id)
         if self._forward is not None and not pause:

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from pyshim.cleanup.names import Places, belongs_to, containers_of
-from pyshim.cleanup.release import release_all
+from pyshim.cleanup.undo import undo_entries
 from pyshim.host.processes import identity as processes
 from pyshim.host.processes.stat import start_ticks_of
 from pyshim.model.errors import FailedPrecondition
 from pyshim.model.ledger import LedgerEntry, ResourceKind
-from tests.unit.cleanup.test_release import entry
+from tests.unit.cleanup.test_undo import entry
 
 SHARE = "/run/kata-containers/shared/sandboxes/sb1"
 CHECK = belongs_to("sb1", Places(), "/run/vc/sbs", container_ids=("app",))
@@ -119,7 +119,7 @@ def test_a_foreign_entry_does_not_keep_the_others_from_their_undo() -> None:
     foreign = entry(ResourceKind.DIRECTORY, "/nowhere/at/all")
     errors: list[str] = []
 
-    held = release_all((gone, foreign), deadline=time.monotonic() + 60, one_timeout_s=5, errors=errors, check=CHECK)
+    held = undo_entries((gone, foreign), deadline=time.monotonic() + 60, one_timeout_s=5, errors=errors, check=CHECK)
 
     assert held == (foreign,)
     assert len(errors) == 1
@@ -147,7 +147,7 @@ def test_a_process_ends_only_if_it_bears_the_sandboxs_id(word: str, ends: bool, 
             pid = {"pid": victim.pid, "start_ticks": start_ticks_of(victim.pid)} if is_known else {}
             errors: list[str] = []
 
-            release_all(
+            undo_entries(
                 (entry(ResourceKind.PROCESS, key, program=program, **pid),),
                 deadline=time.monotonic() + 60,
                 one_timeout_s=5,

@@ -11,8 +11,8 @@ import pytest
 
 from pyshim.cleanup import remote_vms
 from pyshim.cleanup.lost_vms import lost_vms, remove_tombstone
-from pyshim.cleanup.release import release, release_all
 from pyshim.cleanup.remote_vms import USUAL_PATIENCE_S, patience_s
+from pyshim.cleanup.undo import undo_entries, undo_entry
 from pyshim.model.errors import FailedPrecondition, ShimError, Unavailable
 from pyshim.model.ledger import LedgerEntry, ResourceKind
 from pyshim.model.remote_vms import MAX_REPLY_BYTES, RemoteVmState, is_unknown_vm, remote_vm_entry
@@ -50,7 +50,7 @@ def entry(service: FakeRemoteService, **changes: Any) -> LedgerEntry:
 
 
 def end(held: LedgerEntry) -> None:
-    release(held, timeout_s=patience_s(held))
+    undo_entry(held, timeout_s=patience_s(held))
 
 
 def test_the_vm_is_stopped_and_a_second_time_finds_none(service: FakeRemoteService) -> None:
@@ -63,12 +63,12 @@ def test_the_vm_is_stopped_and_a_second_time_finds_none(service: FakeRemoteServi
 
 
 def test_one_that_was_stopped_already_needs_no_service(tmp_path: Path) -> None:
-    release(entry(FakeRemoteService(str(tmp_path)), state=RemoteVmState.STOPPED), timeout_s=0.1)
+    undo_entry(entry(FakeRemoteService(str(tmp_path)), state=RemoteVmState.STOPPED), timeout_s=0.1)
 
 
 def test_who_cannot_wait_for_the_answer_does_not_begin(service: FakeRemoteService) -> None:
     with pytest.raises(FailedPrecondition, match=r"'pod1'.* 60 s.*pyshim cleanup"):
-        release(entry(service), timeout_s=5)
+        undo_entry(entry(service), timeout_s=5)
 
     assert service.calls == []
 
@@ -95,7 +95,7 @@ def test_a_vm_that_was_stopped_leaves_none(service: FakeRemoteService, state: Re
 
 
 def test_a_vm_that_the_shim_knew_to_be_lost_gets_its_tombstone_without_a_call(service: FakeRemoteService) -> None:
-    release(entry(service, state=RemoteVmState.LOST), timeout_s=0.1)
+    undo_entry(entry(service, state=RemoteVmState.LOST), timeout_s=0.1)
 
     assert [lost.id for lost in lost_vms()] == [VM]
     assert service.calls == []
@@ -105,7 +105,7 @@ def test_a_tombstone_that_cannot_be_written_keeps_the_vm_on_record(service: Fake
     graves.touch()
 
     with pytest.raises(FailedPrecondition, match=r"release remote-vm 'pod1': .*exists"):
-        release(entry(service, state=RemoteVmState.LOST), timeout_s=0.1)
+        undo_entry(entry(service, state=RemoteVmState.LOST), timeout_s=0.1)
 
 
 def test_a_damaged_tombstone_still_says_which_vm(graves: Path) -> None:
@@ -238,7 +238,7 @@ def test_a_replay_waits_for_the_vm_and_still_undoes_the_rest(
     directory = tmp_path / "vm"
     directory.mkdir()
     clock = Clock()
-    monkeypatch.setattr("pyshim.cleanup.release.time", clock)
+    monkeypatch.setattr("pyshim.cleanup.undo.time", clock)
 
     def slow(call: Call) -> None:
         clock.now_s += 10 * PATIENCE_S
@@ -248,7 +248,7 @@ def test_a_replay_waits_for_the_vm_and_still_undoes_the_rest(
     ledger = (LedgerEntry(kind=ResourceKind.DIRECTORY, key=str(directory)), entry(service))
     errors: list[str] = []
 
-    held = release_all(
+    held = undo_entries(
         ledger, deadline=clock.now_s + PATIENCE_S, one_timeout_s=PATIENCE_S, errors=errors, check=lambda _entry: None
     )
 

@@ -129,7 +129,7 @@ class PodLife:
         @within_s(CHANGE_S, "open state of sandbox")
         async def records(sandbox_id: SandboxId) -> SandboxRecords:
             made: Any = store(self.machine)
-            return SandboxRecords(store=made, sandbox_id=sandbox_id, shim=shim, release=self.host.release)
+            return SandboxRecords(store=made, sandbox_id=sandbox_id, shim=shim, undo=self.host.undo)
 
         environment = Environment(
             host=self.host,

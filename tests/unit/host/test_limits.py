@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pyshim.cleanup.release import release
+from pyshim.cleanup.undo import undo_entry
 from pyshim.host import fds, threads
 from pyshim.host.fds import keep_spare_descriptors, with_spare_descriptors
 from pyshim.host.processes.children import Children, SpawnFailed
@@ -89,9 +89,9 @@ def test_an_undo_needs_no_new_thread(tmp_path: Path, no_threads: Limit) -> None:
     (made / "below").mkdir(parents=True)
 
     async def main() -> None:
-        host = LinuxHost(children=Children(), release=release, template_maker="")
+        host = LinuxHost(children=Children(), undo_entry=undo_entry, template_maker="")
         no_threads()
-        await host.release(LedgerEntry(kind=ResourceKind.DIRECTORY, key=str(made)))
+        await host.undo(LedgerEntry(kind=ResourceKind.DIRECTORY, key=str(made)))
 
     asyncio.run(main())
 

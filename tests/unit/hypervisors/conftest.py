@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hypervisors.qemu.vm import QemuVm
-from pyshim.cleanup.release import release
+from pyshim.cleanup.undo import undo_entry
 from pyshim.host.processes.children import Children
 from pyshim.model.vm import LocalVm, VmExit
 from tests.fakes.ledger import FakeLedger
@@ -21,7 +21,7 @@ class Bench:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.ledger = FakeLedger(release)
+        self.ledger = FakeLedger(undo_entry)
         self.children = Children()
         self.vm = QemuVm(ledger=self.ledger, children=self.children)
 

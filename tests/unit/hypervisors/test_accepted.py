@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from hypervisors.qemu.process import VmStartFailed
 from hypervisors.qemu.vm import QemuVm
-from pyshim.cleanup.release import release
+from pyshim.cleanup.undo import undo_entry
 from pyshim.host import syscalls
 from pyshim.host.file_answers import FileAnswers
 from pyshim.host.processes.children import Children
@@ -68,7 +68,7 @@ def runnable(config: LocalVm, directory: Path) -> LocalVm:
 
 
 async def accepted(config: LocalVm, directory: Path) -> None:
-    ledger, children = FakeLedger(release), Children()
+    ledger, children = FakeLedger(undo_entry), Children()
     vm = QemuVm(ledger=ledger, children=children)
     virtiofsd = None
     if config.share is not None:
@@ -143,7 +143,7 @@ def test_nics_cold_and_hot_with_one_and_with_two_queues(tmp_path: Path) -> None:
         config = replace(runnable(CONFIGS["q35-initrd-only"], tmp_path), nics=cold)
 
         async def plugged() -> list[str]:
-            ledger, children = FakeLedger(release), Children()
+            ledger, children = FakeLedger(undo_entry), Children()
             vm = QemuVm(ledger=ledger, children=children)
             await vm.create(config)
             places = []
@@ -169,7 +169,7 @@ async def test_memory_at_boot_and_added_later_is_not_merged(tmp_path: Path) -> N
     plain = runnable(CONFIGS["q35-initrd-only"], tmp_path)
     memory = replace(plain.memory, boot_mib=256, max_mib=512, slots=2, backing=MemoryBacking.PRIVATE)
 
-    vm = QemuVm(ledger=FakeLedger(release), children=Children())
+    vm = QemuVm(ledger=FakeLedger(undo_entry), children=Children())
     await vm.create(replace(plain, memory=memory))
     try:
         assert await vm.resize_memory(384) == 384
@@ -190,7 +190,7 @@ async def test_memory_at_boot_and_added_later_is_preferred_from_its_node(
     memory = replace(plain.memory, boot_mib=256, max_mib=512, slots=2, backing=backing, host_nodes=(0,))
     config = replace(plain, memory=memory, share=None)
 
-    vm = QemuVm(ledger=FakeLedger(release), children=Children())
+    vm = QemuVm(ledger=FakeLedger(undo_entry), children=Children())
     await vm.create(config)
     try:
         assert await vm.resize_memory(384) == 384

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from hypervisors.qemu import pci
 from hypervisors.qemu.cmdline import check_config, qemu_argv
 from hypervisors.qemu.vm import QemuVm
-from pyshim.cleanup.release import release
+from pyshim.cleanup.undo import undo_entry
 from pyshim.host.processes.children import Children
 from pyshim.model.errors import Internal, InvalidArgument, ResourceExhausted, ShimError, Unimplemented
 from pyshim.model.vm import EmulatedDevice, PciDevice, PciLayout, PortKind, VfioDevice
@@ -154,7 +154,7 @@ def test_qemu_has_the_undocumented_properties() -> None:
 
 @pytest.fixture
 def vm(children: Children, runner: asyncio.Runner) -> Iterator[QemuVm]:
-    ledger = FakeLedger(release)
+    ledger = FakeLedger(undo_entry)
     vm = QemuVm(ledger=ledger, children=children)
     yield vm
     runner.run(vm.stop())

@@ -19,7 +19,7 @@ from hypervisors.qemu.process import VmStartFailed
 from hypervisors.qemu.qmp import QmpError
 from hypervisors.qemu.saved_machine import continue_machine, save_machine, saved_memory
 from hypervisors.qemu.vm import QemuVm
-from pyshim.cleanup.release import release
+from pyshim.cleanup.undo import undo_entry
 from pyshim.host.fds import OwnedFd
 from pyshim.host.processes.children import Children
 from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, ShimError, Unavailable
@@ -38,7 +38,7 @@ needs_qemu = pytest.mark.skipif(shutil.which(QEMU) is None, reason=f"needs {QEMU
 @asynccontextmanager
 async def driver() -> AsyncIterator[QemuVm]:
     """A driver that leaves nothing behind."""
-    ledger, children = FakeLedger(release), Children()
+    ledger, children = FakeLedger(undo_entry), Children()
     vm = QemuVm(ledger=ledger, children=children)
     try:
         async with asyncio.timeout(120):

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from hypervisors.qemu.isolation import USER_COUNT, missing_users_reason, reserve_user, root_reason, vsock_user
 from hypervisors.qemu.vm import QemuVm
-from pyshim.cleanup.release import release
+from pyshim.cleanup.undo import undo_entry
 from pyshim.host import syscalls
 from pyshim.host.processes.children import Children
 from pyshim.model.errors import ResourceExhausted
@@ -101,7 +101,7 @@ class Machine:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.ledger = FakeLedger(release)
+        self.ledger = FakeLedger(undo_entry)
         self.children = Children()
 
     def config(self, name: str) -> LocalVm:

@@ -20,7 +20,7 @@ from hypervisors.qemu import memory, process
 from hypervisors.qemu.console import MAX_FILE_BYTES
 from hypervisors.qemu.process import VmStartFailed, VmStartTimedOut
 from hypervisors.qemu.vm import QemuVm
-from pyshim.cleanup.release import release
+from pyshim.cleanup.undo import undo_entry
 from pyshim.host.processes.identity import arguments
 from pyshim.host.syscalls import CAP_DAC_OVERRIDE, CAP_IPC_LOCK
 from pyshim.model.errors import FailedPrecondition, InvalidArgument, ShimError
@@ -250,7 +250,7 @@ async def test_create_given_up_at_any_moment_leaves_nothing(steps: int, bench: B
 
 
 async def test_a_ledger_full_at_the_last_write_leaves_nothing(bench: Bench) -> None:
-    full = FakeLedger(release, full_after=2)
+    full = FakeLedger(undo_entry, full_after=2)
     vm = QemuVm(ledger=full, children=bench.children)
 
     with pytest.raises(FailedPrecondition, match="ENOSPC"):

@@ -238,7 +238,7 @@ def _stored_in(root: Path) -> tuple[Stack, StateStore]:
     store = StateStore(root=str(root))
 
     async def records(sandbox_id: str) -> SandboxRecords:
-        return SandboxRecords(store=store, sandbox_id=SandboxId(sandbox_id), shim=SHIM, release=stack.host.release)
+        return SandboxRecords(store=store, sandbox_id=SandboxId(sandbox_id), shim=SHIM, undo=stack.host.undo)
 
     stack.open_records = records
     return stack, store

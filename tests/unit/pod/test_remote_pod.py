@@ -10,7 +10,7 @@ import pytest
 
 from hypervisors.remote.vm import RemoteHypervisor
 from pyshim.cleanup.lost_vms import lost_vms
-from pyshim.cleanup.release import release, release_all
+from pyshim.cleanup.undo import undo_entries, undo_entry
 from pyshim.model.errors import NotFound, ShimError, Unimplemented
 from pyshim.model.ids import ContainerId
 from pyshim.model.ledger import LedgerEntry, ResourceKind
@@ -80,14 +80,14 @@ def stack(service: FakeRemoteService, faults: tuple[Fault, ...], runner: asyncio
         return RemoteStack(service, *faults)
 
     stack = runner.run(made())
-    undo = stack.host.release
+    undo = stack.host.undo
 
     async def undone(entry: LedgerEntry) -> None:
         if entry.kind is ResourceKind.REMOTE_VM:
-            await asyncio.to_thread(release, entry, timeout_s=1)
+            await asyncio.to_thread(undo_entry, entry, timeout_s=1)
         await undo(entry)
 
-    stack.host.release = undone  # type: ignore[method-assign]
+    stack.host.undo = undone  # type: ignore[method-assign]
     yield stack
     runner.run(stack.close())
     # A failed undo is on record, and a clean-up after the shim repeats it.
@@ -97,7 +97,7 @@ def stack(service: FakeRemoteService, faults: tuple[Fault, ...], runner: asyncio
         records.remove()
     assert stack.left() == {}
     errors: list[str] = []
-    assert release_all(kept, deadline=0, one_timeout_s=0, errors=errors, check=lambda _entry: None) == (), errors
+    assert undo_entries(kept, deadline=0, one_timeout_s=0, errors=errors, check=lambda _entry: None) == (), errors
 
 
 async def pod_with_container(stack: RemoteStack, args: list[str]) -> ContainerId:

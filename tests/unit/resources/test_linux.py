@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pyshim.cleanup.release import release
+from pyshim.cleanup.undo import undo_entry
 from pyshim.host.processes.children import Children
 from pyshim.host.threads import thread_to_the_end
 from pyshim.model.errors import FailedPrecondition, InvalidArgument, NotFound, ShimError
@@ -17,7 +17,7 @@ from pyshim.resources.linux import LinuxHost
 
 @pytest.fixture
 def host() -> LinuxHost:
-    return LinuxHost(children=Children(), release=release, template_maker="")
+    return LinuxHost(children=Children(), undo_entry=undo_entry, template_maker="")
 
 
 def test_a_file_is_read_whole(host: LinuxHost, tmp_path: Path) -> None:
@@ -132,9 +132,9 @@ async def test_a_cancelled_change_has_ended_before_its_undo_can_start(tmp_path: 
 def test_only_what_may_take_long_is_undone_in_a_thread(entry: LedgerEntry, is_quick: bool) -> None:
     threads: list[threading.Thread] = []
     host = LinuxHost(
-        children=Children(), release=lambda entry: threads.append(threading.current_thread()), template_maker=""
+        children=Children(), undo_entry=lambda entry: threads.append(threading.current_thread()), template_maker=""
     )
 
-    asyncio.run(host.release(entry))
+    asyncio.run(host.undo(entry))
 
     assert [thread is threading.main_thread() for thread in threads] == [is_quick]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pyshim.cleanup.release import release
+from pyshim.cleanup.undo import undo_entry
 from pyshim.host import threads
 from pyshim.host.processes.children import Children
 from pyshim.model.errors import FailedPrecondition
@@ -40,7 +40,7 @@ async def test_a_mount_that_never_ends_is_given_up_and_not_released_until_it_has
     )
     entry = LedgerEntry(kind=ResourceKind.MOUNT, key=str(target))
 
-    host = LinuxHost(children=Children(), release=release, template_maker="")
+    host = LinuxHost(children=Children(), undo_entry=undo_entry, template_maker="")
     mounting = asyncio.ensure_future(host.mount(mount))
     writer = await asyncio.to_thread(os.open, gate, os.O_WRONLY)
     mounting.cancel()
@@ -48,13 +48,13 @@ async def test_a_mount_that_never_ends_is_given_up_and_not_released_until_it_has
         await mounting
 
     with pytest.raises(FailedPrecondition, match=f"release mount '{target}': an earlier change of it has not ended"):
-        await host.release(entry)
+        await host.undo(entry)
 
     os.close(writer)  # it ends after all
     async with asyncio.timeout(30):
         while True:
             try:
-                return await host.release(entry)
+                return await host.undo(entry)
             except FailedPrecondition:
                 await asyncio.sleep(0.01)
 
@@ -67,5 +67,5 @@ async def test_many_unmounts_that_a_dead_server_holds_up_are_under_way_at_the_sa
     def held_up(_: LedgerEntry) -> None:
         begun.wait(30)
 
-    host = LinuxHost(children=Children(), release=held_up, template_maker="")
-    await asyncio.gather(*map(host.release, entries))
+    host = LinuxHost(children=Children(), undo_entry=held_up, template_maker="")
+    await asyncio.gather(*map(host.undo, entries))

@@ -19,8 +19,8 @@ import pytest
 from start_bench import REPOSITORY, StartBench, children_of, is_alive, is_forked, report
 
 from pyshim.node.install.launcher import import_paths
-from pyshim.start import zygote as link
-from pyshim.start.zygote import address
+from pyshim.start import zygote_client
+from pyshim.start.zygote_client import address
 
 NOT_COMPARED = {"pid", "session", "parent", "random", "frozen", "fds", "heap", "reason", "prepared"}
 
@@ -252,14 +252,14 @@ def test_a_zygote_whose_code_others_can_change_says_so(bare_bench: StartBench) -
     ("text", "expected"), [("2.5", 2.5), ("", 2.0), ("soon", 2.0), ("0", 2.0), ("-1", 2.0), ("nan", 2.0)]
 )
 def test_the_limit_can_be_another(text: str, expected: float) -> None:
-    assert link._patience_s({"PYSHIM_ZYGOTE_WITHIN_S": text}) == expected
+    assert zygote_client._patience_s({"PYSHIM_ZYGOTE_WITHIN_S": text}) == expected
 
 
 def test_another_version_has_another_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = link.address("/run/x")
+    before = zygote_client.address("/run/x")
     monkeypatch.setattr("pyshim.__version__", "999")
 
-    assert link.address("/run/x") != before
+    assert zygote_client.address("/run/x") != before
 
 
 def test_a_zygote_without_requests_ends(bare_bench: StartBench) -> None:
@@ -320,7 +320,7 @@ def test_the_first_start_leaves_a_zygote_behind(bare_bench: StartBench, choice: 
     found = bare_bench.ask(out.decode())
     made_at(bare_bench.root / "noted")
     assert (process.returncode, err, found["frozen"]) == (0, b"", 0)
-    assert found["reason"] == f"no zygote listens at {link.address(str(bare_bench.zygote_dir))!r}"
+    assert found["reason"] == f"no zygote listens at {zygote_client.address(str(bare_bench.zygote_dir))!r}"
     noted = (bare_bench.root / "noted").read_text()
     assert noted == f"-idle 600 -directory {bare_bench.zygote_dir} zygote /dev/null"
 
@@ -341,11 +341,11 @@ def noting_daemon(bench: StartBench) -> Path:
 
 def test_a_zygote_that_is_on_its_way_up_is_not_made_twice(bare_bench: StartBench) -> None:
     bare_bench.zygote_dir.mkdir()
-    lock = os.open(f"{link.address(str(bare_bench.zygote_dir))}.lock", os.O_RDWR | os.O_CREAT)
+    lock = os.open(f"{zygote_client.address(str(bare_bench.zygote_dir))}.lock", os.O_RDWR | os.O_CREAT)
     fcntl.flock(lock, fcntl.LOCK_EX)
     before = children_of(os.getpid())
 
-    link.launch(["/no/such/program"], {}, str(bare_bench.zygote_dir))
+    zygote_client.launch(["/no/such/program"], {}, str(bare_bench.zygote_dir))
 
     os.close(lock)
     assert children_of(os.getpid()) == before
@@ -465,11 +465,11 @@ def test_a_daemon_that_is_not_released_ends(bare_bench: StartBench) -> None:
 def test_a_caller_that_asks_nothing_is_refused_after_a_while_and_others_are_served(bare_bench: StartBench) -> None:
     zygote = bare_bench.with_zygote()
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as silent:
-        silent.connect(link.address(str(bare_bench.zygote_dir)))
+        silent.connect(zygote_client.address(str(bare_bench.zygote_dir)))
 
         assert is_forked(bare_bench, "c1"), zygote.said
         silent.settimeout(30)
-        assert silent.recv(link.MAX_REPLY_BYTES) == b"no: the request did not come within 1 s"
+        assert silent.recv(zygote_client.MAX_REPLY_BYTES) == b"no: the request did not come within 1 s"
 
 
 def test_many_callers_that_ask_nothing_do_not_delay_one_that_asks(bare_bench: StartBench) -> None:
@@ -478,18 +478,18 @@ def test_many_callers_that_ask_nothing_do_not_delay_one_that_asks(bare_bench: St
     with contextlib.ExitStack() as silent:
         for _ in range(200):
             caller = silent.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
-            caller.connect(link.address(str(bare_bench.zygote_dir)))
+            caller.connect(zygote_client.address(str(bare_bench.zygote_dir)))
 
         assert is_forked(bare_bench, "c1"), zygote.said
 
         caller.settimeout(30)
-        assert caller.recv(link.MAX_REPLY_BYTES) == b"no: the request did not come within 1 s"
+        assert caller.recv(zygote_client.MAX_REPLY_BYTES) == b"no: the request did not come within 1 s"
 
 
 def test_a_caller_that_hangs_up_without_a_request_costs_no_child(bare_bench: StartBench) -> None:
     zygote = bare_bench.with_zygote()
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
-        sock.connect(link.address(str(bare_bench.zygote_dir)))
+        sock.connect(zygote_client.address(str(bare_bench.zygote_dir)))
 
     assert is_forked(bare_bench, "c1"), zygote.said
     assert len(children_of(zygote.pid)) == 1
@@ -499,9 +499,9 @@ def test_the_zygote_keeps_no_descriptor_of_its_callers(bare_bench: StartBench) -
     zygote = bare_bench.with_zygote()
     before = len(os.listdir(f"/proc/{zygote.pid}/fd"))
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock, open(os.devnull) as file:
-        sock.connect(link.address(str(bare_bench.zygote_dir)))
+        sock.connect(zygote_client.address(str(bare_bench.zygote_dir)))
         socket.send_fds(sock, [b"no request"], [file.fileno()] * 2)
-        assert sock.recv(link.MAX_REPLY_BYTES).startswith(link.NO)
+        assert sock.recv(zygote_client.MAX_REPLY_BYTES).startswith(zygote_client.NO)
 
     assert is_forked(bare_bench, "c1"), zygote.said
     assert is_forked(bare_bench, "c2"), zygote.said
@@ -534,8 +534,8 @@ def test_a_request_too_large_for_one_message_is_executed(bare_bench: StartBench)
     assert found["reason"].endswith("EMSGSIZE (message too long)")
 
 
-def fork_by_hand(bench: StartBench, listening_fd: int) -> link.Forked:
-    return link.fork_daemon(
+def fork_by_hand(bench: StartBench, listening_fd: int) -> zygote_client.Forked:
+    return zygote_client.fork_daemon(
         str(bench.zygote_dir),
         [sys.executable, "-I", "-S", "daemon"],
         ["serve"],

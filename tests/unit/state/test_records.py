@@ -49,7 +49,7 @@ def undo() -> Undo:
 
 @pytest.fixture
 def records(store: StateStore, undo: Undo) -> SandboxRecords:
-    return SandboxRecords(store=store, sandbox_id=SandboxId("sb1"), shim=SHIM, release=undo)
+    return SandboxRecords(store=store, sandbox_id=SandboxId("sb1"), shim=SHIM, undo=undo)
 
 
 def on_disk(store: StateStore) -> list[str]:

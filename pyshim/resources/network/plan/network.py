@@ -23,7 +23,8 @@ HOSTS_NETWORK = "it is the host's, and a VM cannot have the host's network"
 RESOLVER_ADDRESS = "127.0.0.11"
 """Where Docker answers DNS queries, at port 53, in a container's network namespace. Source: libnetwork, resolverIP."""
 OWN_NETNS = "/run/netns/pyshim-"
-"""Beginning of the paths of the namespaces that shims make; the sandbox's id follows."""
+"""Beginning of the paths of the namespaces that shims make; the sandbox's id follows. In iproute2's directory, so that
+`ip netns` shows them."""
 
 # linux/if.h, linux/if_arp.h, linux/rtnetlink.h, linux/neighbour.h
 IFF_LOOPBACK = 0x8

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hypervisors.remote.vm import RemoteHypervisor
-from pyshim.cleanup.release import release
+from pyshim.cleanup.undo import undo_entry
 from pyshim.model.ledger import ResourceKind
 from pyshim.model.remote_vms import RemoteServiceConfig
 from pyshim.model.vm import RemoteVm
@@ -38,7 +38,7 @@ def graves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def ledger() -> FakeLedger:
     """Undoes as the daemon's does."""
-    return FakeLedger(undo=lambda entry: release(entry, timeout_s=1))
+    return FakeLedger(undo=lambda entry: undo_entry(entry, timeout_s=1))
 
 
 def config(service: FakeRemoteService, *, timeout_s: float = LONG_S, stop_timeout_s: float = LONG_S) -> RemoteVm:

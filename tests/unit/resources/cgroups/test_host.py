@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pyshim.cleanup.release import release
+from pyshim.cleanup.undo import undo_entry
 from pyshim.host.processes.children import Children
 from pyshim.model.confinement import Group, GroupSetting, HostOom, Role
 from pyshim.model.errors import FailedPrecondition
@@ -196,8 +196,8 @@ def test_release_removes_the_group_in_every_hierarchy_it_was_in(tmp_path: Path) 
         kind=ResourceKind.CGROUP, key="/pod1/c1", detail={"roots": ":".join(map(str, [*roots, tmp_path / "gone"]))}
     )
 
-    release(entry)
-    release(entry)
+    undo_entry(entry)
+    undo_entry(entry)
 
     assert [sorted(path.name for path in root.rglob("*")) for root in roots] == [["pod1"], ["pod1"]]
 

@@ -50,7 +50,7 @@ async def test_one_of_two_simultaneous_sandboxes_with_the_same_cgroups_path_is_r
     async def enter(name: str) -> SandboxRecords:
         shim = ShimRecord(pid=os.getpid(), start_ticks=1, socket="unix:///s", namespace="default", pid_namespace=1)
         records = SandboxRecords(
-            store=StateStore(root=str(tmp_path)), sandbox_id=SandboxId(name), shim=shim, release=release
+            store=StateStore(root=str(tmp_path)), sandbox_id=SandboxId(name), shim=shim, undo=release
         )
         records.ledger.acquire(LedgerEntry(kind=ResourceKind.DIRECTORY, key=f"/run/{name}"))
         plan: Any = SimpleNamespace(

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pyshim.cleanup.release import release
+from pyshim.cleanup.undo import undo_entry
 from pyshim.model.errors import FailedPrecondition, InvalidArgument, NotFound, ShimError
 from pyshim.model.ledger import LedgerEntry, ResourceKind
 from pyshim.resources.devices.host.vfio import Write, bind, driver_of, rebind, vfio_node
@@ -167,7 +167,7 @@ def test_a_function_that_has_left_or_was_vfios_before_needs_nothing(sysfs: FakeS
 
     assert sysfs.state(ADDRESS) == ("vfio-pci", "")
     assert driver_of("0000:ff:00.0", sys=str(sysfs.root)) == ""
-    release(LedgerEntry(kind=ResourceKind.VFIO, key="ffff:ff:1f.7", detail={"driver": "nvidia"}))
+    undo_entry(LedgerEntry(kind=ResourceKind.VFIO, key="ffff:ff:1f.7", detail={"driver": "nvidia"}))
 
 
 def test_a_driver_that_does_not_take_the_function_is_named(sysfs: FakeSysfs) -> None:

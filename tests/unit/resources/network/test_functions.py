@@ -252,7 +252,7 @@ class Shim:
 
         shim = ShimRecord(pid=1, start_ticks=1, socket="", namespace="k8s.io")
         store = StateStore(root=str(root / "sbs"))
-        self.records = SandboxRecords(store=store, sandbox_id=SandboxId(name), shim=shim, release=release)
+        self.records = SandboxRecords(store=store, sandbox_id=SandboxId(name), shim=shim, undo=release)
         self.functions = NetworkFunctions(self.records.ledger, iommufd=False, sys=str(sysfs.root), write=sysfs.write)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from pyroute2.netlink.exceptions import NetlinkDumpInterrupted
 
-from pyshim.cleanup.release import release
+from pyshim.cleanup.undo import undo_entry
 from pyshim.host.processes.children import Children
 from pyshim.host.python_child import MAX_FDS
 from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, Internal, InvalidArgument, NotFound, ShimError
@@ -408,7 +408,7 @@ async def test_the_taps_go_with_their_descriptors_and_the_ledger_alone_undoes_th
     assert wire.pod.state() != before
     assert {entry.detail["netns_inode"] for entry in ledger.held.values()} == {os.stat(wire.pod.path).st_ino}
     for entry in reversed(tuple(ledger.held.values())):
-        release(entry)
+        undo_entry(entry)
 
     assert wire.pod.state() == before
 
@@ -521,7 +521,7 @@ async def test_a_failing_undo_is_tried_again_by_the_next_disconnect(
     def undo(entry: LedgerEntry) -> None:
         if broken and entry.kind is ResourceKind.INGRESS:
             raise FailedPrecondition("release ingress 'eth0': EBUSY")
-        release(entry)
+        undo_entry(entry)
 
     ledger = FakeLedger(undo)
     network = await connect(connector, wire.pod.path, ledger)

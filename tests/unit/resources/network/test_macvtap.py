@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pyshim.cleanup.release import release
+from pyshim.cleanup.undo import undo_entry
 from pyshim.model.errors import FailedPrecondition
 from pyshim.resources.network.host.pod_network import HostNetworkConnector
 from pyshim.resources.network.host.taps import close_fds, open_vhost_net
@@ -70,7 +70,7 @@ async def test_the_ledger_alone_undoes_it(wire: Wire, connector: HostNetworkConn
     await network.forward_listener.close()
 
     for entry in reversed(tuple(ledger.held.values())):
-        release(entry)
+        undo_entry(entry)
 
     assert wire.pod.state() == before
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from pyshim.cleanup.release import release
+from pyshim.cleanup.undo import undo_entry
 from pyshim.host.processes.children import Children
 from pyshim.model.errors import FailedPrecondition
 from pyshim.model.ledger import LedgerEntry, ResourceKind
@@ -35,7 +35,7 @@ def ledger_on(sysfs: FakeSysfs) -> FakeLedger:
         if entry.kind is ResourceKind.VFIO:
             vfio.rebind(entry.key, str(entry.detail["driver"]), sys=str(sysfs.root), write=sysfs.write)
         else:
-            release(entry)
+            undo_entry(entry)
 
     return FakeLedger(undo)
 

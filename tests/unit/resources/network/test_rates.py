@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from pyshim.cleanup.release import release
+from pyshim.cleanup.undo import undo_entry
 from pyshim.config.values import MAX_LINK_RATE, MIN_LINK_RATE
 from pyshim.model.errors import FailedPrecondition, Unimplemented
 from pyshim.model.ledger import LedgerEntry, ResourceKind
@@ -86,7 +86,7 @@ async def test_a_limit_goes_by_the_ledger_alone_and_twice(wire: Wire, connector:
     assert ResourceKind.QDISC in {entry.kind for entry in entries}
     for _ in range(2):
         for entry in reversed(entries):
-            release(entry)
+            undo_entry(entry)
 
     assert wire.pod.state() == before
 
@@ -123,4 +123,4 @@ async def test_a_macvtap_limits_what_is_sent_and_refuses_to_limit_what_is_receiv
 def test_releasing_a_limit_that_was_never_made_is_no_error(wire: Wire, entry_key: str) -> None:
     wire.veth("eth0", 1)
 
-    release(LedgerEntry(kind=ResourceKind.QDISC, key=entry_key, detail={"netns": wire.pod.path}))
+    undo_entry(LedgerEntry(kind=ResourceKind.QDISC, key=entry_key, detail={"netns": wire.pod.path}))

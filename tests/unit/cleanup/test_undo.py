@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from pyshim.cleanup.release import release, release_all
+from pyshim.cleanup.undo import undo_entries, undo_entry
 from pyshim.host import syscalls
 from pyshim.host.files import remove_tree
 from pyshim.host.mounts.table import mounted_below
@@ -30,8 +30,8 @@ def entry(kind: ResourceKind, key: Path | str, **detail: str | int) -> LedgerEnt
 
 
 def twice(found: LedgerEntry) -> None:
-    release(found)
-    release(found)
+    undo_entry(found)
+    undo_entry(found)
 
 
 # ---- directories and files
@@ -80,7 +80,7 @@ def test_a_link_on_the_way_leads_no_undo_to_another_place(
     (tmp_path / "sb1").symlink_to("precious")
 
     with pytest.raises(FailedPrecondition, match=rf"release {kind.value} '{tmp_path}/sb1/made': .*symbolic links"):
-        release(entry(kind, tmp_path / "sb1/made"))
+        undo_entry(entry(kind, tmp_path / "sb1/made"))
 
     assert os.listdir(tmp_path / "precious") == ["made"]
 
@@ -119,12 +119,12 @@ def test_what_is_mounted_in_a_directory_is_neither_emptied_nor_entered(
     found = entry(ResourceKind.DIRECTORY, tmp_path / "tree")
 
     with pytest.raises(FailedPrecondition, match=rf"still mounted there \({point}\)"):
-        release(found)
+        undo_entry(found)
 
     assert (precious / "data").read_text() == "x"
     assert source == "file" or (point / "data").read_text() == "x"
-    release(entry(ResourceKind.MOUNT, point))
-    release(found)
+    undo_entry(entry(ResourceKind.MOUNT, point))
+    undo_entry(found)
     assert not (tmp_path / "tree").exists()
 
 
@@ -162,7 +162,7 @@ def test_what_is_no_socket_or_no_file_stays_and_the_error_names_kind_and_key(
     make(tmp_path / "other")
 
     with pytest.raises(ShimError, match=rf"release {kind.value} '{tmp_path}/other': {problem}"):
-        release(entry(kind, tmp_path / "other"))
+        undo_entry(entry(kind, tmp_path / "other"))
 
     assert os.listdir(tmp_path) == ["other"]
 
@@ -202,7 +202,7 @@ def test_a_mount_that_is_not_below_its_root_is_an_error(tmp_path: Path, key: str
     (tmp_path / "root").mkdir()
 
     with pytest.raises(FailedPrecondition, match="not a path below"):
-        release(entry(ResourceKind.MOUNT, tmp_path / key, beneath=str(tmp_path / "root")))
+        undo_entry(entry(ResourceKind.MOUNT, tmp_path / key, beneath=str(tmp_path / "root")))
 
 
 # ---- processes
@@ -243,7 +243,7 @@ def test_a_cgroup_we_are_in_ourselves_is_left_first(cgroup: Path) -> None:
     if pid == 0:
         try:
             (cgroup / "cgroup.procs").write_text(str(os.getpid()))
-            release(entry(ResourceKind.CGROUP, cgroup))
+            undo_entry(entry(ResourceKind.CGROUP, cgroup))
             os._exit(0)
         finally:
             os._exit(1)
@@ -365,7 +365,7 @@ def test_a_link_made_later_under_the_same_name_is_left_alone(netns: Path, kind: 
 @pytest.mark.root
 def test_a_link_that_cannot_be_deleted_is_an_error(netns: Path) -> None:
     with pytest.raises(FailedPrecondition, match="release link 'lo'"):
-        release(entry(ResourceKind.LINK, "lo", netns=str(netns)))
+        undo_entry(entry(ResourceKind.LINK, "lo", netns=str(netns)))
 
 
 @pytest.mark.root
@@ -395,7 +395,7 @@ def test_an_entry_that_makes_no_sense_does_not_keep_the_others_from_their_undo(
     (tmp_path / "directory").mkdir()
     errors: list[str] = []
 
-    held = release_all(
+    held = undo_entries(
         (directory, broken), deadline=time.monotonic() + 60, one_timeout_s=5, errors=errors, check=lambda _entry: None
     )
 
@@ -478,7 +478,7 @@ def test_what_a_process_starts_while_it_is_killed_dies_with_it(tmp_path: Path) -
             assert parent.stdout is not None
             parent.stdout.readline()
 
-            release(known(parent))
+            undo_entry(known(parent))
 
             left = processes.find_by_argument(word)
             for each in left:
@@ -526,7 +526,7 @@ def test_a_process_that_has_the_word_but_is_another_program_is_left_alone(
     sleeper: subprocess.Popen[bytes], tmp_path: Path
 ) -> None:
     """A process that looks for a VM by its UUID has the UUID in its own command line."""
-    release(entry(ResourceKind.PROCESS, tmp_path / "key", program="/usr/bin/qemu-system-x86_64"))
+    undo_entry(entry(ResourceKind.PROCESS, tmp_path / "key", program="/usr/bin/qemu-system-x86_64"))
     assert sleeper.poll() is None
 
     twice(entry(ResourceKind.PROCESS, tmp_path / "key", program=sys.executable))
@@ -536,7 +536,7 @@ def test_a_process_that_has_the_word_but_is_another_program_is_left_alone(
 def test_a_process_of_the_pid_and_start_time_that_is_neither_the_program_nor_has_the_key_is_left_alone(
     sleeper: subprocess.Popen[bytes],
 ) -> None:
-    release(known(sleeper, program="/usr/bin/qemu-system-x86_64"))
+    undo_entry(known(sleeper, program="/usr/bin/qemu-system-x86_64"))
 
     assert sleeper.poll() is None
 
@@ -546,14 +546,14 @@ def test_a_wrapper_that_has_become_its_program_is_known_by_the_key(
 ) -> None:
     detail = {"pid": sleeper.pid, "start_ticks": ticks(sleeper)}
 
-    release(entry(ResourceKind.PROCESS, tmp_path / "key", program="/opt/qemu-wrapper", **detail))
+    undo_entry(entry(ResourceKind.PROCESS, tmp_path / "key", program="/opt/qemu-wrapper", **detail))
 
     assert sleeper.wait() == -signal.SIGKILL
 
 
 def test_an_entry_without_a_program_ends_no_process(sleeper: subprocess.Popen[bytes], tmp_path: Path) -> None:
     with pytest.raises(FailedPrecondition, match="names no program"):
-        release(entry(ResourceKind.PROCESS, tmp_path / "key", pid=sleeper.pid, start_ticks=ticks(sleeper)))
+        undo_entry(entry(ResourceKind.PROCESS, tmp_path / "key", pid=sleeper.pid, start_ticks=ticks(sleeper)))
 
     assert sleeper.poll() is None
 
@@ -572,8 +572,8 @@ def test_a_program_that_is_a_script_is_known_by_the_script(tmp_path: Path) -> No
 
 
 def test_a_search_does_not_hit_others_nor_ourselves(sleeper: subprocess.Popen[bytes], tmp_path: Path) -> None:
-    release(entry(ResourceKind.PROCESS, tmp_path / "other-key", program=sys.executable))
-    release(entry(ResourceKind.PROCESS, sys.orig_argv[-1] + "-no-such-word", program=sys.executable))
+    undo_entry(entry(ResourceKind.PROCESS, tmp_path / "other-key", program=sys.executable))
+    undo_entry(entry(ResourceKind.PROCESS, sys.orig_argv[-1] + "-no-such-word", program=sys.executable))
 
     assert sleeper.poll() is None
 
@@ -581,7 +581,7 @@ def test_a_search_does_not_hit_others_nor_ourselves(sleeper: subprocess.Popen[by
 @pytest.mark.parametrize("key", ["", "a", "qemu"])
 def test_a_search_for_a_word_of_many_command_lines_is_refused(key: str) -> None:
     with pytest.raises(InvalidArgument, match="too short"):
-        release(entry(ResourceKind.PROCESS, key, program=sys.executable))
+        undo_entry(entry(ResourceKind.PROCESS, key, program=sys.executable))
 
 
 def test_a_zombie_counts_as_gone(sleeper: subprocess.Popen[bytes]) -> None:

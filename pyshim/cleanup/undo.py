@@ -34,7 +34,7 @@ class _Place(TypedDict):
     index: int
 
 
-def release(entry: LedgerEntry, *, timeout_s: float = TIMEOUT_S) -> None:
+def undo_entry(entry: LedgerEntry, *, timeout_s: float = TIMEOUT_S) -> None:
     """The resource is gone. Raises ShimError naming kind and key when it is not."""
     deadline = time.monotonic() + timeout_s
     try:
@@ -45,7 +45,7 @@ def release(entry: LedgerEntry, *, timeout_s: float = TIMEOUT_S) -> None:
         raise FailedPrecondition(f"release {entry.kind.value} {entry.key!r}: {cause}{where}") from error
 
 
-def release_all(
+def undo_entries(
     ledger: tuple[LedgerEntry, ...],
     *,
     deadline: float,
@@ -71,7 +71,7 @@ def release_all(
             continue
         try:
             check(entry)
-            release(entry, timeout_s=left_s)
+            undo_entry(entry, timeout_s=left_s)
         except Exception as error:
             # Whatever the error: the entries before this one must still be undone.
             is_named = isinstance(error, ShimError)
@@ -89,15 +89,15 @@ def _root_of(path: str) -> str:
     return next((root for root in ROOTS if path.startswith(f"{root}/")), "/")
 
 
-def _release_directory(entry: LedgerEntry, _deadline: float) -> None:
+def _undo_directory(entry: LedgerEntry, _deadline: float) -> None:
     remove_tree(entry.key, root=_root_of(entry.key))
 
 
-def _release_socket(entry: LedgerEntry, _deadline: float) -> None:
+def _undo_socket(entry: LedgerEntry, _deadline: float) -> None:
     _unlink(entry.key, stat.S_ISSOCK, "not a socket")
 
 
-def _release_file(entry: LedgerEntry, _deadline: float) -> None:
+def _undo_file(entry: LedgerEntry, _deadline: float) -> None:
     _unlink(entry.key, stat.S_ISREG, "not a regular file")
 
 
@@ -112,7 +112,7 @@ def _unlink(path: str, is_kind: Callable[[int], bool], problem: str) -> None:
         os.unlink(name, dir_fd=above_fd)
 
 
-def _release_mount(entry: LedgerEntry, _deadline: float) -> None:
+def _undo_mount(entry: LedgerEntry, _deadline: float) -> None:
     beneath = entry.detail.get("beneath")
     if isinstance(beneath, str) and beneath:
         unmount_beneath(beneath, entry.key)
@@ -122,7 +122,7 @@ def _release_mount(entry: LedgerEntry, _deadline: float) -> None:
         unmount_all(entry.key)
 
 
-def _release_process(entry: LedgerEntry, deadline: float) -> None:
+def _undo_process(entry: LedgerEntry, deadline: float) -> None:
     pid, ticks = entry.detail.get("pid"), entry.detail.get("start_ticks")
     program = entry.detail.get("program")
     if not isinstance(program, str) or not program:
@@ -143,7 +143,7 @@ def _has_argument(process: processes.ProcessRef, text: str) -> bool:
     return any(text in word for word in processes.arguments(process.pid))
 
 
-def _release_cgroup(entry: LedgerEntry, deadline: float) -> None:
+def _undo_cgroup(entry: LedgerEntry, deadline: float) -> None:
     # With roots the key is a path in each of these hierarchies, without it is a directory.
     for root in str(entry.detail.get("roots", "")).split(":"):
         remove_cgroup(root + entry.key, deadline)
@@ -158,38 +158,38 @@ def _place_of(entry: LedgerEntry) -> _Place:
     }
 
 
-def _release_link(entry: LedgerEntry, _deadline: float) -> None:
+def _undo_link(entry: LedgerEntry, _deadline: float) -> None:
     delete_link(entry.key, **_place_of(entry))
 
 
-def _release_ingress(entry: LedgerEntry, _deadline: float) -> None:
+def _undo_ingress(entry: LedgerEntry, _deadline: float) -> None:
     delete_ingress(entry.key, **_place_of(entry))
 
 
-def _release_qdisc(entry: LedgerEntry, _deadline: float) -> None:
+def _undo_qdisc(entry: LedgerEntry, _deadline: float) -> None:
     delete_qdisc(entry.key, **_place_of(entry))
 
 
-def _release_netns(entry: LedgerEntry, deadline: float) -> None:
+def _undo_netns(entry: LedgerEntry, deadline: float) -> None:
     unmount_all(entry.key)
-    _release_file(entry, deadline)
+    _undo_file(entry, deadline)
 
 
-def _release_vfio(entry: LedgerEntry, _deadline: float) -> None:
+def _undo_vfio(entry: LedgerEntry, _deadline: float) -> None:
     rebind(entry.key, str(entry.detail.get("driver", "")), str(entry.detail.get("override", "")))
 
 
 _UNDO: dict[ResourceKind, Callable[[LedgerEntry, float], None]] = {
-    ResourceKind.DIRECTORY: _release_directory,
-    ResourceKind.SOCKET: _release_socket,
-    ResourceKind.FILE: _release_file,
-    ResourceKind.MOUNT: _release_mount,
-    ResourceKind.PROCESS: _release_process,
-    ResourceKind.CGROUP: _release_cgroup,
-    ResourceKind.LINK: _release_link,
-    ResourceKind.INGRESS: _release_ingress,
-    ResourceKind.QDISC: _release_qdisc,
-    ResourceKind.NETNS: _release_netns,
+    ResourceKind.DIRECTORY: _undo_directory,
+    ResourceKind.SOCKET: _undo_socket,
+    ResourceKind.FILE: _undo_file,
+    ResourceKind.MOUNT: _undo_mount,
+    ResourceKind.PROCESS: _undo_process,
+    ResourceKind.CGROUP: _undo_cgroup,
+    ResourceKind.LINK: _undo_link,
+    ResourceKind.INGRESS: _undo_ingress,
+    ResourceKind.QDISC: _undo_qdisc,
+    ResourceKind.NETNS: _undo_netns,
     ResourceKind.REMOTE_VM: stop_remote_vm,
-    ResourceKind.VFIO: _release_vfio,
+    ResourceKind.VFIO: _undo_vfio,
 }
