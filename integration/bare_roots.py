@@ -52,7 +52,6 @@ echo $! >/run/containerd.pid
 """
 _TRIAL = f"""\
 set -eu
-mount -t proc proc /proc
 umask 022
 list() {{ find /etc /opt /usr /var/lib -xdev ! -path '/var/lib/containerd*' ! -path '/var/lib/cni*' \\
     ! -path '*/__pycache__*' -printf '%p %y %m %l %s\\n' | sort; }}
@@ -128,7 +127,8 @@ def try_archive(archive: Path, name: str) -> str:
     shutil.copy(archive, root / "run" / "archive.tar.gz")
     # A root of its own, not a chroot; in it QEMU and virtiofsd get views of their own.
     (root / "run" / "host").mkdir()
-    enter = f"cd {root} && pivot_root . run/host && umount -l /run/host && exec sh -c {shlex.quote(_TRIAL)}"
+    enter = f"cd {root} && pivot_root . run/host && mount -t proc proc /proc && umount -l /run/host"
+    enter += f" && exec sh -c {shlex.quote(_TRIAL)}"
     search = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
     done = subprocess.run(
         ["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", enter],
