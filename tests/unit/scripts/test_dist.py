@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import json
 import os
@@ -127,6 +128,10 @@ def test_a_whole_archive_is_taken(unpacked: Path) -> None:
     assert done.stdout == f"pyshim {__version__}: the archive is whole, and this node can install it\n"
     checked = subprocess.run(["sha256sum", "--check", "--quiet", "SHA256SUMS"], cwd=unpacked, check=False)
     assert checked.returncode == 0
+
+
+def test_an_older_python_can_read_install_and_so_refuse_itself() -> None:
+    ast.parse((ROOT / "scripts" / "install.py").read_text(), feature_version=(3, 7))
 
 
 def _changed_release(**values: Any) -> Callable[[Path], None]:
