@@ -11,9 +11,9 @@ import click
 
 from pyshim.cdi import DEFAULT_DIRECTORIES, Cache, CdiError, as_json, is_qualified_name
 from pyshim.config.annotations import HYPERVISOR_NAME, with_annotations
-from pyshim.config.effective import Effective, Finding, Level, Setting, examine
+from pyshim.config.effective import SUPPORTED_HYPERVISORS, Effective, Finding, Level, Setting, examine
 from pyshim.config.keys import Table, Verdict, document_table
-from pyshim.config.load import SUPPORTED_HYPERVISORS, raise_first_error, refused
+from pyshim.config.load import raise_first_error, refused
 from pyshim.config.sources import Source, named_file, read_source
 from pyshim.config.values import PATH, toml_value
 from pyshim.model.confidential import SNP_HOST_DATA_BYTES, TDX_CONFIG_ID_BYTES

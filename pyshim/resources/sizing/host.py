@@ -84,7 +84,7 @@ def _cgroup_limits(path: str, mode: CgroupMode, root: str, online: frozenset[int
 
 def _cpus(cgroup: str, mode: CgroupMode, root: str) -> frozenset[int]:
     """The CPUs of the cgroup's cpuset; empty if it has none or is not there yet. On v1, also some that are offline."""
-    names = (f"{cgroup}/cpuset.cpus.effective",)
+    names: tuple[str, ...] = (f"{cgroup}/cpuset.cpus.effective",)
     if mode is not CgroupMode.V2:
         names = (f"/cpuset{cgroup}/cpuset.effective_cpus", f"/cpuset{cgroup}/cpuset.cpus")
     return next(filter(None, (known_cpus(kernel.read(root + name)) for name in names)), frozenset())
