@@ -23,7 +23,7 @@ from hypervisors.qemu.qmp import Monitor
 from hypervisors.remote.vm import _checked_agent_path
 from protos import hypervisor_pb2
 from protos.agent import agent_pb2
-from protos.kubelet import podresources_v1_pb2
+from protos.kubelet import dra_v1_pb2, podresources_v1_pb2
 from pyshim.agent import translate as agent_translate
 from pyshim.cdi import CdiError, as_json, inject, parse_annotations, parse_spec
 from pyshim.cdi.files import document_of
@@ -31,26 +31,28 @@ from pyshim.cleanup.names import Places, belongs_to, is_foreign
 from pyshim.config.annotations import with_annotations
 from pyshim.config.effective import examine
 from pyshim.config.load import build_config, typed
-from pyshim.config.sources import read_source
+from pyshim.config.sources import read_files, read_source
 from pyshim.host.fds import OwnedFd
 from pyshim.host.python_child import Inbox
 from pyshim.host.untrusted_text import MAX_LINE_BYTES, PacedText, TextTail
 from pyshim.model import oci
+from pyshim.model.decoding import damaged, from_json
 from pyshim.model.errors import InvalidArgument, ShimError
 from pyshim.model.host_facts import CgroupMode, Cpu, Machine, Node
-from pyshim.model.ids import ContainerId
+from pyshim.model.ids import ContainerId, HostPath
 from pyshim.model.ledger import LedgerEntry, ResourceKind
 from pyshim.model.observation import spans_from_json
 from pyshim.model.oci import membership
 from pyshim.model.remote_vms import shown
-from pyshim.model.sizing import SizingRecord
+from pyshim.model.sizing import PlacementRequest, SizingRecord
 from pyshim.model.task import RootfsMount, RuntimeOptions
 from pyshim.monitor import socket as monitor_socket
 from pyshim.monitor.answers import resize_request
 from pyshim.monitor.exposition import GUEST_PREFIXES, filtered, filtered_text
 from pyshim.node.cli import check_host
 from pyshim.node.cli.debug_console import MarkedOutput
-from pyshim.node.dra.slices import slice_specs
+from pyshim.node.dra.claims import Claims, Prepared, _spec, allocated
+from pyshim.node.dra.slices import product_of, slice_specs
 from pyshim.node.install.drop_ins import Containerd, containerd_writes
 from pyshim.node.install.handlers import HANDLERS
 from pyshim.node.install.in_cluster.plan import report_of, report_patch
@@ -66,6 +68,8 @@ from pyshim.node.nri.mux import MuxError, MuxFrameReader
 from pyshim.node.nri.pods import Pods
 from pyshim.node.webhook.review import Action, answer
 from pyshim.pod.plan.guest_spec import guest_spec
+from pyshim.pod.plan.hooks import guest_hooks, hook_state
+from pyshim.pod.plan.pod_spec import RESOLV_CONF, pod_spec
 from pyshim.pod.plan.verity import read_verity, root_device
 from pyshim.resources.confidential.plan import initdata
 from pyshim.resources.devices.host import kubelet
@@ -74,11 +78,13 @@ from pyshim.resources.machine import machine_of
 from pyshim.resources.network.plan.direct import direct_network
 from pyshim.resources.volumes.host.sources import parse_mount_info
 from pyshim.resources.volumes.plan.guest_pull import root_pulled_in_guest
+from pyshim.resources.volumes.plan.layers import check_layer, is_layer, layer_verity, verity_options
+from pyshim.resources.volumes.plan.root_disks import root_disks
 from pyshim.resources.volumes.plan.virtual_volume import image_on_disk, virtual_volume
 from pyshim.start import dialect, invocation, wire, zygote_client
 from pyshim.start.invocation import BootstrapError
 from pyshim.state import schema
-from pyshim.task import translate, translate_stats
+from pyshim.task import translate, translate_sandbox, translate_stats
 from pyshim.tracing.child import problem_in
 from pyshim.ttrpc.connection import ClientConnection, ServerConnection
 from pyshim.ttrpc.messages import MalformedMessage, decode_request, decode_response
@@ -93,6 +99,7 @@ _PIPE_BYTES = 65536
 _QUERIES = ("query-status", "query-cpus-fast", "query-hotpluggable-cpus", "query-memory-size-summary")
 _PATH_KINDS = (ResourceKind.CGROUP, ResourceKind.DIRECTORY, ResourceKind.FILE, ResourceKind.MOUNT, ResourceKind.SOCKET)
 _BELONGS = belongs_to("sb1", Places(), "/run/vc/sbs", container_ids=("app",))
+_PREPARED = (Prepared(requests=("gpu",), pool="p", device="gpu-1", cdi="pyshim.dev/gpu=gpu-1"),)
 _POD_CLASS = pod_class()
 _LOOP = asyncio.new_event_loop()
 _CONFIG = build_config(read_source(RuntimeOptions(config_path="", config_body=b"[hypervisor.qemu]\n"), {}))
@@ -114,6 +121,19 @@ def _with_file(data: bytes, read: Callable[[str], object]) -> None:
         file.write(data)
         file.flush()
         read(file.name)
+
+
+def _drop_ins(data: bytes) -> None:
+    """A configuration and, after each NUL, the text of a drop-in: the last that says a key wins, and names its line."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as root:
+        files = []
+        for number, content in enumerate(data.split(b"\0")[:9]):
+            files.append(f"{root}/{number}.toml")
+            Path(files[-1]).write_bytes(content)
+        with suppress(ShimError):
+            source = read_files(tuple(files))
+            assert {place.file for place in source.places.values()} <= set(files)
+            build_config(source)
 
 
 def _configuration(data: bytes) -> None:
@@ -147,6 +167,18 @@ def _oci_spec(data: bytes) -> None:
             devices=(),
         )
         agent_translate.spec(raw, "container 'c'")
+
+
+def _hooks(data: bytes) -> None:
+    """The member `hooks` of a spec: a hook that is taken has an environment, and a state that it can read."""
+    text = (CORPUS / "oci-spec" / "least.json").read_bytes().rstrip()
+    with suppress(ShimError):
+        spec = oci.parse_spec(text[:-1] + b', "hooks": ' + data + b"}", "config.json")
+        json.dumps(guest_hooks(spec.raw.get("hooks")))
+        for hook in (*(spec.hooks.prestart or ()), *(spec.hooks.poststop or ())):
+            assert all("=" in variable for variable in hook.env or ())
+        state = hook_state(spec, container_id="c", bundle="/b", status="created", pid=1)
+        assert json.loads(state)["pid"] == 1
 
 
 def _state(data: bytes) -> None:
@@ -225,12 +257,17 @@ def _nri_frames(data: bytes) -> None:
         reader.end()
 
 
-def _nri_events(data: bytes) -> None:
-    """What a runtime says, as every message it may be; the plugin follows each as far as it can be read."""
+def _pods() -> Pods:
+    """Those of a node with two CPUs, one of them reserved."""
     one = Cpu(id=0, core=0, l3=0, die=0, socket=0, node=0, online=True)
     nodes = (Node(id=0, memory_bytes=1 << 30, distances=(10,)),)
     machine = Machine(cpus=(one, replace(one, id=1, core=1)), nodes=nodes)
-    pods = Pods(Assignments(machine=machine, reserved=(0,)), frozenset({"", "pykata"}))
+    return Pods(Assignments(machine=machine, reserved=(0,)), frozenset({"", "pykata"}))
+
+
+def _nri_events(data: bytes) -> None:
+    """What a runtime says, as every message it may be; the plugin follows each as far as it can be read."""
+    pods = _pods()
     unreadable = (DecodeError, ShimError)
     with suppress(*unreadable):
         nri_translate.runtime(data)
@@ -258,6 +295,41 @@ def _cdi(data: bytes) -> None:
         for device in spec.devices:
             with suppress(CdiError):
                 inject({"linux": {"namespaces": [{"type": "user"}]}}, device.container_edits)
+
+
+def _dra_claim(data: bytes) -> None:
+    """A ResourceClaim as the API server has it: devices that are taken make specs that CDI accepts."""
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError):
+        return
+    with suppress(ShimError):
+        for device in allocated(document, "u1"):
+            spec = _spec(product_of(device.device), "c", [device.device])
+            parse_spec(spec, "x.json")
+            assert device.cdi == f"{spec['kind']}={device.device}"
+
+
+def _dra_requests(data: bytes) -> None:
+    """What the kubelet says: a claim's uid is a file's name."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as root:
+        claims = Claims(specs=Path(root, "specs"), records=Path(root, "records"))
+        with suppress(DecodeError):
+            for claim in dra_v1_pb2.NodeUnprepareResourcesRequest.FromString(data).claims:
+                with suppress(ShimError):
+                    claims.recorded(claim.uid)
+                    claims.prepare(claim.uid, claim.name, _PREPARED)
+                    assert claims.recorded(claim.uid) == _PREPARED
+                    claims.unprepare(claim.uid)
+        assert not [path for path in Path(root).rglob("*") if path.is_file()]
+
+
+def _placement_request(data: bytes) -> None:
+    """A shim's need, twice: what it gets is of this node."""
+    with suppress(ShimError):
+        need = from_json(data, PlacementRequest, damaged("need"))
+        for _ in range(2):
+            assert set(_pods().place_for_shim(need).vcpu_cpus) <= {0, 1}
 
 
 def _cdi_annotations(data: bytes) -> None:
@@ -355,6 +427,30 @@ def _image_volume(data: bytes) -> None:
             root_pulled_in_guest(volume, _SPEC, _CONFIG, ContainerId("c"))
 
 
+def _image_layers(data: bytes) -> None:
+    """The mounts of a root of EROFS files, in JSON: the overlay that is made of them names places of the guest only."""
+    try:
+        rootfs = msgspec.json.decode(data, type=tuple[RootfsMount, ...])
+    except (ValueError, msgspec.DecodeError, RecursionError):
+        return
+    with suppress(ShimError):
+        root = root_disks(rootfs, _CONFIG, ContainerId("c"))
+        for storage in root.storages if root else ():
+            (lower,) = (option for option in storage.options if option.startswith("lowerdir=/run/layers/"))
+            assert lower.count(":") + 1 == sum(is_layer(mount) for mount in rootfs)
+            assert "{{" not in "".join(storage.options)
+
+
+def _layer(data: bytes) -> None:
+    """A layer's superblock, that of its hashes, and the file with its root hash, behind each other."""
+    superblock, hashes, document = data[:128], data[128:640], data[640:]
+    with suppress(ShimError):
+        check_layer("/l", superblock, len(data))
+    with suppress(ShimError):
+        options = verity_options("/l", layer_verity("/v", document), hashes)
+        assert all("\0" not in option for option in options)
+
+
 def _namespace_messages(data: bytes) -> None:
     """What the child in a pod's network namespace says."""
     ours, child = socket.socketpair()
@@ -431,6 +527,21 @@ def _task_requests(data: bytes) -> None:
     ):
         with suppress(ShimError):
             read(data)
+
+
+def _sandbox_requests(data: bytes) -> None:
+    """What is taken of CreateSandbox makes a spec, as containerd's own pod would have one."""
+    for read in (
+        translate_sandbox.sandbox_ref,
+        translate_sandbox.status_request,
+        translate_sandbox.update_request,
+    ):
+        with suppress(ShimError):
+            read(data)
+    with suppress(ShimError):
+        request = translate_sandbox.create_request(data)
+        if request.pod is not None:
+            pod_spec(request, request.pod, {RESOLV_CONF: HostPath("/b/resolv.conf")})
 
 
 def _agent_replies(data: bytes) -> None:
@@ -583,10 +694,16 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
     "crio-configuration": _crio_configuration,
     "debug-marks": _debug_marks,
     "direct-network": _direct_network,
+    "dra-claim": _dra_claim,
+    "dra-requests": _dra_requests,
+    "drop-ins": _drop_ins,
     "direct-volume": _direct_volume,
+    "hooks": _hooks,
+    "image-layers": _image_layers,
     "image-volume": _image_volume,
     "instance-types": _instance_types,
     "initdata": _initdata,
+    "layer": _layer,
     "ledger": _ledger,
     "machine-description": _machine_description,
     "manifest": _manifest,
@@ -599,10 +716,12 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
     "nri-events": _nri_events,
     "nri-frames": _nri_frames,
     "oci-spec": _oci_spec,
+    "placement-request": _placement_request,
     "pod-resources": _pod_resources,
     "qmp": _qmp,
     "quantity": _quantity,
     "remote-replies": _remote_replies,
+    "sandbox-requests": _sandbox_requests,
     "sizing-record": _sizing_record,
     "start-spec": _start_spec,
     "start-stdin": _start_stdin,

@@ -107,7 +107,7 @@ KINDS: dict[str, Callable[[Path], tuple[bytes, Read]]] = {
     "instances": lambda _: (INSTANCES, lambda data: read_instances(data, "/i")),
     "direct network": lambda _: (DIRECT, lambda data: direct_network(data, "/d", sandbox_id="s", queues=1)),
     "mount info": lambda _: (MOUNT_INFO, lambda data: parse_mount_info(data, "/v", "/d")),
-    "verity": lambda _: (b'{"hash_offset": 4096, "root_hash": "00"}', lambda data: layer_verity("/l", data)),
+    "verity": lambda _: (b'{"roothash": "00", "hashoffset": 4096}', lambda data: layer_verity("/l", data)),
 }
 SEALED = frozenset({"state", "manifest"})
 

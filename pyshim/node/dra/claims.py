@@ -22,7 +22,8 @@ log = logging.getLogger(__name__)
 
 VARIABLE = "PYSHIM_CLAIM"
 _UID = re.compile(r"[a-zA-Z0-9-]{1,64}")
-_DEVICE = re.compile(r"[a-z][a-z0-9-]{0,62}")
+_DEVICE = re.compile(r"(?=.{1,63}\Z)[a-z](?:[a-z0-9-]*[a-z0-9])?-[0-9]+")
+"""A product and a number, as `slices.device_name` makes it: the product is the class of a CDI spec."""
 
 
 class Prepared(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,6 +1,8 @@
 """Layers of an image as files of the host: EROFS file systems, some with dm-verity's hashes behind them. Pure."""
 
+import re
 import struct
+from typing import Annotated
 
 import msgspec
 
@@ -19,13 +21,14 @@ _VERITY = struct.Struct("<8sII16s32sIIQH6x256s")
 """Signature, version, hash type, UUID, algorithm, data and hash block size, data blocks, salt's size, salt.
 Source: cryptsetup's lib/verity/verity.c."""
 _VERITY_SIGNATURE = b"verity\0\0"
+_ALGORITHM = re.compile(rb"([a-z0-9_-]+)\0*")
 
 
 class LayerVerity(msgspec.Struct, frozen=True, kw_only=True):
     """The file that containerd's differ writes beside a layer."""
 
-    root_hash: str = msgspec.field(name="roothash")
-    hash_offset_bytes: int = msgspec.field(name="hashoffset")
+    root_hash: Annotated[str, msgspec.Meta(pattern="^[0-9a-fA-F]{2,128}$")] = msgspec.field(name="roothash")
+    hash_offset_bytes: Annotated[int, msgspec.Meta(ge=0, le=1 << 62)] = msgspec.field(name="hashoffset")
 
 
 def is_layer(mount: RootfsMount) -> bool:
@@ -64,7 +67,9 @@ def verity_options(path: str, verity: LayerVerity, superblock: bytes) -> tuple[s
     """
     if len(superblock) < VERITY_SUPERBLOCK_BYTES or not superblock.startswith(_VERITY_SIGNATURE):
         raise FailedPrecondition(f"plug layer '{path}': no dm-verity hashes at byte {verity.hash_offset_bytes}")
-    _, _, hash_type, _, algorithm, data_bytes, hash_bytes, _, salt_bytes, salt = _VERITY.unpack_from(superblock)
+    _, _, hash_type, _, name, data_bytes, hash_bytes, _, salt_bytes, salt = _VERITY.unpack_from(superblock)
+    if (algorithm := _ALGORITHM.fullmatch(name)) is None:
+        raise FailedPrecondition(f"plug layer '{path}': its dm-verity hashes are of no known algorithm")
     values = {
         "roothash": verity.root_hash,
         "hashoffset": verity.hash_offset_bytes,
@@ -72,7 +77,7 @@ def verity_options(path: str, verity: LayerVerity, superblock: bytes) -> tuple[s
         "salt": salt[:salt_bytes].hex(),
         "blocksize": data_bytes,
         "hashsize": hash_bytes,
-        "algorithm": algorithm.rstrip(b"\0").decode("ascii", "replace"),
+        "algorithm": algorithm[1].decode(),
         "hashtype": hash_type,
     }
     return ("X-kata.dmverity-enabled=true", *(f"X-kata.dmverity.{key}={value}" for key, value in values.items()))

@@ -158,7 +158,8 @@ def _check_order(options: Sequence[str], below: Sequence[RootfsMount], what: str
     layers = [_point(mount) for mount in below if is_layer(mount)]
     files = [_point(mount) for mount in below if not is_layer(mount)]
     uppers = [option for option in options if option.startswith("upperdir=")]
-    if f"lowerdir={':'.join(layers)}" not in options or len({*layers, *files}) != len(below):
+    lowers = [option for option in options if option.startswith("lowerdir=")]
+    if lowers != [f"lowerdir={':'.join(layers)}"] or len({*layers, *files}) != len(below):
         raise InvalidArgument(f"{what}: its overlay does not have each of {len(layers)} layers once, the top one first")
     if len(files) != len(uppers) or not all(uppers[0].startswith(f"upperdir={file}/") for file in files):
         raise InvalidArgument(f"{what}: its overlay does not write to its one file for writes")

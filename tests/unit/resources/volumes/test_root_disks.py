@@ -230,7 +230,13 @@ def test_a_layer_without_its_hashes_is_named(hashes: bytes) -> None:
         verity_options("/l", verity, hashes)
 
 
-@pytest.mark.parametrize("document", [b"", b"[]", b'{"roothash": 1, "hashoffset": 1}', b'{"roothash": "a"}', b"\xff"])
+@pytest.mark.parametrize(
+    "document",
+    [
+        *(b"", b"[]", b"\xff", b'{"roothash": 1, "hashoffset": 1}', b'{"roothash": "ab"}'),
+        *(b'{"roothash": "ab,ro", "hashoffset": 1}', b'{"roothash": "ab", "hashoffset": -1}'),
+    ],
+)
 def test_a_file_without_a_root_hash_is_named(document: bytes) -> None:
     with pytest.raises(InvalidArgument, match=r"read root hash '/l\.dmverity': "):
         layer_verity("/l.dmverity", document)
