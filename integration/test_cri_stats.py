@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from pyshim.model.units import MIB
 from .framework import crio
 from .framework.cgroups import SandboxCgroups, pod_cgroup
 from .framework.cri import Container, Cri, Pod, refusal
+from .framework.cri_session import GATEWAY
 from .framework.waiting import eventually
 
 pytestmark = pytest.mark.vm
@@ -70,7 +73,6 @@ def test_figures_of_a_container_are_those_of_its_cgroup_in_the_guest(busy_pod: P
     metrics = json.loads(table.out)
     assert abs(int(metrics["memory"]["usage"]["usage"]) - files["memory"]) < 4 * MIB
     assert int(metrics["pids"]["current"]) >= 1
-    assert "network" not in metrics, "the interfaces are the pod's, not a container's"
     listed = busy_pod.cri.call("ListContainerStats", filter=pb.ContainerStatsFilter(pod_sandbox_id=busy_pod.id)).stats
     assert {item.attributes.id for item in listed} == {container.id}
 
@@ -89,6 +91,32 @@ def test_figures_of_the_pod_are_those_of_its_vm(busy_pod: Pod) -> None:
     assert abs(stats.memory.usage_bytes.value - usage) < 32 * MIB
     assert stats.cpu.usage_core_nano_seconds.value > 0
     assert stats.process.process_count.value > 0
+
+
+def test_traffic_is_counted_once_for_the_pod_and_for_no_container(busy_pod: Pod) -> None:
+    """The host's end of the pod's interface has it; the tap beside it and the guest's card are of the same bytes."""
+    container = busy_pod.start()
+
+    def sent() -> int:
+        network = busy_pod.cri.call("PodSandboxStats", pod_sandbox_id=busy_pod.id).stats.linux.network
+        assert network.default_interface.name == "eth0"
+        every = {each.name: each.tx_bytes.value for each in (network.default_interface, *network.interfaces)}
+        return sum(every.values())
+
+    with socket.create_server((GATEWAY, 0)) as server:
+        before = sent()
+        script = f"head -c {MIB} /dev/zero | nc {GATEWAY} {server.getsockname()[1]}"
+        with ThreadPoolExecutor(1) as one:
+            running = one.submit(container.sh, script)
+            connection, _ = server.accept()
+            with connection:
+                received = sum(len(data) for data in iter(lambda: connection.recv(65536), b""))
+            running.result()
+
+    assert received == MIB
+    assert MIB < sent() - before < 1.5 * MIB
+    shown = busy_pod.cri.daemon.ctr("--namespace", "k8s.io", "task", "metrics", "--format", "json", container.id)
+    assert "network" not in json.loads(shown.out)
 
 
 def _numbers(text: str) -> set[int]:
