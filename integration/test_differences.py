@@ -14,15 +14,18 @@ import pytest
 
 from protos.cri import v1_pb2 as pb
 
-from .comparison.allowed import unexplained
-from .framework.cri import HANDLER, Cri, Pod, Security
-from .framework.cri_session import RUNC_HANDLER
+from .comparison.allowed import unexplained, unneeded
+from .framework import erofs, images, kata_agent, releases, shim_config
+from .framework.cri import CRI_IMAGE, HANDLER, Cri, Pod, Security
+from .framework.cri_session import LAYERS_CONFIG, LAYERS_HANDLER, RUNC_HANDLER
 from .framework.kubelet_volumes import PodDirectory, volume
+from .framework.runtime import WARM_CHOICE
 
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(900)]
 
 _PROBE = Path(__file__).parent / "comparison" / "probe.py"
-_REPORT = Path(__file__).parents[1] / ".build" / "differences"
+_REPORTS = Path(__file__).parents[1] / ".build" / "differences"
+_LAYERS_IMAGE = "docker.io/local/inside:layers"
 _INTERPRETER = ("/usr", "/lib", "/lib64")
 _PLACES = ("/", "/dev/shm", "/disk", "/host", "/memory", "/settings")
 """Directories whose file system is tried."""
@@ -64,6 +67,10 @@ SCENES = (
 )
 
 
+_differ: dict[str, list[str]] = {}
+"""The facts that differ, by scene: of the tests that have run."""
+
+
 @pytest.fixture(scope="module")
 def pods(cri: Cri, module_leaves_nothing: None) -> Iterator[dict[str, Pod]]:
     """A pod of each runtime, for all scenes that a pod without privileges can have."""
@@ -92,7 +99,7 @@ def volumes(scratch: Path) -> Iterator[list[pb.Mount]]:
         of_pod.remove()
 
 
-def facts(pod: Pod, scene: Scene, mounts: list[pb.Mount]) -> dict[str, Any]:
+def facts(pod: Pod, scene: Scene, mounts: list[pb.Mount], image: str = CRI_IMAGE) -> dict[str, Any]:
     security = Security(privileged=scene.privileged, **scene.security)
     if not scene.privileged:
         security.masked_paths.extend(_MASKED)
@@ -108,6 +115,7 @@ def facts(pod: Pod, scene: Scene, mounts: list[pb.Mount]) -> dict[str, Any]:
         resources=pb.LinuxContainerResources(oom_score_adj=500, **scene.resources),
         mounts=mounts,
         tty=scene.terminal,
+        image=image,
     )
     try:
         found: dict[str, Any] = json.loads(container.run_to_end())
@@ -133,14 +141,50 @@ def test_a_privileged_process_sees_what_it_sees_with_runc(
         assert compared({"runc": runc, "pyshim": vm}, Scene("privileged", privileged=True), volumes) == {}
 
 
-def compared(pods: Mapping[str, Pod], scene: Scene, mounts: list[pb.Mount]) -> dict[str, tuple[object, object]]:
-    """The facts that differ and that the table does not allow. All that differ are in `.build/differences`."""
-    seen = {name: facts(pod, scene, mounts) for name, pod in pods.items()}
+def test_the_table_allows_nothing_that_no_scene_needs() -> None:
+    if _differ.keys() != {"privileged", *(scene.name for scene in SCENES)}:
+        pytest.skip("needs the tests of all scenes to have run before")
+
+    assert unneeded(_differ) == []
+
+
+@pytest.mark.skipif(
+    not releases.chosen().leaves_mounts_to_shims,
+    reason="needs a containerd that leaves layers to a shim (CONTAINERD=2.3)",
+)
+def test_a_process_whose_image_is_disks_sees_what_it_sees_with_runc(
+    cri: Cri, leaves_nothing: None, volumes: list[pb.Mount]
+) -> None:
+    """The image's layers are EROFS disks of the VM; volumes are shared."""
+    archive = LAYERS_CONFIG.parent / "image.tar"
+    archive.parent.mkdir()
+    images.write_archive(archive, _LAYERS_IMAGE)
+    imported = ("--namespace", "k8s.io", "images", "import", *releases.chosen().client_import)
+    for words in ((), ("--snapshotter", erofs.SNAPSHOTTER)):
+        cri.daemon.ctr(*imported, *words, archive)
+    archive.unlink()
+    shim_config.variant(LAYERS_CONFIG.parent)
+    try:
+        with cri.pod(handler=RUNC_HANDLER) as runc, cri.pod(handler=LAYERS_HANDLER) as vm:
+            assert compared({"runc": runc, "pyshim": vm}, Scene("disks"), volumes, _LAYERS_IMAGE) == {}
+    finally:
+        cri.daemon.ctr("--namespace", "k8s.io", "images", "rm", "--sync", _LAYERS_IMAGE)
+
+
+def compared(
+    pods: Mapping[str, Pod], scene: Scene, mounts: list[pb.Mount], image: str = CRI_IMAGE
+) -> dict[str, tuple[object, object]]:
+    """The facts that differ and that the table does not allow. All that differ are in `_REPORTS`."""
+    seen = {name: facts(pod, scene, mounts, image) for name, pod in pods.items()}
     names = sorted(seen["runc"].keys() | seen["pyshim"].keys())
     pairs = {name: (seen["runc"].get(name, "absent"), seen["pyshim"].get(name, "absent")) for name in names}
     different = {name: values for name, values in pairs.items() if values[0] != values[1]}
-    _REPORT.mkdir(exist_ok=True)
+    _differ[scene.name] = list(different)
+    directory = _REPORTS / (
+        "kata-agent" if kata_agent.is_chosen() else "warm" if os.environ.get(WARM_CHOICE) else "cold"
+    )
+    directory.mkdir(parents=True, exist_ok=True)
     report = {"facts": len(names), "different": different}
-    (_REPORT / f"{scene.name}.json").write_text(json.dumps(report, indent=1))
+    (directory / f"{scene.name}.json").write_text(json.dumps(report, indent=1))
     assert len(names) > 300, "the probe has lost facts"
-    return unexplained(scene.name, different)
+    return {name: different[name] for name in unexplained(scene.name, different)}

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import sys
+from collections.abc import Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import NamedTuple
 
 
@@ -14,6 +18,8 @@ class Allowed(NamedTuple):
     why: str
     scenes: tuple[str, ...] = ()
     """Only in these; empty: in all."""
+    on: str = ""
+    """On which nodes it is seen; empty: on all, so that a pattern that no scene needs is a mistake."""
 
 
 ALLOWED = (
@@ -32,24 +38,38 @@ ALLOWED = (
         "The file server has no right to make one on the host. They can be made below `/dev` and in memory volumes.",
     ),
     Allowed(
-        ("files.*.temporary_file", "files.root.handle", "files.*.acl"),
-        "A shared file system has no `O_TMPFILE` and no access control lists; its files have handles.",
+        ("files.*.temporary_file", "files.root.handle"),
+        "A shared file system has no `O_TMPFILE`; the files of a root file system have handles.",
         "FUSE of the guest's kernel and the file server decide. Programs fall back to a named file.",
     ),
     Allowed(
-        ("files.*.user_attribute", "files.*.trusted_attribute"),
-        "Extended attributes of the name spaces `user` and `trusted`.",
-        "[VOLUMES.md](VOLUMES.md) says which the file server passes on. tmpfs has those of users since Linux 6.6.",
+        ("files.*.acl",),
+        "A shared file system has no access control lists.",
+        "The file server takes them with `--posix-acl` only ([VOLUMES.md](VOLUMES.md)).",
+        on="where the host's file system has them",
     ),
     Allowed(
-        ("files.memory.direct_io", "files.dev/shm.direct_io"),
-        "Direct I/O in memory.",
-        "tmpfs takes it since Linux 6.6, so with a guest of Debian 13.",
+        ("files.*.trusted_attribute",),
+        "Extended attributes of the name space `trusted`.",
+        "The file server has no right to set them on the host ([VOLUMES.md](VOLUMES.md)).",
+        scenes=("privileged",),
+    ),
+    Allowed(
+        (
+            "files.memory.direct_io",
+            "files.dev/shm.direct_io",
+            "files.memory.user_attribute",
+            "files.dev/shm.user_attribute",
+        ),
+        "Direct I/O and extended attributes of users in memory.",
+        "tmpfs has both since Linux 6.6, so with a guest of Debian 13.",
+        on="where one of the kernels is older than 6.6, and the other is not",
     ),
     Allowed(
         ("cgroup.*", "sys.fs/cgroup.*", "mount./sys/fs/cgroup*"),
         "The guest has cgroup v2, whatever the host has.",
         "The container's cgroup is one of the guest's kernel.",
+        on="where the host has version 1",
     ),
     Allowed(
         (
@@ -66,11 +86,13 @@ ALLOWED = (
         ),
         "Sysctls that no namespace has, and limits computed from the memory, are those of the guest's kernel.",
         "The VM is the machine, and its size the pod's. runc shows the host's, which its administrator tuned.",
+        on="where the host has other values",
     ),
     Allowed(
         ("call.bpf", "call.init_module", "call.kexec_load", "process.attr", "socket.alg"),
         "Which rare system calls and kinds of sockets the kernel has.",
         "The guest's kernel is another one than the host's.",
+        on="where the kernels differ so",
     ),
     Allowed(
         (
@@ -80,6 +102,7 @@ ALLOWED = (
         ),
         "Which files `/proc` and `/sys` have, and which may be written where `/sys` is not read-only.",
         "They describe the guest's kernel and its devices, none of the host's.",
+        on="where the kernels differ so",
     ),
     Allowed(
         ("mount./proc/*", "mount./sys/firmware.*", "mount./dev/console.*"),
@@ -91,11 +114,13 @@ ALLOWED = (
         "Limits that the container's description does not name: 1048576 open files, no limit of processes and core "
         "files.",
         "They are those of containerd's unit as its project ships it. runc passes on what containerd was started with.",
+        on="where containerd was started with others",
     ),
     Allowed(
         ("signals.SigIgn",),
         "The signals 32 and 33 are ignored at first, with a guest of Debian 12.",
         "Its C library keeps them for itself in the guest's agent. So does that of a program: it sets their handlers.",
+        on="with a guest of Debian 12",
     ),
     Allowed(
         ("device./dev/core", "devices"),
@@ -109,7 +134,7 @@ ALLOWED = (
         scenes=("user",),
     ),
     Allowed(
-        ("link.eth0.*", "ip -4 neigh*"),
+        ("link.eth0.*",),
         "`eth0` is a virtio network card with a queue.",
         "runc's is one end of a veth pair.",
     ),
@@ -123,14 +148,27 @@ ALLOWED = (
 )
 
 
-def unexplained(scene: str, differences: dict[str, tuple[object, object]]) -> dict[str, tuple[object, object]]:
-    """Those that no entry of the table allows in `scene`."""
-    patterns = [pattern for one in ALLOWED if not one.scenes or scene in one.scenes for pattern in one.facts]
-    return {
-        name: values
-        for name, values in differences.items()
-        if not any(fnmatchcase(name, pattern) for pattern in patterns)
-    }
+def unexplained(scene: str, differences: Mapping[str, object]) -> list[str]:
+    """The facts of those that no entry of the table allows in `scene`."""
+    patterns = [pattern for one in ALLOWED if _is_of(one, scene) for pattern in one.facts]
+    return [name for name in differences if not any(fnmatchcase(name, pattern) for pattern in patterns)]
+
+
+def unneeded(differences: Mapping[str, Collection[str]]) -> list[str]:
+    """The table's patterns that match none of the facts that differ, by scene; without those of some nodes only."""
+    return [
+        pattern
+        for one in ALLOWED
+        for pattern in one.facts
+        if not one.on
+        and not any(
+            fnmatchcase(name, pattern) for scene, names in differences.items() if _is_of(one, scene) for name in names
+        )
+    ]
+
+
+def _is_of(one: Allowed, scene: str) -> bool:
+    return not one.scenes or scene in one.scenes
 
 
 def page() -> str:
@@ -139,5 +177,16 @@ def page() -> str:
     return "\n".join(("| What differs | Why |", "|---|---|", *rows))
 
 
+def figures(reports: Sequence[Path]) -> str:
+    """A table of the reports of `test_differences.py`: each scene's facts, and how many differ and are allowed."""
+    rows = []
+    for report in reports:
+        found = json.loads(report.read_text())
+        different, others = len(found["different"]), len(unexplained(report.stem, found["different"]))
+        rows.append((report.parent.name, report.stem, found["facts"], different, different - others, others))
+    lines = [("guest", "scene", "facts", "differ", "allowed", "others"), *rows]
+    return "\n".join("  ".join(f"{cell!s:<12}" for cell in line).rstrip() for line in lines)
+
+
 if __name__ == "__main__":
-    print(page())
+    print(figures([Path(name) for name in sys.argv[1:]]) if sys.argv[1:] else page())

@@ -17,6 +17,7 @@ import json
 import mmap
 import os
 import platform
+import re
 import resource
 import select
 import signal
@@ -68,7 +69,6 @@ def process() -> None:
     fact("process.cwd", os.getcwd)
     fact("process.environment", lambda: {k: v for k, v in sorted(os.environ.items()) if k not in ("HOSTNAME", "_")})
     fact("process.oom_score_adj", lambda: text_of("/proc/self/oom_score_adj"))
-    fact("process.nice", lambda: os.nice(0))
     fact("process.scheduler", lambda: os.sched_getscheduler(0))
     fact("process.personality", lambda: text_of("/proc/self/personality"))
     fact("process.coredump_filter", lambda: text_of("/proc/self/coredump_filter"))
@@ -320,7 +320,7 @@ def shown(words: str) -> list[str]:
     lines = []
     for line in done.stdout.splitlines():
         for address in mine:
-            line = line.replace(address, "ADDRESS")
+            line = re.sub(rf"(?<![\w.:]){re.escape(address)}(?![\w.:])", "ADDRESS", line)
         lines.append(" ".join(line.split()))
     return sorted(lines)
 
