@@ -68,7 +68,7 @@ def changes(plan: InstallPlan, manifest: Manifest, disk: Disk, *, keep_edited: b
     """The files to write and remove, in order; empty if the plan is in place already.
 
     Raises FailedPrecondition naming each file that is not as we wrote it (with `keep_edited` edited files stay), a link
-    in the place of another program's file, and a file that would not be TOML any more.
+    in the place of another program's file, a file that would not be TOML any more, and one that cannot be written.
     """
     owned = manifest.by_path()
     found = {path: disk.read(path) for path in (*(write.path for write in plan.writes), *owned)}
@@ -89,8 +89,12 @@ def changes(plan: InstallPlan, manifest: Manifest, disk: Disk, *, keep_edited: b
         for path, entry in reversed(owned.items())
         if path not in planned and path not in edited
     ]
-    todo = (change for change in (*wanted, *unwanted) if change.path not in edited)
-    return tuple(change for change in todo if change.before != change.after)
+    todo = [change for change in (*wanted, *unwanted) if change.path not in edited and change.before != change.after]
+    for change in todo:
+        if disk.is_read_only(change.path):
+            hint = "(hint: a file that the system's own configuration generates takes the handlers there)"
+            raise FailedPrecondition(f"change '{change.path}': its file system is read-only {hint}")
+    return tuple(todo)
 
 
 def _require_toml(path: str, content: bytes) -> None:

@@ -67,6 +67,13 @@ class Disk:
         except (FileNotFoundError, NotADirectoryError):
             return []
 
+    def is_read_only(self, path: str) -> bool:
+        """`path` is, or would be, on a file system that is mounted read-only, as the store of NixOS is."""
+        there = self.at(path)
+        while not os.path.lexists(there):
+            there = posixpath.dirname(there)
+        return bool(os.statvfs(there).f_flag & os.ST_RDONLY)
+
     def is_directory(self, path: str) -> bool:
         return os.path.isdir(self.at(path))
 

@@ -1,5 +1,6 @@
 """Installations on nodes of each kind, as trees: what is written where, and that nothing of ours stays."""
 
+import os
 import tomllib
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,7 @@ from pyshim.node.install.apply import apply, at_link_targets, remove
 from pyshim.node.install.containerd_config import runtimes_in
 from pyshim.node.install.cri import verify
 from pyshim.node.install.disk import Disk
-from pyshim.node.install.handlers import HANDLERS
+from pyshim.node.install.handlers import HANDLERS, Handler
 from pyshim.node.install.manifest import Manifest, read_manifest
 from pyshim.node.install.node_check import require_handlers
 from pyshim.node.install.plan import PREFIX, Release, install_plan
@@ -240,7 +241,7 @@ def node(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
     return made(kind, tmp_path, monkeypatch), kind
 
 
-def install(disk: Disk, release: Release = FIRST) -> None:
+def install(disk: Disk, release: Release = FIRST, handlers: tuple[Handler, ...] = HANDLERS) -> None:
     caller = runtime.container_runtime(root=disk.root)
     caller = caller._replace(config=disk.resolved(caller.config))
     is_crio = caller.name == runtime.CRIO.name
@@ -249,14 +250,14 @@ def install(disk: Disk, release: Release = FIRST) -> None:
     plan = install_plan(
         prefix=PREFIX,
         release=release,
-        handlers=HANDLERS,
+        handlers=handlers,
         configs=CONFIGS,
         manual="",
         containerd=containerd,
         has_crio=is_crio,
     )
     plan = at_link_targets(plan, disk)
-    names = frozenset(handler.name for handler in HANDLERS)
+    names = frozenset(handler.name for handler in handlers)
     check = partial(require_handlers, caller, containerd, names, root=disk.root)
     apply(plan, disk, make_release=make_release(disk, plan), check=check)
 
@@ -286,6 +287,51 @@ def test_each_kind_is_recognized_and_has_the_handlers_until_it_is_uninstalled(no
     assert (root / kind.written).read_text() == text
     remove(disk, PREFIX)
     assert everything(root) == before
+
+
+def test_a_handler_that_a_later_installation_drops_is_dropped_with_its_files(node: Installed) -> None:
+    disk, kind = node
+    root = Path(disk.root)
+    install(disk, handlers=HANDLERS[:1])
+    files = {path for path in root.rglob("*") if path.is_file()}
+    before = (root / kind.written).read_text()
+
+    install(disk)
+    assert handlers_in((root / kind.written).read_text()) >= NAMES
+    install(disk, handlers=HANDLERS[:1])
+
+    assert (root / kind.written).read_text() == before
+    assert handlers_in(before) & NAMES == {HANDLERS[0].name}
+    assert {path for path in root.rglob("*") if path.is_file()} == files
+
+
+class OnReadOnlyStore(Disk):
+    """What is below /store is on a read-only file system."""
+
+    def is_read_only(self, path: str) -> bool:
+        return path.startswith("/store/") or super().is_read_only(path)
+
+
+def test_a_link_into_a_read_only_store_is_refused_by_name_before_any_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = made(KINDS["k3s-with-a-linked-template"], tmp_path, monkeypatch)
+    before = everything(tmp_path)
+
+    with pytest.raises(FailedPrecondition, match=r"change '/store/tmpl': its file system is read-only"):
+        install(OnReadOnlyStore(disk.root))
+
+    assert everything(tmp_path) == before
+
+
+def test_a_mount_that_is_read_only_is_seen_as_such(tmp_path: Path) -> None:
+    rows = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
+    read_only = [row[1] for row in rows if "ro" in row[3].split(",") and os.access(f"{row[1]}/.", os.X_OK)]
+
+    assert not Disk().is_read_only(f"{tmp_path}/not/there")
+    if not read_only:
+        pytest.skip("no file system here is mounted read-only")
+    assert Disk().is_read_only(f"{read_only[0]}/not/there")
 
 
 def test_verify_runs_a_pod_where_the_runtime_has_read_what_was_written(node: Installed, tmp_path: Path) -> None:
