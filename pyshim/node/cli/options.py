@@ -11,6 +11,14 @@ from pyshim.config.sources import SHIPPED_PATH, named_file, read_source
 from pyshim.model.errors import InvalidArgument
 from pyshim.node.install.handlers import Handler, chosen_handlers
 
+node_quotas_option = click.option(
+    "--node-cpu-quotas",
+    type=click.Choice(["yes", "no"]),
+    default="yes",
+    show_default=True,
+    help="no: the kubelet of the nodes has cpuCFSQuota: false.",
+)
+
 
 def pairs(_ctx: click.Context, parameter: click.Parameter, texts: tuple[str, ...]) -> dict[str, str]:
     """The callback of a repeatable option `NAME=VALUE`."""

@@ -14,7 +14,7 @@ from pyshim.model.config import Config
 from pyshim.model.errors import FailedPrecondition, NotFound
 from pyshim.model.host_facts import unbounded
 from pyshim.model.sizing import SizingRecord
-from pyshim.node.cli.options import pairs
+from pyshim.node.cli.options import node_quotas_option, pairs
 from pyshim.node.cli.output import config_option, examples, json_option, print_json
 from pyshim.node.cli.sandboxes import RUNS, sandbox_argument, sandbox_id, sandboxes, snapshot_of, state_dir_option
 from pyshim.node.cli.sizing_text import (
@@ -72,6 +72,7 @@ def show(sandbox: str, state_dir: str, as_json: bool) -> int:
 @click.option("--node-cpus", type=click.IntRange(min=1), metavar="N", help="Default: this machine's.")
 @click.option("--node-kvm", type=click.Choice(["yes", "no"]), help="Hardware virtualization; default: this machine's.")
 @click.option("--node-memory", type=click.IntRange(min=1), metavar="MIB", help="Default: this machine's.")
+@node_quotas_option
 @click.option(
     "--host-side",
     type=click.IntRange(min=0),
@@ -86,6 +87,7 @@ def explain(
     node_cpus: int | None,
     node_kvm: str | None,
     node_memory: int | None,
+    node_cpu_quotas: str,
     host_side: int | None,
     as_json: bool,
 ) -> int:
@@ -113,7 +115,8 @@ def explain(
         config = pod_config(source, pod.annotations)
         host = unbounded(node) if config.is_remote else node
         beside_mib = host_side_mib(config, host) if host_side is None else host_side
-        explained = explain_pod(pod_sizing(pod, manifest, overhead), config, host, host_side_mib=beside_mib)
+        sizing = replace(pod_sizing(pod, manifest, overhead), has_quotas=node_cpu_quotas == "yes")
+        explained = explain_pod(sizing, config, host, host_side_mib=beside_mib)
         found.append(explanation_json(pod.title, explained))
         lines += ["", *explanation_lines(pod.title, explained, full_block=_block())]
     if as_json:

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from pyshim.config.sources import named_file, read_source
 from pyshim.model.errors import InvalidArgument
 from pyshim.model.host_facts import HostFacts, unbounded
-from pyshim.node.cli.options import pairs
+from pyshim.node.cli.options import node_quotas_option, pairs
 from pyshim.node.cli.output import examples
 from pyshim.node.cli.service import address_option, run_service
 from pyshim.node.kubernetes.agreement import Disagreement
@@ -58,6 +58,7 @@ def command() -> None:
 )
 @click.option("--node-cpus", type=click.IntRange(min=1), metavar="N", help="Of the largest node; default: not checked.")
 @click.option("--node-memory", type=click.IntRange(min=1), metavar="MIB", help="The same; default: not checked.")
+@node_quotas_option
 @click.option(
     "--node-kvm",
     type=click.Choice(["yes", "no"]),
@@ -80,6 +81,7 @@ def serve(
     denied: tuple[str, ...],
     node_cpus: int | None,
     node_memory: int | None,
+    node_cpu_quotas: str,
     node_kvm: str,
     host_side: int | None,
 ) -> int:
@@ -97,7 +99,8 @@ def serve(
         memory_mib=node_memory or unknown.memory_mib,
         kvm_usable=node_kvm == "yes",
     )
-    found = pod_classes(classes, drop_ins, node, host_side, frozenset(map(Disagreement, denied)))
+    quotas = node_cpu_quotas == "yes"
+    found = pod_classes(classes, drop_ins, node, host_side, frozenset(map(Disagreement, denied)), has_quotas=quotas)
     host, port = address
     return run_service(serve_webhook(found, Certificate(certificate, key), host=host, port=port))
 
@@ -108,6 +111,8 @@ def pod_classes(
     node: HostFacts,
     host_side_mib: int | None,
     denied: frozenset[Disagreement],
+    *,
+    has_quotas: bool = True,
 ) -> dict[str, PodClass]:
     """Raises ShimError for a configuration with which no pod would start, and for a drop-in without its class."""
     if foreign := sorted(drop_ins.keys() - paths.keys()):
@@ -116,6 +121,8 @@ def pod_classes(
     for name, path in paths.items():
         on_top = (drop_ins[name],) if name in drop_ins else ()
         source = read_source(named_file(path), {}, on_top=on_top)
-        found[name] = PodClass(source=source, node=node, host_side_mib=host_side_mib, denied=denied)
+        found[name] = PodClass(
+            source=source, node=node, host_side_mib=host_side_mib, has_quotas=has_quotas, denied=denied
+        )
         found[name].config({})
     return found

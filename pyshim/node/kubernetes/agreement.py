@@ -127,16 +127,17 @@ def _figures(pod: PodSizing, record: SizingRecord, host_side_mib: int) -> tuple[
     cpus = min(record.vcpus.exact, Fraction(record.vcpus.granted))
     # The kubelet raises a quota below 10 milliCPU to that; the pod's cgroup gets the raised one, too.
     cpus -= max(Fraction(0), record.vcpus.requested - max(of(limits, CPU), of(requests, CPU)))
+    cpu_limit = of(limits if pod.has_quotas else requests, CPU)  # without quotas a VM is sized by requests
     ram_mib = record.memory_mib.granted
     return (
         _Figures(
             resource=CPU,
             name="CPU",
             unit="CPUs",
-            limit=of(limits, CPU),
+            limit=cpu_limit,
             request=of(requests, CPU),
             overhead=of(pod.overhead, CPU),
-            vm=cpus if of(limits, CPU) else Fraction(0),
+            vm=cpus if cpu_limit else Fraction(0),
             vm_text=f"the VM is sized for {decimal(cpus)} CPU{'' if cpus == 1 else 's'}",
             dimension=record.vcpus,
         ),

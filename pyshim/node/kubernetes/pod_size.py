@@ -50,6 +50,8 @@ class PodSizing(msgspec.Struct, frozen=True, kw_only=True):
     """The RuntimeClass's podFixed."""
     memory_volumes: Fraction = Fraction(0)
     """Bytes that emptyDir volumes of medium Memory may hold together, those without a limit left out."""
+    has_quotas: bool = True
+    """The node's kubelet limits CPUs by quotas. False: `cpuCFSQuota: false`."""
 
     def effective_requests(self) -> dict[str, Fraction]:
         """Without the overhead. A missing pod-level request gets its default from the pod-level limit."""
@@ -100,6 +102,8 @@ class PodSizing(msgspec.Struct, frozen=True, kw_only=True):
 
         Source: kubelet's ResourceConfigForPod.
         """
+        if name == CPU and not self.has_quotas:
+            return None
         limit = self.effective_limits().get(name, Fraction(0))
         return None if self.unlimited(name) or not limit else limit + self.overhead.get(name, Fraction(0))
 
@@ -108,10 +112,10 @@ class PodSizing(msgspec.Struct, frozen=True, kw_only=True):
         requests, limits = self.effective_requests(), self.effective_limits()
         milli_limit = _ceil(limits.get(CPU, Fraction(0)) * 1000)
         milli_request = _ceil(requests.get(CPU, Fraction(0)) * 1000)
-        quota = max(_MIN_QUOTA_US, milli_limit * PERIOD_US // 1000) if milli_limit else 0
+        quota = max(_MIN_QUOTA_US, milli_limit * PERIOD_US // 1000) if milli_limit and self.has_quotas else 0
         prefix = "io.kubernetes.cri.sandbox-"
         return {
-            f"{prefix}cpu-period": str(PERIOD_US),
+            f"{prefix}cpu-period": str(PERIOD_US if self.has_quotas else 0),
             f"{prefix}cpu-quota": str(quota),
             f"{prefix}cpu-shares": str(max(MIN_SHARES, milli_request * SHARES_PER_CPU // 1000)),
             f"{prefix}memory": str(_ceil(limits.get(MEMORY, Fraction(0)))),

@@ -7,6 +7,7 @@ from fractions import Fraction
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from pyshim.config.sources import Source
 from pyshim.model.config import HYPERVISOR_PREFIX, Config
@@ -37,6 +38,8 @@ class PodClass(msgspec.Struct, frozen=True, kw_only=True):
     node: HostFacts
     host_side_mib: int | None
     """MiB that a VM takes beside guest RAM; None: as documented, by the node's accelerator."""
+    has_quotas: bool = True
+    """The nodes' kubelets limit CPUs by quotas. False: `cpuCFSQuota: false`."""
     denied: frozenset[Disagreement] = frozenset()
     """A pod with one of these is denied, not only warned about."""
 
@@ -55,7 +58,7 @@ def vm_of_pod(manifest: PodManifest, chosen: PodClass, overhead: Mapping[str, Fr
     Raises ShimError for a pod that no node would start, or that has what the operator denies.
     """
     config = chosen.config(manifest.annotations)
-    sizing = pod_sizing(manifest, KIND, overhead)
+    sizing = replace(pod_sizing(manifest, KIND, overhead), has_quotas=chosen.has_quotas)
     _check_network(manifest, config)
     node = unbounded(chosen.node) if config.is_remote else chosen.node
     check_vcpus(config, node)

@@ -124,6 +124,18 @@ def test_the_overhead_is_reserved_and_is_part_of_the_cgroups_limit_but_not_of_th
     }
 
 
+def test_a_kubelet_without_quotas_tells_only_shares_and_limits_no_cpus() -> None:
+    found = pod(container(limits=amounts("2", "1Gi"), requests=amounts("500m", "1Gi")), has_quotas=False)
+
+    assert found.sandbox_annotations() == {
+        "io.kubernetes.cri.sandbox-cpu-period": "0",
+        "io.kubernetes.cri.sandbox-cpu-quota": "0",
+        "io.kubernetes.cri.sandbox-cpu-shares": "512",
+        "io.kubernetes.cri.sandbox-memory": str(1 << 30),
+    }
+    assert (found.cgroup_limit("cpu"), found.cgroup_limit("memory")) == (None, 1 << 30)
+
+
 @pytest.mark.parametrize(
     ("cpu", "quota", "shares"),
     [
