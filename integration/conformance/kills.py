@@ -97,12 +97,14 @@ def main() -> int:
     GROUND.mkdir(parents=True)
     with cri_daemon(_slow_shim(GROUND / "shim")) as cri:
         before = HostState.look((GROUND,))
-        found = [one_round(cri) for _ in range(rounds)]
+        found: list[tuple[float, bool]] = []
+        while sum(was_hit for _, was_hit in found) < rounds and len(found) < 2 * rounds:
+            found.append(one_round(cri))
         assert_nothing_left(before, (GROUND,))
     seconds = [took_s for took_s, _ in found]
     hits = sum(was_hit for _, was_hit in found)
     figures = f"ready after {statistics.median(seconds):.1f} s, at most {max(seconds):.1f} s"
-    print(f"{records.runtime_name()}: {rounds} kills, {hits} of them between Create and Start; {figures}")
+    print(f"{records.runtime_name()}: {len(found)} kills, {hits} of them between Create and Start; {figures}")
     if hits == rounds:
         records.add("killed between Create and Start", f"{rounds} times, {figures}")
     return int(hits < rounds)

@@ -18,6 +18,8 @@ from integration.framework.daemon import Directories, Program
 IMAGE = "busybox:test"
 RUNC, PYSHIM = "runc", "pykata"
 """Names of runtimes; the second is an entry of daemon.json, as an operator makes it."""
+BY_PATH = "by-path"
+"""An entry that names the shim by `path`, as if it were an OCI runtime."""
 POOL = "10.230.16.0/20"
 """Addresses of the networks that `docker network create` makes."""
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -77,6 +79,7 @@ class Engine(Program):
         for plugin in packages.glob("usr/libexec/docker/cli-plugins/*"):
             (plugins / plugin.name).symlink_to(plugin)
         ours = {"runtimeType": "io.containerd.pykata.v2", "options": {"ConfigPath": str(shim_config.SHIPPED)}}
+        by_path = {"path": f"{binaries}/containerd-shim-pykata-v2"}
         text = {
             "data-root": str(ground / "data"),
             "exec-root": str(ground / "exec"),
@@ -89,7 +92,7 @@ class Engine(Program):
             "userland-proxy-path": str(packages / "usr/sbin/docker-proxy"),
             "bip": "10.230.0.1/24",
             "default-address-pools": [{"base": POOL, "size": 24}],
-            "runtimes": {PYSHIM: ours} if runtimes is None else dict(runtimes),
+            "runtimes": {PYSHIM: ours, BY_PATH: by_path} if runtimes is None else dict(runtimes),
         }
         self._settings.write_text(json.dumps(text))
 

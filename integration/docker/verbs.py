@@ -11,7 +11,7 @@ from pathlib import Path
 from integration.framework.ctr import Result
 from integration.framework.waiting import eventually
 
-from .engine import IMAGE, Docker
+from .engine import BY_PATH, IMAGE, Docker
 
 SERVE = "echo it works > /index.html; echo started; echo went wrong >&2; exec httpd -f -p 80"
 ENDS_BY_TERM = "trap 'echo term; exit 9' TERM; echo ready; while :; do sleep 0.1; done"
@@ -415,6 +415,12 @@ def _update_above(scene: Scene) -> str:
     name = scene.start("large", "-m", "64m", "--network", "none", IMAGE, "sleep", "1000")
     done = scene.docker("update", "-m", "64g", "--memory-swap", "64g", name, check=False)
     return f"{done.code} {shown(scene.exec(name, 'echo', 'runs'))}"
+
+
+@verb("daemon.json names the shim by path: the error says by what to name it")
+def _by_path(scene: Scene) -> str:
+    done = scene.docker("run", "--rm", "--runtime", BY_PATH, "--network", "none", IMAGE, "true", check=False)
+    return f"{done.code} {'Docker names it by runtimeType, not by path' in done.err}"
 
 
 @verb("checkpoint create")

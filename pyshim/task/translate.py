@@ -6,6 +6,7 @@ containerd.task.v2 under another package, and the package is not on the wire.
 
 import logging
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, NamedTuple, TypeVar
 
 from google.protobuf.any_pb2 import Any as AnyMessage
@@ -227,13 +228,25 @@ def uint32(status: int) -> int:
 
 
 def parsed(kind: type[M], payload: bytes) -> M:
-    """The message. Raises InvalidArgument."""
+    """The message without fields that we do not know; the log names a kind that has some, once. Raises InvalidArgument.
+
+    A newer caller's field has no effect here, and the call is carried out as an older caller's.
+    """
     message = kind()
     try:
         message.ParseFromString(payload)
     except DecodeError as error:
         raise InvalidArgument(f"decode {kind.DESCRIPTOR.full_name}: {error}") from error
+    size_bytes = message.ByteSize()
+    message.DiscardUnknownFields()
+    if message.ByteSize() != size_bytes:
+        _warn_of_unknown_fields(kind.DESCRIPTOR.full_name)
     return message
+
+
+@cache
+def _warn_of_unknown_fields(message: str) -> None:
+    log.warning("call has fields that this release does not know", extra={"method": message})
 
 
 def _container_id(text: str) -> ContainerId:

@@ -19,6 +19,7 @@ from protos.containerd import runc_options_pb2, runtimeoptions_pb2, task_v2_pb2,
 from pyshim.model import errors
 from pyshim.model.host_facts import CgroupMode
 from pyshim.model.task import CreateTask, ExecTask, RootfsMount, RuntimeOptions, Stdio
+from pyshim.task import translate
 from pyshim.task.calls import Calls
 from pyshim.task.service import SERVICES, TaskService
 from pyshim.ttrpc import CallTimedOut, Code, RemoteError
@@ -172,6 +173,30 @@ async def test_call_reaches_the_sandboxes(
         await b.call(method, request_, service)
 
         assert b.sandboxes.calls == [expected]
+
+
+async def test_a_newer_callers_fields_are_named_once_and_the_call_is_carried_out(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    translate._warn_of_unknown_fields.cache_clear()
+    field_127 = b"\xfa\x07\x03new"
+    kill = task_v2_pb2.KillRequest(id="c1", signal=15)
+    kill.MergeFromString(field_127)
+    create = task_v2_pb2.CreateTaskRequest(id="c2", bundle="/b")
+    create.rootfs.add(type="overlay").MergeFromString(field_127)
+
+    async with bench() as b:
+        with caplog.at_level(logging.WARNING):
+            for _ in range(2):
+                await b.call("Kill", kill)
+            await b.call("Create", create)
+
+        assert [call[0] for call in b.sandboxes.calls] == ["kill", "kill", "create"]
+    warned = [record for record in caplog.records if "fields that this release does not know" in record.message]
+    assert [record.__dict__["method"] for record in warned] == [
+        "containerd.task.v2.KillRequest",
+        "containerd.task.v2.CreateTaskRequest",
+    ]
 
 
 async def test_start_answers_the_pid() -> None:
