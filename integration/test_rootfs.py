@@ -106,10 +106,12 @@ def test_a_program_with_capabilities_gives_them_to_a_user(ctr: Ctr, name: str, s
     rootfs = images.unpack_rootfs(scratch / "rootfs")
     shutil.copy(rootfs / "bin/busybox", rootfs / "bin/busybox-caps")
     os.setxattr(rootfs / "bin/busybox-caps", "security.capability", BINDS_LOW_PORTS)
-    script = "busybox grep CapEff /proc/self/status; busybox-caps grep CapEff /proc/self/status"
+    show = "sed -n s/CapEff:.//p /proc/self/status"
+    listen = 'busybox-caps nc -l -p 80 & until netstat -ltn | grep -q ":80 "; do kill -0 $! || exit; done; kill $!'
+    script = f"busybox {show}; busybox-caps {show}; {listen}; echo listened"
 
     # ctr sets no_new_privs, which CRI does only when asked.
     words = ctr.run_words("--rm", "--rootfs", "--env", "PATH=/bin", "--allow-new-privs")
-    found = ctr(*words, rootfs, name, "sh", "-c", f"su alice -c '{script}'").out.split()
+    found = ctr(*words, rootfs, name, "sh", "-c", f"su alice -c '{script}'").lines
 
-    assert found[1::2] == ["0000000000000000", "0000000000000400"]
+    assert found == ["0000000000000000", "0000000000000400", "listened"]
