@@ -66,6 +66,13 @@ ALLOWED = (
         on="where one of the kernels is older than 6.6, and the other is not",
     ),
     Allowed(
+        ("files.root.direct_io", "files.root.user_attribute"),
+        "The same on a root file system whose image is disks.",
+        "What is written to it lies in the guest's memory ([IMAGES.md](IMAGES.md)).",
+        scenes=("disks",),
+        on="with a guest of Debian 12",
+    ),
+    Allowed(
         ("cgroup.*", "sys.fs/cgroup.*", "mount./sys/fs/cgroup*"),
         "The guest has cgroup v2, whatever the host has.",
         "The container's cgroup is one of the guest's kernel.",
