@@ -25,7 +25,7 @@ from integration import records
 from integration.conformance import cri_integration, critest
 from integration.conformance.suite import LOG, PAUSE, REGISTRY_PORT, Spec, Suite
 from integration.conformance.suite_images import suite_images
-from integration.framework import crio, releases
+from integration.framework import crio, releases, shim_config
 from integration.framework.cri import HANDLER, Cri
 from integration.framework.cri_session import GROUND, RUNC_HANDLER, cri_daemon, crio_daemon
 from integration.framework.daemon import Daemon
@@ -48,11 +48,14 @@ def main() -> int:
     parser.add_argument("--handler", action="append", help=f"default: {RUNC_HANDLER} and {HANDLER}")
     parser.add_argument("--focus", default="", help="a regular expression: only specs whose names match")
     parser.add_argument("--within", default="4h", help="limit for each suite on each handler; default: 4h")
+    parser.add_argument("--warm", action="store_true", help="VMs continue from a template in place of booting")
     words = parser.parse_args()
     names = words.suite or (["critest"] if crio.is_chosen() else list(SUITES))
     handlers = words.handler or [RUNC_HANDLER, HANDLER]
     shutil.rmtree(REPORTS, ignore_errors=True)
     REPORTS.mkdir(parents=True)
+    if words.warm:
+        shim_config.continue_from_template(GROUND / "template")
     found = _run(names, handlers, words.focus, words.within)
     listed = listed_specs(PAGE.read_text(), "CRI-O" if crio.is_chosen() else "Conformance")
     unlisted = [_compare(SUITES[name].name, found[name], listed) for name in names]
@@ -105,7 +108,7 @@ def _record(suite: str, found: dict[str, list[Spec]]) -> None:
 def _run(names: list[str], handlers: list[str], focus: str, within: str) -> dict[str, dict[str, list[Spec]]]:
     """What each suite says, by its name and by the handler."""
     found: dict[str, dict[str, list[Spec]]] = {}
-    GROUND.mkdir(parents=True)
+    GROUND.mkdir(parents=True, exist_ok=True)
     images = suite_images(GROUND)
     with serve("127.0.0.1", images.blobs, images.digest, REGISTRY_PORT) as registry, _daemon(registry.url) as cri:
         _change_network()
