@@ -43,7 +43,7 @@ def command() -> None:
 @click.argument("file", metavar="[FILE]", required=False)
 @click.option("--all", "everything", is_flag=True, help="Honoured keys too.")
 @click.option("--elsewhere", is_flag=True, help="The file is for another host, which has what it names.")
-@click.option("--strict", is_flag=True, help="Exit 1 for unknown and removed keys, too.")
+@click.option("--strict", is_flag=True, help="Exit 1 for warnings, too.")
 @json_option
 def _check(file: str | None, everything: bool, elsewhere: bool, strict: bool, as_json: bool) -> int:
     """Say what each key does; exit 1 if no sandbox starts with the file.

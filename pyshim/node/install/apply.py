@@ -93,7 +93,7 @@ def changes(plan: InstallPlan, manifest: Manifest, disk: Disk, *, keep_edited: b
     for change in todo:
         if disk.is_read_only(change.path):
             hint = "(hint: a file that the system's own configuration generates takes the handlers there)"
-            raise FailedPrecondition(f"change '{change.path}': its file system is read-only {hint}")
+            raise FailedPrecondition(f"change '{change.path}': EROFS (read-only file system) {hint}")
     return tuple(todo)
 
 
