@@ -462,16 +462,6 @@ def test_a_daemon_that_is_not_released_ends(bare_bench: StartBench) -> None:
     assert not bare_bench.daemons()
 
 
-def test_a_caller_that_asks_nothing_is_refused_after_a_while_and_others_are_served(bare_bench: StartBench) -> None:
-    zygote = bare_bench.with_zygote()
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as silent:
-        silent.connect(zygote_client.address(str(bare_bench.zygote_dir)))
-
-        assert is_forked(bare_bench, "c1"), zygote.said
-        silent.settimeout(30)
-        assert silent.recv(zygote_client.MAX_REPLY_BYTES) == b"no: the request did not come within 1 s"
-
-
 def test_many_callers_that_ask_nothing_do_not_delay_one_that_asks(bare_bench: StartBench) -> None:
     """Each may be silent for a second; one after the other they would take minutes."""
     zygote = bare_bench.with_zygote()
