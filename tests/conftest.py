@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import logging
 import os
 from collections.abc import Generator, Iterator
 from typing import Any
@@ -17,6 +18,8 @@ settings.register_profile("patient", deadline=None, suppress_health_check=[Healt
 # For `make check`, which says so by --hypothesis-profile.
 settings.register_profile("quick", settings.get_profile("patient"), max_examples=30)
 settings.load_profile("patient")
+# Nor is a step of a loop that a busy machine stretches; in development mode asyncio warns of each, on stderr.
+logging.getLogger("asyncio").addFilter(lambda record: not record.msg.startswith("Executing "))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -16,6 +16,7 @@ import pytest
 
 from pyshim.model.errors import DeadlineExceeded, InvalidArgument
 from pyshim.model.ids import SandboxId
+from pyshim.node.cli.command import run
 from pyshim.node.cli.debug_console import MarkedOutput, marked_line, run_in_guest
 from tests.unit.state import states
 
@@ -167,24 +168,31 @@ def test_a_file_is_copied_both_ways(guest: Guest, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "target", "code", "error"),
     [
-        ("ab12:{}/none", "{}/x", 1, b"/none' in sandbox 'ab12' to '"),
-        ("{}/here", "ab12:{}/no/such", 1, b"/no/such' in sandbox 'ab12': sh: "),
-        ("{}/none", "ab12:/tmp/x", 1, b"/none': ENOENT"),
-        ("{}", "ab12:/tmp/x", 1, b"EISDIR"),
-        ("{}/here", "{}/x", 2, b"expected one SANDBOX:FILE"),
-        ("ab12:/a", "ab12:/b", 2, b"expected one SANDBOX:FILE"),
-        ("zz:/a", "{}/x", 1, b"find sandbox 'zz': no recorded id begins with this"),
+        ("ab12:{}/none", "{}/x", 1, "/none' in sandbox 'ab12' to '"),
+        ("{}/here", "ab12:{}/no/such", 1, "/no/such' in sandbox 'ab12': sh: "),
+        ("{}/none", "ab12:/tmp/x", 1, "/none': ENOENT"),
+        ("{}", "ab12:/tmp/x", 1, "EISDIR"),
+        ("{}/here", "{}/x", 2, "expected one SANDBOX:FILE"),
+        ("ab12:/a", "ab12:/", 2, "expected one SANDBOX:FILE"),
+        ("zz:/a", "{}/x", 1, "find sandbox 'zz': no recorded id begins with this"),
     ],
 )
 def test_a_copy_that_fails_is_one_line_and_leaves_nothing(
-    guest: Guest, tmp_path: Path, source: str, target: str, code: int, error: bytes
+    guest: Guest,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    source: str,
+    target: str,
+    code: int,
+    error: str,
 ) -> None:
     (tmp_path / "here").write_bytes(b"x")
 
-    done = copied(guest, source.format(tmp_path), target.format(tmp_path))
+    assert run(["cp", "--state-dir", guest.directory, source.format(tmp_path), target.format(tmp_path)]) == code
 
-    assert (done.returncode, done.stdout) == (code, b"")
-    assert error in done.stderr.splitlines()[-1]
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert error in shown.err.splitlines()[-1]
     assert [each.name for each in tmp_path.iterdir()] == ["here"]
 
 
@@ -274,38 +282,44 @@ def test_the_console_of_our_own_guest_runs_commands(guest: Guest) -> None:
 @pytest.mark.parametrize(
     ("address", "words", "code", "error"),
     [
-        (None, ("zz",), 1, b"find sandbox 'zz': no recorded id begins with this (hint: pyshim list)"),
-        ("serial:///run/x", ("ab12",), 1, b"its agent is reached over a serial port, and a debug console needs vsock"),
-        ("unix:///run/x", ("ab12",), 1, b"reached over 'unix:///run/x'"),
-        ("", ("ab12",), 1, b"exec in sandbox 'ab12': its VM does not run"),
-        ("hvsock:///none/such:1024", ("ab12",), 1, b"at 'hvsock:///none/such:1026': ENOENT"),
-        ("vsock://4294967295:1024", ("ab12",), 1, b"at 'vsock://4294967295:1026': "),
-        (None, (), 2, b"Missing argument 'SANDBOX'"),
-        (None, ("ab12", "a\nb"), 1, b"type command: it has a line break"),
-        (None, ("ab12", "x" * 5000), 1, b"at most 4000"),
+        (None, ("zz",), 1, "find sandbox 'zz': no recorded id begins with this (hint: pyshim list)"),
+        ("serial:///run/x", ("ab12",), 1, "its agent is reached over a serial port, and a debug console needs vsock"),
+        ("unix:///run/x", ("ab12",), 1, "reached over 'unix:///run/x'"),
+        ("", ("ab12",), 1, "exec in sandbox 'ab12': its VM does not run"),
+        ("hvsock:///none/such:1024", ("ab12",), 1, "at 'hvsock:///none/such:1026': ENOENT"),
+        ("vsock://4294967295:1024", ("ab12",), 1, "at 'vsock://4294967295:1026': "),
+        (None, (), 2, "Missing argument 'SANDBOX'"),
+        (None, ("ab12", "a\nb"), 1, "type command: it has a line break"),
+        (None, ("ab12", "x" * 5000), 1, "at most 4000"),
     ],
 )
 def test_what_cannot_be_done_is_one_line(
-    guest: Guest, address: str | None, words: tuple[str, ...], code: int, error: bytes
+    guest: Guest,
+    capsys: pytest.CaptureFixture[str],
+    address: str | None,
+    words: tuple[str, ...],
+    code: int,
+    error: str,
 ) -> None:
     if address is not None:
         guest.save(address)
 
-    done = asked(guest, *words)
+    assert run(["exec", "--state-dir", guest.directory, *words]) == code
 
-    assert (done.returncode, done.stdout) == (code, b"")
-    assert error in done.stderr.splitlines()[-1]
-    assert code == 2 or done.stderr.count(b"\n") == 1
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert error in shown.err.splitlines()[-1]
+    assert code == 2 or shown.err.count("\n") == 1
 
 
 @pytest.mark.parametrize("answer", [b"", b"FAILURE\n", b"x" * 100])
-def test_a_guest_without_a_console_is_named_with_the_key(guest: Guest, answer: bytes) -> None:
+def test_a_guest_without_a_console_is_named_with_the_key(
+    guest: Guest, capsys: pytest.CaptureFixture[str], answer: bytes
+) -> None:
     guest.answer = answer
 
-    done = asked(guest, "ab12", "true")
-
-    assert done.returncode == 1
-    assert b"debug_console_enabled = true" in done.stderr
+    assert run(["exec", "--state-dir", guest.directory, "ab12", "true"]) == 1
+    assert "debug_console_enabled = true" in capsys.readouterr().err
 
 
 def test_a_console_that_ends_early_is_exit_code_255(guest: Guest) -> None:

@@ -215,11 +215,13 @@ def test_it_is_ok_when_the_guests_agent_has_answered(
     tmp_path: Path,
     sleeper: "subprocess.Popen[bytes]",
     capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
     reply: bytes,
     status: int,
     health: str,
     age_s: float | None,
 ) -> None:
+    monkeypatch.setattr(listing, "ASK_S", 60.0)
     save(tmp_path, "ab12", ref(sleeper), ref(sleeper))
 
     with shim(tmp_path, "ab12", reply, status):

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from pyshim.node.cli.command import run
 from tests.fakes.nri_runtime import FakeRuntime
 
 _MAIN = "import sys; from pyshim.node.cli.command import run; sys.exit(run(['nri', 'run', *sys.argv[1:]]))"
@@ -82,13 +83,21 @@ def test_a_refused_registration_is_one_line() -> None:
     ],
     ids=["no number", "no descriptor", "index", "name", "reserved", "no directory", "long path"],
 )
-def test_what_cannot_be_is_one_line(options: tuple[str, ...], environment: dict[str, str], problem: str) -> None:
-    words = _words("--placement-socket", "", *options)
-    done = subprocess.run(words, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
+def test_what_cannot_be_is_one_line(
+    options: tuple[str, ...],
+    environment: dict[str, str],
+    problem: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name, text in environment.items():
+        monkeypatch.setenv(name, text)
 
-    assert done.returncode == 1
-    assert problem in done.stderr.splitlines()[-1]
-    assert "Traceback" not in done.stderr
+    assert run(["nri", "run", "--placement-socket", "", *options]) == 1
+
+    error = capsys.readouterr().err
+    assert problem in error.splitlines()[-1]
+    assert "Traceback" not in error
 
 
 @pytest.mark.parametrize(
@@ -100,11 +109,9 @@ def test_what_cannot_be_is_one_line(options: tuple[str, ...], environment: dict[
         ("shared=../x", "'shared=../x': '../x' is not a directory name"),
     ],
 )
-def test_a_class_for_no_vm_is_a_wrong_word(text: str, problem: str) -> None:
-    done = subprocess.run(_words("--rdt-class", text), capture_output=True, text=True, check=False)
-
-    assert done.returncode == 2
-    assert problem in done.stderr
+def test_a_class_for_no_vm_is_a_wrong_word(text: str, problem: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["nri", "run", "--rdt-class", text]) == 2
+    assert problem in capsys.readouterr().err
 
 
 def test_sigterm_ends_it_and_takes_its_socket_away(tmp_path: Path) -> None:
