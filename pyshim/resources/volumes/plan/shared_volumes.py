@@ -1,7 +1,8 @@
 """Volumes that are files of the host: bound into the share, or copied where guest and host share no files. Pure."""
 
 import posixpath
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -55,15 +56,20 @@ def by_one_bind(volumes: Sequence[Volume], bound: Sequence[Bind]) -> list[Volume
     locks, sockets, pipes and mappings of their own.
     """
     own = [bind for volume in volumes for bind in volume.binds]
-    around = [bind for bind in (*bound, *sorted(own, key=lambda bind: len(bind.place))) if bind.reaches_below]
+    around: dict[str, list[tuple[int, Bind]]] = defaultdict(list)
+    for rank, bind in enumerate((*bound, *sorted(own, key=lambda bind: len(bind.place)))):
+        if bind.reaches_below:
+            around[bind.place].append((rank, bind))
     return [_by_one_of(volume, around) for volume in volumes]
 
 
-def _by_one_of(volume: Volume, around: Sequence[Bind]) -> Volume:
+def _by_one_of(volume: Volume, around: Mapping[str, Sequence[tuple[int, Bind]]]) -> Volume:
+    """`around` has the binds that may do, by place, each with its rank: the lowest is taken."""
     if not volume.binds or volume.storages:
         return volume
     (bind,) = volume.binds
-    found = next((each for each in around if _reaches(each, bind)), bind)
+    above = (each for place in _with_parents(bind.place) for each in around.get(place, ()))
+    _, found = min((each for each in above if _reaches(each[1], bind)), default=(0, bind))
     shown = _below(found, bind) + volume.mount.source.removeprefix(_in_guest(bind))
     storages = (_mounted_first(found),) if found.is_directory else ()
     return replace(volume, mount=replace(volume.mount, source=shown), binds=(found,), storages=storages)
@@ -89,6 +95,12 @@ def _reaches(around: Bind, bind: Bind) -> bool:
     """A path below `around` leads to what `bind` is, as writable and executable as by `bind`."""
     is_in = around.place and (bind.place == around.place or bind.place.startswith(f"{around.place}/"))
     return bool(is_in) and around.reaches_below and bind.is_one_mount and around.mount_flags == bind.mount_flags
+
+
+def _with_parents(place: str) -> Iterator[str]:
+    while place:
+        yield place
+        place = place.rpartition("/")[0]
 
 
 def _below(around: Bind, bind: Bind) -> GuestPath:
