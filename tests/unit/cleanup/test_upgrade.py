@@ -1,0 +1,64 @@
+"""What a shim of the release 0.1.0 left is read by this release, and its `cleanup` undoes it.
+
+tests/golden/state/0.1.0 was written by that release's own code: a pod of two containers whose shim has died.
+"""
+
+import os
+import shutil
+import socket
+from pathlib import Path
+
+import pytest
+
+from pyshim.cleanup.names import Places
+from pyshim.host import syscalls
+from pyshim.model.ledger import ResourceKind
+from pyshim.model.places import REGISTER, SHARED_ROOT, STATE_ROOT, VM_ROOT
+from pyshim.model.sandbox import SandboxStatus
+from pyshim.node.cli import cleanup
+from pyshim.state.schema import StateDamaged
+from pyshim.state.store import StateStore
+
+LEFT = Path(__file__).parents[2] / "golden" / "state" / "0.1.0"
+
+
+def test_a_state_of_the_former_release_is_read_whole() -> None:
+    store = StateStore(root=str(LEFT / "sbs"), register=str(LEFT / "register"))
+
+    state, entered = store.load("sb1"), store.entered("sb1")
+
+    assert entered == state.shim
+    assert (state.shim.pid, state.shim.version) == (4194303, "")
+    assert [entry.kind for entry in state.ledger].count(ResourceKind.PROCESS) == 2
+    assert state.snapshot is not None
+    assert (state.snapshot.status, len(state.snapshot.containers)) == (SandboxStatus.RUNNING, 2)
+
+
+def test_one_changed_byte_of_it_is_damage(tmp_path: Path) -> None:
+    shutil.copytree(LEFT / "sbs", tmp_path / "sbs")
+    path = tmp_path / "sbs" / "sb1" / "persist.json"
+    path.write_bytes(path.read_bytes().replace(b"4194303", b"4194304"))
+
+    with pytest.raises(StateDamaged):
+        StateStore(root=str(tmp_path / "sbs")).load("sb1")
+
+
+@pytest.mark.root
+def test_cleanup_undoes_what_a_shim_of_the_former_release_left(private_mounts: None) -> None:
+    syscalls.mount("tmpfs", "/run", "tmpfs", 0, "")
+    shutil.copytree(LEFT / "sbs", STATE_ROOT)
+    shutil.copytree(LEFT / "register", REGISTER)
+    vm_dir, shared = Path(VM_ROOT, "sb1"), Path(SHARED_ROOT, "sb1", "shared")
+    for directory in (vm_dir, shared):
+        directory.mkdir(parents=True)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"{vm_dir}/virtiofsd.sock")
+    syscalls.mount("tmpfs", str(shared), "tmpfs", 0, "")
+    (shared / "file").touch()
+
+    node = cleanup.CleanupPlaces(store=StateStore(register=REGISTER), places=Places())
+    code = cleanup.command.main(["sb1"], obj=node, standalone_mode=False)
+
+    assert code == cleanup.CLEAN
+    assert [name for root in (STATE_ROOT, REGISTER, VM_ROOT, SHARED_ROOT) for name in os.listdir(root)] == []
+    assert str(shared) not in Path("/proc/self/mountinfo").read_text()
