@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from google.protobuf.any_pb2 import Any as PbAny
+
 from pyshim.ttrpc import TtrpcError
 from tests.failpoints.shim import write_launcher
 
@@ -38,6 +40,8 @@ class FaultyPod:
     shim: DirectShim
     app_shim: DirectShim
     network: PodNetwork
+    options: PbAny | None = None
+    """Of `start` and Create."""
     error: str = ""
     calls: list[str] = field(default_factory=list)
 
@@ -53,15 +57,20 @@ class FaultyPod:
         except (TtrpcError, StartFailed, OSError) as error:
             self.error = str(error)
 
+    def start_shim(self) -> None:
+        """The shim serves. Raises StartFailed."""
+        self.shim.start(self.options)
+
     def boot(self) -> None:
         """The sandbox runs. Raises StartFailed, TtrpcError."""
-        self.shim.start()
-        self._call("Create", self.name, bundle=str(self.shim.bundle))
+        if not self.shim.address:
+            self.start_shim()
+        self._call("Create", self.name, bundle=str(self.shim.bundle), options=self.options)
         self._call("Start", self.name)
 
     def start_app(self) -> None:
         """The app container runs. Raises TtrpcError."""
-        self._call("Create", self.app, bundle=str(self.app_shim.bundle))
+        self._call("Create", self.app, bundle=str(self.app_shim.bundle), options=self.options)
         self._call("Start", self.app)
 
     def end_app(self) -> None:
@@ -159,8 +168,11 @@ def faulty_pod(
     faults: str = "",
     command: list[str] | None = None,
     written_by: str = "containerd",
+    config: PbAny | None = None,
 ) -> Iterator[FaultyPod]:
     """A pod called `name` whose shim will meet `faults`; its app runs `command`, which may crash the guest's kernel.
+
+    `config`: the options that name another configuration.
 
     Nothing is started yet, and nothing is left afterwards.
     """
@@ -183,4 +195,4 @@ def faulty_pod(
                 f"{_faulty_binaries(binaries, runtime, ground / name / 'bin')}:{os.environ['PATH']}"
             )
         other = stack.enter_context(direct_shim(runtime, binaries, app, ground / app, specs[app]))
-        yield FaultyPod(name=name, shim=shim, app_shim=other, network=network)
+        yield FaultyPod(name=name, shim=shim, app_shim=other, network=network, options=config)
