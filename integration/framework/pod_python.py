@@ -12,11 +12,12 @@ from collections.abc import Sequence
 from protos.cri import v1_pb2 as pb
 
 from . import kata_agent
-from .cri import Container, Pod
+from .cri import Container, Pod, Security
 
 _PYTHON = os.path.realpath(sys.executable)
 _TREES = tuple(dict.fromkeys(("/usr", *((sys.base_prefix,) if not sys.base_prefix.startswith("/usr") else ()))))
-_LINKS = "ln -sfn usr/lib /lib; ln -sfn usr/lib64 /lib64; "
+LINKS = "ln -sfn usr/lib /lib; ln -sfn usr/lib64 /lib64; "
+"""For a container that has the host's /usr: its programs find their libraries."""
 
 ECHO = (
     f"""
@@ -65,10 +66,13 @@ print("ready", flush=True)
 """Echoes on each place given: `ADDRESS:PORT` for TCP, `:PORT` for UDP. A TCP answer ends with `<end>`."""
 
 
-def start_python(pod: Pod, script: str, *arguments: str, mounts: Sequence[pb.Mount] = ()) -> Container:
+def start_python(
+    pod: Pod, script: str, *arguments: str, mounts: Sequence[pb.Mount] = (), security: Security | None = None
+) -> Container:
     """A container of `pod` that runs `script`."""
     trees = [pb.Mount(container_path=tree, host_path=tree, readonly=True) for tree in _TREES]
-    return pod.start("sh", "-c", _LINKS + 'exec "$@"', "sh", *_argv(script, *arguments), mounts=[*trees, *mounts])
+    command = ("sh", "-c", LINKS + 'exec "$@"', "sh", *_argv(script, *arguments))
+    return pod.start(*command, mounts=[*trees, *mounts], security=security)
 
 
 def run_python(container: Container, script: str, *arguments: str) -> str:
