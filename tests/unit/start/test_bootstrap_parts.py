@@ -42,46 +42,29 @@ def test_spellings_of_one_call_mean_the_same(line: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "debug"),
-    [("-debug start", True), ("-debug=true start", True), ("-debug=0 start", False), ("--debug=F start", False)],
+    ("words", "facts"),
+    [
+        (("-debug", "start"), {"debug": True, "action": "start"}),
+        (("-debug=true", "start"), {"debug": True, "action": "start"}),
+        (("-debug=0", "start"), {"debug": False, "action": "start"}),
+        (("--debug=F", "start"), {"debug": False, "action": "start"}),
+        (("-bundle", "/b/abc", "-debug", "delete"), {"action": "delete", "bundle": "/b/abc", "debug": True}),
+        (("-v",), {"version": True}),
+        (("-version",), {"version": True}),
+        (("--version",), {"version": True}),
+        (("-info",), {"info": True, "action": ""}),
+        (("-id", "a", "--", "start", "-id", "b"), {"action": "start", "id": "a"}),
+        (("-publish-binary", "", "-id", "a", "start"), {"publish_binary": "", "id": "a", "action": "start"}),
+        (("-id", "-x", "start"), {"id": "-x", "action": "start"}),
+    ],
+    ids=lambda each: " ".join(each) if isinstance(each, tuple) else "",
 )
-def test_switches_take_a_value_only_with_an_equals_sign(line: str, debug: bool) -> None:
-    call = parse(line.split())
+def test_a_flag_takes_the_next_word_and_a_switch_a_value_only_with_an_equals_sign(
+    words: tuple[str, ...], facts: dict[str, object]
+) -> None:
+    call = parse(list(words))
 
-    assert (call.debug, call.action) == (debug, "start")
-
-
-def test_delete_has_a_bundle_and_may_have_debug() -> None:
-    call = parse("-namespace ns -address /c.sock -publish-binary /x -id abc -bundle /b/abc -debug delete".split())
-
-    assert (call.action, call.bundle, call.debug) == ("delete", "/b/abc", True)
-
-
-@pytest.mark.parametrize("words", [["-v"], ["-version"], ["--version"]])
-def test_both_names_of_version(words: list[str]) -> None:
-    assert parse(words).version
-
-
-def test_info_needs_no_action() -> None:
-    call = parse(["-info"])
-
-    assert (call.info, call.action) == (True, "")
-
-
-def test_words_after_a_double_dash_are_no_flags() -> None:
-    call = parse(["-id", "a", "--", "start", "-id", "b"])
-
-    assert (call.action, call.id) == ("start", "a")
-
-
-def test_empty_value_is_a_value() -> None:
-    call = parse(["-publish-binary", "", "-id", "a", "start"])
-
-    assert (call.publish_binary, call.id, call.action) == ("", "a", "start")
-
-
-def test_value_may_look_like_a_flag() -> None:
-    assert parse(["-id", "-x", "start"]).id == "-x"
+    assert {name: getattr(call, name) for name in facts} == facts
 
 
 @pytest.mark.parametrize(
