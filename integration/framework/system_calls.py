@@ -19,6 +19,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -196,8 +197,10 @@ def of_delete(pod: FaultyPod, runtime: Runtime, fault: Fault, log: Path) -> Met:
         ["strace", *fault.words, "-o", str(log), *command], cwd=pod.shim.bundle, capture_output=True, check=False
     )
     lines = done.stderr.decode(errors="replace").splitlines()
-    traceback = next((line for line in lines if line.startswith("Traceback")), "")
-    problem = f"delete ended with a traceback: {lines[-1]}" if traceback else _cleaned(pod)
+    has_traceback = any(line.startswith("Traceback") for line in lines)
+    # The interpreter lists its library before it runs a line of ours.
+    is_ours = has_traceback and sysconfig.get_path("stdlib") not in lines[-1]
+    problem = f"delete ended with a traceback: {lines[-1]}" if is_ours else _cleaned(pod)
     answer = lines[-1] if done.returncode and lines else ""
     return Met(fault=fault, during="delete", times=_injected(log), answer=answer, problem=problem)
 

@@ -1,0 +1,202 @@
+"""The services of a node under callers that come and go: descriptors, threads and memory stay what they are.
+
+`python -m integration.framework.enclosure .venv/bin/python -m integration.framework.long_lived --minutes 10` asks the
+webhook (reviews over TLS connections of their own, bodies cut off, handshakes given up), the node's monitor (scrapes,
+also unread ones) and the NRI plugin (placements of shims that end), and prints a line for each a minute. The first
+third is for what is filled once. A shim with many execs is `bench.stub_rounds`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import datetime
+import json
+import os
+import re
+import socket
+import ssl
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from pyshim.model.sizing import PlacementRequest
+from pyshim.resources.placement_call import ask_for_placement
+from tests.fakes.self_signed import self_signed
+from tests.unit.node.webhook.reviews import pod, review
+
+from .cri_soak import private_kib
+from .waiting import eventually
+
+PROJECT = Path(__file__).resolve().parents[2]
+CLASS = f"pykata={PROJECT}/configs/configuration-qemu.toml"
+GROWTH_KIB = 3072
+"""Private memory that may come after the first third: the C library's heap grows in steps of this order."""
+_PLACEMENT_MIB = 256
+_REVIEW = json.dumps(review(pod({"requests": {"cpu": "3", "memory": "4Gi"}}))).encode()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    fds: int
+    threads: int
+    kib: int
+
+    @classmethod
+    def of(cls, pid: int) -> Sizes:
+        tasks = Path(f"/proc/{pid}/task")
+        return cls(fds=len(os.listdir(f"/proc/{pid}/fd")), threads=len(list(tasks.iterdir())), kib=private_kib(pid))
+
+    def __str__(self) -> str:
+        return f"{self.fds} descriptors, {self.threads} threads, {self.kib} KiB private"
+
+
+@dataclass(slots=True, kw_only=True)
+class Service:
+    """`ask` makes one round of its callers; it may raise OSError for a caller that is turned away."""
+
+    name: str
+    pid: int
+    ask: Callable[[], None]
+    rounds: int = 0
+    warm: Sizes | None = None
+
+    def problem(self) -> str:
+        """What has grown since `warm`."""
+        now, warm = Sizes.of(self.pid), self.warm
+        assert warm is not None
+        if now.fds > warm.fds or now.threads > warm.threads or now.kib > warm.kib + GROWTH_KIB:
+            return f"{self.name} grew: {warm} to {now}"
+        return ""
+
+
+@contextlib.contextmanager
+def _run(log: Path, *words: str) -> Iterator[subprocess.Popen[bytes]]:
+    with log.open("wb") as file, subprocess.Popen([sys.executable, "-m", "pyshim", *words], stderr=file) as process:
+        try:
+            yield process
+        finally:
+            process.terminate()
+
+
+def _port(log: Path) -> int:
+    found: list[str] = eventually(lambda: re.findall(r"\bport=(\d+)", log.read_text()), what=f"a port in '{log}'")
+    return int(found[0])
+
+
+@contextlib.contextmanager
+def webhook(directory: Path) -> Iterator[Service]:
+    pair = self_signed(("127.0.0.1",), days=1, now=datetime.datetime.now(datetime.UTC))
+    certificate, key, log = (directory / name for name in ("tls.crt", "tls.key", "webhook.log"))
+    certificate.write_bytes(pair.certificate)
+    key.write_bytes(pair.key)
+    words = ("--class", CLASS, "--listen", "127.0.0.1:0", "--certificate", str(certificate), "--key", str(key))
+    context = ssl.create_default_context(cadata=pair.authority.decode())
+    head = f"POST /mutate HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(_REVIEW)}\r\n\r\n".encode()
+
+    with _run(log, "webhook", "serve", *words) as process:
+        port = _port(log)
+
+        def ask() -> None:
+            for sent in (head + _REVIEW, head + _REVIEW[:100], head + b"{" * len(_REVIEW), b""):
+                with socket.create_connection(("127.0.0.1", port), 30) as plain:
+                    if sent:
+                        with context.wrap_socket(plain, server_hostname="127.0.0.1") as caller:
+                            caller.sendall(sent)
+                            if len(sent) == len(head) + len(_REVIEW):
+                                assert caller.recv(1 << 16).startswith(b"HTTP/1.1 ")
+
+        yield Service(name="webhook", pid=process.pid, ask=ask)
+
+
+@contextlib.contextmanager
+def monitor(directory: Path) -> Iterator[Service]:
+    log, metrics = directory / "monitor.log", directory / "metrics"
+    metrics.mkdir()
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    words = ("--listen-address", f"127.0.0.1:{port}", "--metrics-dir", str(metrics), "--state-dir", str(metrics))
+
+    def is_up() -> bool:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 30):
+            return True
+        return False
+
+    with _run(log, "monitor", *words) as process:
+        eventually(is_up, what="the monitor listens")
+
+        def ask() -> None:
+            for path, is_read in (("/metrics", True), ("/sandboxes", True), ("/metrics", False), ("/none", True)):
+                with socket.create_connection(("127.0.0.1", port), 30) as caller:
+                    caller.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+                    if is_read:
+                        assert caller.recv(1 << 16).startswith(b"HTTP/1.1 ")
+
+        yield Service(name="monitor", pid=process.pid, ask=ask)
+
+
+@contextlib.contextmanager
+def nri(directory: Path) -> Iterator[Service]:
+    """Without a runtime, for which it waits."""
+    log, path = directory / "nri.log", directory / "placement.sock"
+    words = ("run", "--socket", str(directory / "none.sock"), "--placement-socket", str(path))
+    need = PlacementRequest(sandbox_id="s1", name="n/p", vcpus=1, memory_bytes=_PLACEMENT_MIB << 20, exclusive=False)
+
+    with _run(log, "nri", *words) as process:
+        eventually(path.exists, what="the plugin serves shims")
+
+        def ask() -> None:
+            pid = os.fork()  # a placement ends with the process that asked for it
+            if pid == 0:
+                code = 1
+                with contextlib.suppress(BaseException):
+                    asyncio.run(ask_for_placement(str(path), need))
+                    code = 0
+                os._exit(code)
+            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0, log.read_text()[-500:]
+
+        yield Service(name="nri", pid=process.pid, ask=ask)
+
+
+SERVICES = {"webhook": webhook, "monitor": monitor, "nri": nri}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--service", action="append", choices=SERVICES, help="default: all")
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as ground, contextlib.ExitStack() as end:
+        names = asked.service or list(SERVICES)
+        services = [end.enter_context(SERVICES[name](Path(ground))) for name in names]
+        began = shown = time.monotonic()
+        while (now := time.monotonic()) < began + asked.minutes * 60:
+            for service in services:
+                with contextlib.suppress(OSError):
+                    service.ask()
+                service.rounds += 1
+                if service.warm is None and now > began + asked.minutes * 20:
+                    time.sleep(1)  # what is about to end has ended
+                    service.warm = Sizes.of(service.pid)
+            if now > shown + 60:
+                shown = now
+                for service in services:
+                    print(
+                        f"{now - began:5.0f} s  {service.name:8} {service.rounds:6} rounds: {Sizes.of(service.pid)}",
+                        flush=True,
+                    )
+        time.sleep(2)
+        for service in services:
+            print(f"{service.name:8} {service.rounds} rounds: {service.warm} to {Sizes.of(service.pid)}", flush=True)
+        problems = [problem for service in services if (problem := service.problem())]
+    print("\n".join(problems) or "flat")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
