@@ -125,6 +125,7 @@ def pod_config(
     dns: Sequence[str] = (),
     annotations: Mapping[str, str] | None = None,
     cgroup_parent: str = "",
+    resources: pb.LinuxContainerResources | None = None,
 ) -> pb.PodSandboxConfig:
     """A pod as the kubelet describes it; `hostname` None means the pod's name."""
     uid = f"uid-{next(_serial)}"
@@ -139,7 +140,10 @@ def pod_config(
         dns_config=pb.DNSConfig(servers=dns) if dns else None,
         annotations=dict(annotations or {}),
         linux=pb.LinuxPodSandboxConfig(
-            cgroup_parent=cgroup_parent, security_context=security, sysctls=dict(sysctls or {})
+            cgroup_parent=cgroup_parent,
+            security_context=security,
+            sysctls=dict(sysctls or {}),
+            resources=resources,
         ),
     )
 
