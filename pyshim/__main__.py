@@ -29,8 +29,9 @@ def main(words: list[str] | None = None, *, launcher: str = "", faults: "Callabl
     `faults` makes a test's failpoints around the daemon's adapters.
     """
     launcher = launcher or sys.argv[0]
+    words = sys.argv[1:] if words is None else words
     try:
-        call = parse(sys.argv[1:] if words is None else words)
+        call = parse(words)
         if call.version:
             from pyshim.start.dialect import print_version
 
@@ -45,11 +46,25 @@ def main(words: list[str] | None = None, *, launcher: str = "", faults: "Callabl
             return _serve(call, made_by="exec", faults=faults() if faults else None)
         if call.action == "zygote":
             return _zygote(call)
-        hint = _OCI_HINT if call.action in _OCI_ACTIONS else ""
-        raise BootstrapError(f"run action {call.action!r}: expected start, delete, serve or zygote{hint}")
+        oci_action = next((word for word in words if word in _OCI_ACTIONS), "")
+        text = f"run action {(oci_action or call.action)!r}: expected start, delete, serve or zygote"
+        if oci_action:
+            text += _OCI_HINT
+            _log_as_oci_runtime(words, text)
+        raise BootstrapError(text)
     except BootstrapError as error:
         print(error, file=sys.stderr)
         return 1
+
+
+def _log_as_oci_runtime(words: list[str], text: str) -> None:
+    """The text is the last line of an OCI runtime's log, which runc's shim shows its user."""
+    from contextlib import suppress
+
+    path = words[words.index("--log") + 1] if "--log" in words[:-1] else ""
+    if path:
+        with suppress(OSError), open(path, "a", encoding="utf-8") as log:
+            log.write(f'{{"level": "error", "msg": "{text}"}}\n')
 
 
 def _foreground(call: Invocation, launcher: str) -> int:

@@ -65,9 +65,10 @@ def main() -> int:
     """0 if all rows are equal but those that say why, and Compose left nothing."""
     parser = argparse.ArgumentParser(prog="python -m integration.docker")
     parser.add_argument("--warm", action="store_true")
-    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--rounds", type=int, help="of Compose; default: 20, with words 0")
     parser.add_argument("words", nargs="*")
     asked = parser.parse_args()
+    rounds = asked.rounds if asked.rounds is not None else 0 if asked.words else 20
     if enclosure.MARK not in os.environ:
         print("docker: run it with `make peers WHAT=docker`", file=sys.stderr)
         return 2
@@ -87,14 +88,14 @@ def main() -> int:
         print(version, flush=True)
         table = rows(made, asked.words)
         failed = [name for name, runc, pyshim, differs in table if runc != pyshim and not differs]
-        if asked.rounds and not asked.words:
-            compose.run_rounds(made.docker, GROUND, PYSHIM, asked.rounds, GROUND)
+        if rounds:
+            compose.run_rounds(made.docker, GROUND, PYSHIM, rounds, GROUND)
     remove_daemon_files(daemon.directories)
     equal = sum(runc == pyshim for _, runc, pyshim, _ in table)
     documented = len(table) - equal - len(failed)
     print(f"\n{len(table)} rows: {equal} equal, {documented} differ as documented, {len(failed)} else")
     print("\n".join(f"  {name}" for name in failed))
-    print(f"Compose rounds: {0 if asked.words else asked.rounds}; {time.monotonic() - started:.0f} s")
+    print(f"Compose rounds: {rounds}; {time.monotonic() - started:.0f} s")
     assert_nothing_left(before, (GROUND,))
     if not asked.words:
         records.add("Docker's verbs", f"{version}: {equal} of {len(table)} as runc, {documented} documented")

@@ -1,5 +1,6 @@
 """The launcher script as containerd executes it: any directory, hardly any environment, through a symlink."""
 
+import json
 import os
 import subprocess
 import sys
@@ -64,6 +65,19 @@ def test_launcher_ignores_the_python_variables_of_its_caller(tmp_path: Path) -> 
     result = subprocess.run([install(str(tmp_path / "bin")), "-v"], cwd=tmp_path, env=environment, capture_output=True)
 
     assert result.stdout.startswith(VERSION)
+
+
+def test_runcs_shim_finds_the_error_of_an_oci_runtime_that_is_none(tmp_path: Path) -> None:
+    """It reads the last error of its file, and Docker shows it to the user."""
+    log = tmp_path / "log.json"
+    words = ("--root", "/run/x", "--log", str(log), "--log-format", "json", "--systemd-cgroup", "create", "c1")
+
+    result = run(Path(install(str(tmp_path / "bin"))), *words)
+
+    entry = json.loads(log.read_text())
+    assert (result.returncode, entry["level"]) == (1, "error")
+    assert entry["msg"] == result.stderr.decode().strip()
+    assert entry["msg"].startswith("run action 'create': ")
 
 
 @pytest.mark.parametrize(
