@@ -380,7 +380,7 @@ def test_the_plugin_sees_shims_and_the_sockets_that_the_runtime_and_they_use(pro
     shared = {volume["name"]: volume["hostPath"]["path"] for volume in spec["volumes"]}
     mounted = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
     assert shared == mounted
-    states = {os.path.dirname(STATE_ROOT), REGISTER}
+    states = {STATE_ROOT, REGISTER}  # and no directory of VMs, with the sockets of QEMU and its servers
     assert set(shared.values()) == {"/run/crio/nri", os.path.dirname(PLACEMENT_SOCKET), *states}
     assert {mount["name"] for mount in container["volumeMounts"] if mount.get("readOnly")} == {"register", "sandboxes"}
     assert container["readinessProbe"]["exec"]["command"] == ["test", "-S", PLACEMENT_SOCKET]
