@@ -171,7 +171,9 @@ def node_with(config: str, release: releases.Release, *, cni: Path, pause: str) 
 
 
 def refused_without_a_change(node: Node) -> None:
-    """containerd is stopped; its configuration is no TOML, or has our runtime; the prefix is full or read-only."""
+    """containerd is stopped; its configuration is no TOML, has our runtime, cannot take a table, is a link in a loop or
+    into a read-only store; the prefix is full or read-only.
+    """
     nowhere = str(GROUND / "nowhere")
     assert "connect to containerd at" in node.install("--restart", "--socket", nowhere, code=1)
     text = CONFIG.read_text()
@@ -183,6 +185,29 @@ def refused_without_a_change(node: Node) -> None:
         CONFIG.write_text(wrong)
         assert words in node.install(code=1)
         assert CONFIG.read_text() == wrong
+    if "version = 2" in text:
+        inline = (
+            f'version = 2\n[{table}.containerd]\nruntimes = {{runc = {{runtime_type = "io.containerd.runc.v2"}}}}\n'
+        )
+        CONFIG.write_text(inline)
+        assert "an inline table, key = {...}, takes no additions" in node.install(code=1)
+        assert CONFIG.read_text() == inline
+    CONFIG.unlink()
+    CONFIG.symlink_to(CONFIG.name)
+    assert f"follow '{CONFIG}': its links are a loop" in node.install(code=1)
+    CONFIG.unlink()
+    if "imports" not in text:
+        store = GROUND / "store"
+        store.mkdir()
+        subprocess.run(["mount", "-t", "tmpfs", "store", store], check=True)
+        (store / "config.toml").write_text(text)
+        subprocess.run(["mount", "-o", "remount,ro", store], check=True)
+        CONFIG.symlink_to(store / "config.toml")
+        assert f"change '{store}/config.toml': EROFS" in node.install(code=1)
+        assert CONFIG.read_text() == text
+        CONFIG.unlink()
+        subprocess.run(["umount", store], check=True)
+        store.rmdir()
     CONFIG.write_text(text)
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "full", "/opt"], check=True)
     said = node.install(code=1)
