@@ -54,7 +54,8 @@ _TRIAL = f"""\
 set -eu
 umask 022
 list() {{ find /etc /opt /usr /var/lib -xdev ! -path '/var/lib/containerd*' ! -path '/var/lib/cni*' \\
-    ! -path '*/__pycache__*' \\( -type d -printf '%p %y %m\\n' -o -printf '%p %y %m %l %s\\n' \\) | sort; }}
+    ! -path '*/__pycache__*' \\( -type d -printf '%p %y %m\\n' -o -printf '%p %y %m %l %s\\n' \\) | sort
+    find /etc /opt /usr/local -xdev -type f -exec sha256sum {{}} + | sort; }}
 systemctl restart containerd
 until ctr version >/dev/null 2>&1; do sleep 0.2; done
 for namespace in k8s.io default; do ctr --namespace $namespace images import /run/pause.tar >/dev/null; done
