@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import os
+import resource
+import shutil
 import subprocess
 import sys
 import time
@@ -92,6 +94,24 @@ def start_s(ground: Ground, runtime: Runtime) -> float:
         took_s = time.monotonic() - started
     wait_until_gone(shim)
     return took_s
+
+
+class Cost(NamedTuple):
+    wall_s: float
+    cpu_s: float
+    """With that of all processes it started and waited for."""
+
+
+def delete_cost(ground: Ground, runtime: Runtime, spec: oci.Spec) -> Cost:
+    """`delete` of a container with `spec` that was not created, as containerd runs it for what may be left."""
+    name = f"delete{next(_numbers)}"
+    with direct_shim(runtime, ground.binaries, name, ground.directory / name, spec) as shim:
+        (shim.bundle / "runtime").write_text("runc")  # runc's shim writes it at Create, and reads it here
+        started, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
+        shim.delete()
+        took_s, after = time.monotonic() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
+    shutil.rmtree(ground.directory / name)
+    return Cost(took_s, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
 
 
 @contextmanager

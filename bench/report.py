@@ -45,6 +45,8 @@ class Row:
 QUESTIONS = (
     Question("`start`", "start_pykata", "start_bare", "bare interpreter", "ms"),
     Question("`start` of runc's shim", "start_runc", "start_bare", "bare interpreter", "ms"),
+    Question("`delete` of a container whose pod runs", "delete_pykata", "delete_runc", "runc's shim", "ms"),
+    Question("of which CPU time", "delete_cpu_pykata", "delete_cpu_runc", "runc's shim", "ms"),
     Question("idle daemon, PSS", "pss_pykata", "pss_runc", "runc's shim", "MiB"),
     Question("idle daemon, private memory", "private_pykata", "private_runc", "runc's shim", "MiB"),
     Question("`ctr run` to first output", "output_pykata", "output_bare", "bare kernel boot", "ms"),

@@ -109,6 +109,7 @@ def _on_stubs(ground: Ground, samples: Samples, size: Size) -> None:
     _creates(ground, samples, "stub", size.creates)
     ten.append(stub_pods.together_s(ground, _TOGETHER))
     stdout.append(measures.stdout_mb_per_s(ground, PYKATA, size.stub_mib, prefix=f"flood{size.stub_mib}-"))
+    _deletes(ground, samples, size.starts)
     samples.open_round("stub_stdout_runc").append(measures.stdout_mb_per_s(ground, RUNC, size.stub_mib))
     with ground.zygote() as zygote:
         bare, start = (samples.open_round(f"forked_{name}") for name in ("bare", "start"))
@@ -130,6 +131,19 @@ def _on_stubs(ground: Ground, samples: Samples, size: Size) -> None:
 
 def _creates(ground: Ground, samples: Samples, kind: str, count: int) -> None:
     samples.open_round(f"{kind}_create").extend(stub_pods.create_s(ground) for _ in range(count))
+
+
+def _deletes(ground: Ground, samples: Samples, count: int) -> None:
+    """Beside a pod that runs: most containers end before their pod."""
+    series = ("delete_pykata", "delete_cpu_pykata", "delete_runc", "delete_cpu_runc")
+    wall, cpu, runc_wall, runc_cpu = (samples.open_round(name) for name in series)
+    with stub_whole_pods.pod(ground) as pod:
+        spec = stub_whole_pods.spec_of("delete", pod.shim.container, "container")
+        for _ in range(count):
+            for runtime, walls, cpus in ((PYKATA, wall, cpu), (RUNC, runc_wall, runc_cpu)):
+                cost = measures.delete_cost(ground, runtime, spec)
+                walls.append(cost.wall_s)
+                cpus.append(cost.cpu_s)
 
 
 def _starts(ground: Ground, samples: Samples, count: int) -> None:
