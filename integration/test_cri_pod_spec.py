@@ -8,7 +8,8 @@ import pytest
 
 from protos.cri import v1_pb2 as pb
 
-from .framework.cri import Cri, Pod, Security, refusal
+from .framework.cri import Container, Cri, Pod, Security, refusal
+from .framework.pod_python import start_python
 
 pytestmark = pytest.mark.vm
 
@@ -91,6 +92,38 @@ def test_cgroup_files_of_the_specification_hold_in_the_guest(pod: Pod) -> None:
     container = pod.start(resources=pb.LinuxContainerResources(memory_limit_in_bytes=100 << 20, unified=files))
 
     assert container.sh("cd /sys/fs/cgroup; cat memory.high pids.max") == f"{80 << 20}\n50\n"
+
+
+_RULES = (
+    "-t raw -A OUTPUT -p udp --dport 53 -j CT --zone 1",
+    "-t mangle -A PREROUTING -p tcp -m socket -j MARK --set-mark 1",
+    "-t nat -A OUTPUT -p tcp -m owner --uid-owner 1337 -j REDIRECT --to-ports 15001",
+    "-A INPUT -m limit --limit 5/min -j LOG",
+    "-A INPUT -m recent --name probe --set",
+)
+"""Of a service mesh, a DNS proxy and rate limits. Each has modules of the guest's kernel beside those of iptables."""
+_IPTABLES = Path("/usr/sbin/iptables-nft")
+
+
+@pytest.fixture
+def network_admin(pod: Pod) -> Container:
+    """A container that may change its network, with the host's programs."""
+    security = Security(capabilities=pb.Capability(add_capabilities=["NET_ADMIN", "NET_RAW"]))
+    container = start_python(pod, "import time; time.sleep(10000)", security=security)
+    container.sh("mkdir -p /run")
+    return container
+
+
+@pytest.mark.skipif(not _IPTABLES.exists(), reason=f"needs {_IPTABLES} (hint: apt install iptables)")
+def test_rules_of_netfilter_are_added_in_the_guest(network_admin: Container) -> None:
+    for rule in _RULES:
+        network_admin.sh(f"{_IPTABLES} {rule}")
+        network_admin.sh(f"{_IPTABLES} {rule.replace('-A', '-C')}")
+
+
+def test_tunnels_of_the_guests_kernel_can_be_made(network_admin: Container) -> None:
+    for kind in ("wireguard", "ipip remote 192.0.2.1"):
+        network_admin.sh(f"/usr/bin/ip link add probe type {kind}; /usr/bin/ip link delete probe")
 
 
 def test_resource_limits_are_those_of_containerds_unit(pod: Pod) -> None:
