@@ -183,14 +183,8 @@ class _Reader:
         """The key's effective value; the default if it is absent or if no value of it is valid. Adds findings."""
         results: list[tuple[_Occurrence, Any]] = []
         for each in self._occurrences(key):
-            kind = each.spelling.kind
             try:
-                value = key.default if key.is_blank(each.value) else kind.convert(each.value)
-                if kind.most is not None and value > kind.most:
-                    value = kind.most
-                    text = f"is limited to {value}"
-                    self.findings.append(self._finding(Level.WARNING, each.path, text))
-                results.append((each, value))
+                results.append((each, self._value(key, each)))
             except WithoutEffect as exc:
                 self.findings.append(self._finding(Level.WARNING, each.path, str(exc), Verdict.REMOVED))
             except ValueError as exc:
@@ -204,13 +198,22 @@ class _Reader:
                 self.findings.append(self._finding(Level.ERROR, each.path, text))
         for each, other in results:
             verdict = key.verdict_of(other)
-            if isinstance(each.spelling, Alias) and each.spelling.is_former:
-                text = f"is called {key.name} now, and the value {toml_value(other)}"
-                self.findings.append(self._finding(Level.WARNING, each.path, text))
             level = Level.FINE if verdict is Verdict.HONOURED else Level.NOTE
             differs = other != key.default
             self.findings.append(self._finding(level, each.path, key.why_of(other), verdict, differs=differs))
         return _located(Setting(key, value, last.place, annotation="", is_default=False), self._source)
+
+    def _value(self, key: Key, each: _Occurrence) -> Any:
+        """The occurrence's value. Adds a warning if it is limited or under a former name. Raises ValueError."""
+        kind, text = each.spelling.kind, ""
+        value = key.default if key.is_blank(each.value) else kind.convert(each.value)
+        if kind.most is not None and value > kind.most:
+            value, text = kind.most, f"is limited to {kind.most}"
+        elif isinstance(each.spelling, Alias) and each.spelling.is_former:
+            text = f"is called {key.name} now, and the value {toml_value(value)}"
+        if text:
+            self.findings.append(self._finding(Level.WARNING, each.path, text))
+        return value
 
     def unsupported(self) -> Finding:
         """The error about a hypervisor that pyshim has not, at the line that chooses it."""
