@@ -229,9 +229,12 @@ class OciSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def group_ids(self) -> tuple[int, ...]:
-        """The supplementary groups of the container's first process, the pod's fsGroup among them."""
+        """The groups of the container's first process besides its own, the pod's fsGroup among them.
+
+        containerd lists the process's own group, too.
+        """
         user = (self.raw.get("process") or {}).get("user") or {}
-        return tuple(user.get("additionalGids") or ())
+        return tuple(each for each in user.get("additionalGids") or () if each != user.get("gid", 0))
 
     def is_in_hosts(self, kind: str) -> bool:
         """The container is in the host's namespace of this kind. False if the spec lists no namespaces at all."""

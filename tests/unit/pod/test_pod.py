@@ -505,7 +505,7 @@ async def test_groups_that_a_share_does_not_know_are_named_once_for_a_pod(
     stack: Stack, caplog: pytest.LogCaptureFixture, takes_groups: bool, kernel: str, reasons: list[str]
 ) -> None:
     stack.host.share_takes_groups, stack.host.kernel = takes_groups, kernel
-    process = {"args": ["sleep"], "cwd": "/", "user": {"uid": 1, "gid": 1, "additionalGids": [1001]}}
+    process = {"args": ["sleep"], "cwd": "/", "user": {"uid": 1, "gid": 1, "additionalGids": [1, 1001]}}
     await stack.run("c1", ["sleep"], annotations=SANDBOX)
     for name in ("a", "b"):
         await stack.run(name, ["sleep"], annotations=MEMBER, process=process)
