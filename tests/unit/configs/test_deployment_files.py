@@ -179,6 +179,7 @@ def test_a_wheel_holds_every_shipped_file(tmp_path: Path) -> None:
         shutil.copy(project / name, tmp_path)
     for name in ("configs", "pyshim/config"):
         shutil.copytree(project / name, tmp_path / name)
+    shutil.copy(project / "pyshim" / "__init__.py", tmp_path / "pyshim")  # it has the version
     source = "import sys; from setuptools.build_meta import build_wheel; build_wheel(sys.argv[1])"
 
     subprocess.run([sys.executable, "-c", source, "dist"], cwd=tmp_path, check=True, capture_output=True)
