@@ -33,7 +33,7 @@ def full():
             pass
 async def undone(entry):
     pass
-records = SandboxRecords(store=store, sandbox_id=SandboxId("sb1"), shim=SHIM, release=undone)
+records = SandboxRecords(store=store, sandbox_id=SandboxId("sb1"), shim=SHIM, undo=undone)
 def attempt(work):
     try:
         work()
