@@ -46,7 +46,7 @@ CALLS: list[tuple[Callable[..., object], tuple[object, ...], str]] = [
     (LinuxHost.disk_bytes, ("/p",), "measure '/p': not done within 30 s"),
     (LinuxHost.mount, (Some(source="{s}", target="/t"),), "mount '{s}' on '/t': not done within 30 s"),
     (LinuxHost.start_virtiofsd, (Some(binary="/v"), None), "start virtiofsd '/v': not done within 30 s"),
-    (LinuxHost.release, (LedgerEntry(kind=ResourceKind.MOUNT, key="/t"),), "release mount '/t': not done within 30 s"),
+    (LinuxHost.undo, (LedgerEntry(kind=ResourceKind.MOUNT, key="/t"),), "release mount '/t': not done within 30 s"),
     (LinuxCgroups.occupants, (GROUPS,), "look into cgroups '/a', '/b': not done within 30 s"),
     (LinuxCgroups.make, (GROUPS,), "make cgroups '/a', '/b': not done within 30 s"),
     (LinuxCgroups.start_scope, (Some(unit="a.scope"),), "start scope 'a.scope': not done within 30 s"),
