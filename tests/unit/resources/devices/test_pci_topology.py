@@ -91,7 +91,6 @@ def test_ports_are_as_many_as_asked_for_or_needed(asked: Config, count: int, por
         ),
         (request(PortKind.SWITCH, switches=3), 4, ResourceExhausted, "place 4 devices: pcie_switch_port = 3"),
         (request(PortKind.ROOT), 17, ResourceExhausted, "place 17 devices: at most 16 ports"),
-        (request(PortKind.BRIDGE, bridges=0), 1, ResourceExhausted, "default_bridges = 0 in '/etc/test.toml' gives 0"),
         (request(PortKind.BRIDGE), 31, ResourceExhausted, "default_bridges = 1 in '/etc/test.toml' gives 30 slots"),
         (request(), 1, FailedPrecondition, "plug 'gpu0': cold_plug_vfio in '/etc/test.toml' is \"no-port\""),
     ],
