@@ -209,7 +209,7 @@ class QemuVm:
         fds: ExitStack,
         reserved: User | None,
     ) -> None:
-        """QEMU runs and QMP answers. `qemu_fds`: QEMU's numbers to the shim's descriptors, which `fds` has closed."""
+        """QEMU runs and QMP answers. `qemu_fds`: QEMU's numbers to the shim's descriptors, closed through `fds`."""
         assert self._console is not None
         isolation = await isolated_qemu(config, reserved, fds)
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)

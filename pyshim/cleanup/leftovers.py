@@ -31,7 +31,7 @@ EXIT_WAIT_S = 1.0
 TERM_WAIT_S = 1.0
 """Seconds for a daemon to obey SIGTERM, of the three for which `delete` is waited for."""
 LOCK_WAIT_S = 10.0
-"""Seconds for another process that cleans the same sandbox."""
+"""Seconds for another process that cleans the same sandbox, and for one undo after it."""
 UNDO_S = 30.0
 """Seconds for one entry when no caller waits: a process may write its core, or have much memory to give back."""
 WATCH_PAUSE_S = 1.0
@@ -152,7 +152,8 @@ def _is_callers(shim: ShimRecord, sandbox_id: str, address: str, namespace: str)
 
 @contextlib.contextmanager
 def locked(directory: str, deadline: float) -> Iterator[bool]:
-    """The lock on a sandbox's state; False when it cannot be had: cleaning twice is harmless.
+    """The lock on a sandbox's state; False when it cannot be had until `deadline`, less the time of one undo: cleaning
+    twice is harmless.
 
     A pod whose shim dies gets one `delete` per container at the same moment.
     """

@@ -46,7 +46,7 @@ class Attachments:
 
     async def attach_all(self, plan: ContainerPlan, undo: Undo) -> GuestContainer:
         """The container's volumes are in the share and its disks in the VM; the guest's part of the plan, with their
-        places in it.
+        places in it. Copies follow later, once the VM has grown.
 
         `undo` detaches what was attached or begun. Raises ShimError naming the volume.
         """

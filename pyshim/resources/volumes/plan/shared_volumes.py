@@ -1,4 +1,9 @@
-"""Volumes that are files of the host: bound into the share, or copied where guest and host share no files. Pure."""
+"""Volumes that are files of the host: bound into the share, or copied where guest and host share no files. Pure.
+
+A bind has a place: where the mount table has what it binds. With /srv/a bound as volumes/volume-X-a, a volume /srv/a/b
+gets no bind of its own but the path volumes/volume-X-a/b: the former is the bind `around` it. `shared` finds the bind
+around a subPath of an emptyDir, which is the whole of that emptyDir; `by_one_bind` those among a pod's other binds.
+"""
 
 import posixpath
 from collections import defaultdict
