@@ -18,9 +18,9 @@ import sys
 import time
 from collections.abc import Callable
 
-from pyshim.cleanup.background import Outcome, Reporter, Work, run_in_background
+from pyshim.cleanup.background import Outcome, Report, Reporter, Work, run_in_background
 from pyshim.cleanup.sockets import remove_dead_socket
-from pyshim.host.mounts.table import unmount_all
+from pyshim.host.mounts.table import mount_root, unmount_all
 from pyshim.host.processes.stat import start_ticks_of
 from pyshim.model.places import REGISTER, STATE_ROOT
 from pyshim.start.delete import EXIT_KILLED, delete_response
@@ -96,7 +96,7 @@ def delete(
         pid, *exited = map(int, outcome.answer.split() or "0")
         if exited:
             status, exited_at_ns = exited
-    _unmount_rootfs(bundle, errors)
+    errors += _unmount_rootfs(bundle, carry_out, deadline)
     _remove_dead_socket(bundle)
     return delete_response(pid, status, exited_at_ns)
 
@@ -125,12 +125,28 @@ def _sandbox_of(container_id: str, bundle: str, state_root: str, register: str) 
     return next((name for name in names if os.path.isdir(f"{state_root}/{name}/{container_id}")), "")
 
 
-def _unmount_rootfs(bundle: str, errors: list[str]) -> None:
+def _unmount_rootfs(bundle: str, carry_out: CarryOut, deadline: float) -> list[str]:
+    """Nothing is mounted on the bundle's root, or the unmount goes on; returns errors.
+
+    The end of an overlay waits until the disk has what was written to it, which may take longer than containerd waits.
+    """
     rootfs = f"{bundle}/rootfs"
+
+    def unmount(report: Reporter) -> None:
+        try:
+            unmount_all(rootfs)
+        except OSError as error:
+            report(Report.ERROR, str(os_failure("unmount", rootfs, error)))
+
+    return carry_out(unmount, f"unmount {rootfs!r}", deadline).errors if _has_mount(rootfs) else []
+
+
+def _has_mount(path: str) -> bool:
+    """Something is mounted on `path`, or that cannot be said."""
     try:
-        unmount_all(rootfs)
-    except OSError as error:
-        errors.append(str(os_failure("unmount", rootfs, error)))
+        return mount_root(f"{os.path.realpath(os.path.dirname(path))}/{os.path.basename(path)}") is not None
+    except OSError:
+        return True
 
 
 def _remove_dead_socket(bundle: str) -> None:

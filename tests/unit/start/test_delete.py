@@ -18,13 +18,14 @@ import pytest
 from delete_node import PROJECT, SANDBOX, Node, until
 
 from protos.containerd.task_v2_pb2 import DeleteResponse
-from pyshim.cleanup import leftovers, names
+from pyshim.cleanup import delete, leftovers, names
+from pyshim.cleanup.background import Outcome, Work
 from pyshim.host.fds import OwnedFd
 from pyshim.host.processes import identity as processes
 from pyshim.model.ledger import LedgerEntry, ResourceKind
 from pyshim.model.task import ExitStatus
 from pyshim.start.address import socket_path
-from pyshim.start.invocation import BootstrapError
+from pyshim.start.invocation import BootstrapError, Invocation
 from tests.fakes.left_node import DEADLINE_S, Process, directory, running
 from tests.unit.state.states import container
 
@@ -481,6 +482,28 @@ def test_a_pod_whose_shim_died_survives_a_delete_per_container_at_once(node: Nod
     assert vmm.wait() == -signal.SIGKILL
     assert node.store.sandbox_ids() == ()
     assert not (node.own / "vm").exists()
+
+
+def test_an_unmount_that_waits_for_the_disk_costs_no_answer(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end of an overlay waits for the disk. containerd kills a `delete` that waits for it, and the bundle stays."""
+    begun: list[str] = []
+
+    def goes_on(work: Work, action: str, deadline: float) -> Outcome:
+        begun.append(action)
+        outcome = Outcome()
+        outcome.pid = 4711
+        return outcome
+
+    monkeypatch.setattr(delete, "mount_root", lambda path: "/")
+    call = Invocation()
+    call.id, call.bundle = SANDBOX, str(node.bundle)
+
+    answer = delete.delete(
+        call, state_root=node.store.root, register=node.register, deadline=0, errors=node.errors, carry_out=goes_on
+    )
+
+    assert DeleteResponse.FromString(answer).exit_status == 137
+    assert (begun, node.errors) == ([f"unmount '{node.bundle}/rootfs'"], [])
 
 
 def test_the_bundles_mounts_and_the_ledgers_go_in_reverse_order(node: Node) -> None:
