@@ -93,6 +93,7 @@ def test_env_and_check_judge_the_node_that_runs_the_pod(pod: Pod) -> None:
     verdicts = {each["subject"]: each for each in json.loads(ask("check", "--json").stdout)["verdicts"]}
 
     assert env["Runtime"]["Config"]["Path"] == state["Pyshim"]["Snapshot"]["ConfigSource"]
-    for subject in ("cpu", "configuration", "qemu", "virtiofsd", "guest"):
+    for subject in ("cpu", "configuration", "qemu"):
         assert verdicts[subject]["level"] == "ok", verdicts[subject]
-    assert verdicts["kvm"]["level"] in ("ok", "warning")
+    for subject in ("kvm", "virtiofsd", "guest"):  # emulation; groups that the file server or the guest's kernel lacks
+        assert verdicts[subject]["level"] in ("ok", "warning"), verdicts[subject]
