@@ -11,7 +11,7 @@ import pytest
 from .framework import soak
 from .framework.runtime import Runtime
 
-LOSSES = {"shim": 10, "vmm": 2, "virtiofsd": 1, "frozen": 1, "agent": 1}
+LOSSES = {"shim": 5, "vmm": 2, "virtiofsd": 1, "frozen": 1, "agent": 1}
 SEED = 20_240_607
 
 
