@@ -20,7 +20,7 @@ from collections.abc import Callable
 
 from pyshim.cleanup.background import Outcome, Report, Reporter, Work, run_in_background
 from pyshim.cleanup.sockets import remove_dead_socket
-from pyshim.host.mounts.table import mount_root, unmount_all
+from pyshim.host.mounts.table import has_mount, unmount_all
 from pyshim.host.processes.stat import start_ticks_of
 from pyshim.model.places import REGISTER, STATE_ROOT
 from pyshim.start.delete import EXIT_KILLED, delete_response
@@ -138,15 +138,10 @@ def _unmount_rootfs(bundle: str, carry_out: CarryOut, deadline: float) -> list[s
         except OSError as error:
             report(Report.ERROR, str(os_failure("unmount", rootfs, error)))
 
-    return carry_out(unmount, f"unmount {rootfs!r}", deadline).errors if _has_mount(rootfs) else []
-
-
-def _has_mount(path: str) -> bool:
-    """Something is mounted on `path`, or that cannot be said."""
     try:
-        return mount_root(f"{os.path.realpath(os.path.dirname(path))}/{os.path.basename(path)}") is not None
-    except OSError:
-        return True
+        return carry_out(unmount, f"unmount {rootfs!r}", deadline).errors if has_mount(rootfs) else []
+    except OSError as error:
+        return [str(os_failure("unmount", rootfs, error))]
 
 
 def _remove_dead_socket(bundle: str) -> None:

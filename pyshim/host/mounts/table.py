@@ -101,6 +101,12 @@ def _unescaped(field: bytes) -> str:
     return os.fsdecode(head + b"".join(bytes((int(part[:3], 8),)) + part[3:] for part in rest))
 
 
+def has_mount(path: str) -> bool:
+    """Something is mounted at `path`; a symbolic link as the last component is not followed. Raises OSError."""
+    point = _resolved_but_last(path)
+    return any(each.point == point for each in mounts())
+
+
 def unmount_all(path: str) -> None:
     """Nothing is mounted at `path` any more: every layer is detached lazily, with all that is mounted below it.
 

@@ -494,7 +494,7 @@ def test_an_unmount_that_waits_for_the_disk_costs_no_answer(node: Node, monkeypa
         outcome.pid = 4711
         return outcome
 
-    monkeypatch.setattr(delete, "mount_root", lambda path: "/")
+    monkeypatch.setattr(delete, "has_mount", lambda path: True)
     call = Invocation()
     call.id, call.bundle = SANDBOX, str(node.bundle)
 
