@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from guest.image.recipe import MTIME_S
-from guest.image.sbom import SBOM
+from guest.image.sbom import SBOM, part, related
 from pyshim import PYTHONS, __version__
 from pyshim.model.errors import FailedPrecondition, ShimError
 from pyshim.node.cli.command import PYSHIM, manual_page
@@ -129,32 +129,19 @@ def bill_of_materials(payload: Path, origin: Origin) -> dict[str, Any]:
         },
         "packages": [whole, *parts, *guest["packages"]],
         "relationships": [
-            _spdx_relation("SPDXRef-DOCUMENT", "DESCRIBES", whole["SPDXID"]),
-            *(_spdx_relation(whole["SPDXID"], "CONTAINS", each) for each in contents),
+            related("SPDXRef-DOCUMENT", "DESCRIBES", whole["SPDXID"]),
+            *(related(whole["SPDXID"], "CONTAINS", each) for each in contents),
             *(each for each in guest["relationships"] if each["relationshipType"] != "DESCRIBES"),
         ],
     }
 
 
 def _package(spdx_id: str, name: str, version: str, locator: str) -> dict[str, Any]:
-    return {
-        "SPDXID": "SPDXRef-" + re.sub(r"[^A-Za-z0-9.-]", "-", spdx_id),
-        "name": name,
-        "versionInfo": version,
-        "downloadLocation": "NOASSERTION",
-        "filesAnalyzed": False,
-        "externalRefs": [
-            {"referenceCategory": "PACKAGE-MANAGER", "referenceType": "purl", "referenceLocator": locator}
-        ],
-    }
+    return part(name, version, locator) | {"SPDXID": "SPDXRef-" + re.sub(r"[^A-Za-z0-9.-]", "-", spdx_id)}
 
 
 def _spdx_checksum(path: Path) -> dict[str, str]:
     return {"algorithm": "SHA256", "checksumValue": _digest(path)}
-
-
-def _spdx_relation(element: str, kind: str, other: str) -> dict[str, str]:
-    return {"spdxElementId": element, "relationshipType": kind, "relatedSpdxElement": other}
 
 
 def download_wheels(out: Path) -> None:

@@ -25,9 +25,9 @@ def bill_of_materials(packages: Iterable[Package], libraries: Mapping[str, str],
     """
     parts = [
         *(_debian(package) for package in packages),
-        *(_part(name, version, f"pkg:pypi/{quote(name)}@{quote(version)}") for name, version in libraries.items()),
+        *(part(name, version, f"pkg:pypi/{quote(name)}@{quote(version)}") for name, version in libraries.items()),
     ]
-    guest = {**_part("pyshim-guest", agent, f"pkg:generic/pyshim-guest@{quote(agent)}"), "SPDXID": _GUEST}
+    guest = {**part("pyshim-guest", agent, f"pkg:generic/pyshim-guest@{quote(agent)}"), "SPDXID": _GUEST}
     document = {
         "spdxVersion": "SPDX-2.3",
         "dataLicense": "CC0-1.0",
@@ -40,8 +40,8 @@ def bill_of_materials(packages: Iterable[Package], libraries: Mapping[str, str],
         },
         "packages": [guest, *parts],
         "relationships": [
-            _related("SPDXRef-DOCUMENT", "DESCRIBES", _GUEST),
-            *(_related(_GUEST, "CONTAINS", str(part["SPDXID"])) for part in parts),
+            related("SPDXRef-DOCUMENT", "DESCRIBES", _GUEST),
+            *(related(_GUEST, "CONTAINS", str(each["SPDXID"])) for each in parts),
         ],
     }
     return json.dumps(document, indent=1) + "\n"
@@ -50,10 +50,11 @@ def bill_of_materials(packages: Iterable[Package], libraries: Mapping[str, str],
 def _debian(package: Package) -> dict[str, object]:
     locator = f"pkg:deb/debian/{quote(package.name)}@{quote(package.version)}?arch={package.architecture}"
     checksum = {"algorithm": "SHA256", "checksumValue": package.sha256}
-    return {**_part(package.name, package.version, locator), "checksums": [checksum]}
+    return {**part(package.name, package.version, locator), "checksums": [checksum]}
 
 
-def _part(name: str, version: str, locator: str) -> dict[str, object]:
+def part(name: str, version: str, locator: str) -> dict[str, object]:
+    """A package of an SPDX document. `locator` is its purl."""
     # An SPDX id has letters, digits, dots and hyphens only.
     return {
         "SPDXID": f"SPDXRef-{name.replace('_', '-').replace('+', '-plus-')}",
@@ -67,5 +68,5 @@ def _part(name: str, version: str, locator: str) -> dict[str, object]:
     }
 
 
-def _related(element: str, kind: str, other: str) -> dict[str, str]:
+def related(element: str, kind: str, other: str) -> dict[str, str]:
     return {"spdxElementId": element, "relationshipType": kind, "relatedSpdxElement": other}
