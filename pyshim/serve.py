@@ -20,7 +20,6 @@ from hypervisors.base import Hypervisor
 from hypervisors.qemu.cmdline import can_hotplug
 from hypervisors.qemu.vm import QemuVm
 from hypervisors.remote.vm import RemoteHypervisor
-from pyshim import __version__
 from pyshim import log as shim_log
 from pyshim.agent.client import AgentClient, Wire
 from pyshim.agent.connect import Connector
@@ -34,8 +33,6 @@ from pyshim.host.fds import keep_spare_descriptors
 from pyshim.host.os_errors import os_errors
 from pyshim.host.processes.children import Children
 from pyshim.host.processes.confinement import DEVICE_LIST_CALL, START_CALLS, deny_calls, give_up_capabilities
-from pyshim.host.processes.identity import our_pid_namespace
-from pyshim.host.processes.stat import start_ticks_of
 from pyshim.host.threads import in_thread, keep_one_in_reserve, thread_to_the_end
 from pyshim.host.writers import code_paths, writable_by_others
 from pyshim.model.config import Config
@@ -62,8 +59,7 @@ from pyshim.resources.placement_call import ask_for_placement
 from pyshim.resources.probe import probe_host
 from pyshim.resources.sizing.host import probe_capacity
 from pyshim.start.address import forget, unlink
-from pyshim.state.records import SandboxRecords
-from pyshim.state.schema import ShimRecord
+from pyshim.state.records import SandboxRecords, own_record
 from pyshim.state.store import StateStore
 from pyshim.task.calls import Calls
 from pyshim.task.publisher import EventPublisher
@@ -287,14 +283,7 @@ class _Daemon:
                 return RemoteHypervisor(ledger=ledger, on_lost=lost_vm)
             return QemuVm(children=children, ledger=ledger)
 
-        shim = ShimRecord(
-            pid=os.getpid(),
-            start_ticks=start_ticks_of(os.getpid()),
-            socket=f"unix://{socket_path}",
-            namespace=self._identity.namespace,
-            pid_namespace=our_pid_namespace(),
-            version=__version__,
-        )
+        shim = own_record(socket=f"unix://{socket_path}", namespace=self._identity.namespace)
 
         @within_s(CHANGE_S, "open state of sandbox")
         async def records(sandbox_id: SandboxId) -> SandboxRecords:

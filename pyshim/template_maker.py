@@ -12,7 +12,6 @@ from functools import partial
 from uuid import uuid4
 
 from hypervisors.qemu.vm import QemuVm
-from pyshim import __version__
 from pyshim.agent.client import AgentClient
 from pyshim.agent.connect import Connector
 from pyshim.cleanup.undo import undo_entry
@@ -20,8 +19,6 @@ from pyshim.config.load import load_config
 from pyshim.config.sources import named_file
 from pyshim.dry_run import empty_pod
 from pyshim.host.processes.children import Children
-from pyshim.host.processes.identity import our_pid_namespace
-from pyshim.host.processes.stat import start_ticks_of
 from pyshim.log import set_up
 from pyshim.model.config import Config
 from pyshim.model.errors import FailedPrecondition, NotFound, ShimError
@@ -33,8 +30,7 @@ from pyshim.pod.template import make_template
 from pyshim.resources.linux import LinuxHost
 from pyshim.resources.templates.plan import reason_to_boot, template_key, template_vm
 from pyshim.resources.templates.store import TemplateDamaged, TemplateStore, machine_facts, write_record
-from pyshim.state.records import SandboxRecords
-from pyshim.state.schema import ShimRecord
+from pyshim.state.records import SandboxRecords, own_record
 from pyshim.state.store import StateStore
 
 log = logging.getLogger(__name__)
@@ -95,16 +91,10 @@ def planned(config: Config) -> tuple[SandboxPlan, LocalVm]:
 async def _make(plan: SandboxPlan, vm: LocalVm, key: str, directory: str) -> None:
     sandbox_id = SandboxId(f"template-{key[:12]}")
     children = Children()
-    shim = ShimRecord(
-        pid=os.getpid(),
-        start_ticks=start_ticks_of(os.getpid()),
-        socket="",
-        namespace="",
-        pid_namespace=our_pid_namespace(),
-        version=__version__,
-    )
     host = LinuxHost(children=children, undo_entry=undo_entry, template_maker=__name__)
-    records = SandboxRecords(store=StateStore(register=REGISTER), sandbox_id=sandbox_id, shim=shim, undo=host.undo)
+    records = SandboxRecords(
+        store=StateStore(register=REGISTER), sandbox_id=sandbox_id, shim=own_record(), undo=host.undo
+    )
     try:
         await make_template(
             template_vm(vm, sandbox_id=sandbox_id, uuid=str(uuid4()), vm_dir=f"{VM_ROOT}/{sandbox_id}"),

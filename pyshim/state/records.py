@@ -5,14 +5,18 @@ Beside it, the CPUs, cgroups and devices of the node's other sandboxes, from the
 
 import asyncio
 import logging
+import os
 import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from typing import TypeVar
 
+from pyshim import __version__
 from pyshim.host.files import lock_within, open_directory
 from pyshim.host.os_errors import os_errors
+from pyshim.host.processes.identity import our_pid_namespace
+from pyshim.host.processes.stat import start_ticks_of
 from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, ShimError
 from pyshim.model.ids import SandboxId
 from pyshim.model.ledger import EXCLUSIVE, Ledger, LedgerEntry, ResourceKind
@@ -124,6 +128,18 @@ STRIKE_OUT_WITHIN_S = 0.05
 """Seconds within which a strike-out is on disk, with another write if one comes sooner. A Delete ends with a write, so
 its strike-outs need none of their own. After a crash before the write, the resource is undone once more, which is
 harmless."""
+
+
+def own_record(*, socket: str = "", namespace: str = "") -> ShimRecord:
+    """This process, as the one that serves a sandbox at `socket` for containerd's `namespace`."""
+    return ShimRecord(
+        pid=os.getpid(),
+        start_ticks=start_ticks_of(os.getpid()),
+        socket=socket,
+        namespace=namespace,
+        pid_namespace=our_pid_namespace(),
+        version=__version__,
+    )
 
 
 class SandboxRecords:
