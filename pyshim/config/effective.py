@@ -38,6 +38,7 @@ PROGRAM_PATHS: Mapping[str, tuple[str, ...]] = {
 FORCE_GUEST_PULL = "force_guest_pull"
 """The only feature that `experimental` may name."""
 SUPPORTED_HYPERVISORS = frozenset({"qemu", REMOTE})
+UNSUPPORTED = f"is not supported, only {' and '.join(sorted(SUPPORTED_HYPERVISORS))}"
 _TOP_LEVEL_TABLES = ("hypervisor", "agent", "runtime", "factory")
 
 
@@ -219,13 +220,12 @@ class _Reader:
         """The error about a hypervisor that pyshim has not, at the line that chooses it."""
         name = self.hypervisor
         path = ("hypervisor", name) if name in self._table(("hypervisor",)) else ("runtime", "hypervisor_name")
-        only = " and ".join(sorted(SUPPORTED_HYPERVISORS))
         if name in OTHER_VMMS:
-            text = f"is not supported, only {only}: the file is for another VMM"
+            text = f"{UNSUPPORTED}: the file is for another VMM"
         else:
             near = difflib.get_close_matches(name, SUPPORTED_HYPERVISORS, n=1)
             hint = f" (did you mean {near[0]}?)" if near else ""
-            text = f"is not supported, only {only}{hint}"
+            text = f"{UNSUPPORTED}{hint}"
         return Finding(Level.ERROR, f"hypervisor.{name}", text, place=self._source.places.get(path))
 
     def unknown(self) -> Iterator[Finding]:

@@ -14,6 +14,7 @@ from pyshim.config.annotations import HYPERVISOR_NAME, verify_assets, with_annot
 from pyshim.config.effective import (
     PROGRAM_PATHS,
     SUPPORTED_HYPERVISORS,
+    UNSUPPORTED,
     Effective,
     Level,
     Setting,
@@ -130,8 +131,7 @@ def _for_pod(examined: Effective, annotations: Mapping[str, str], exists: Callab
 def _check_choice(source: Source, chosen: str) -> None:
     """A pod may only choose a hypervisor that the node's operator has configured."""
     if chosen in OTHER_VMMS:
-        only = " and ".join(sorted(SUPPORTED_HYPERVISORS))
-        raise FailedPrecondition(f"refuse annotation '{HYPERVISOR_NAME}': {chosen} is not supported, only {only}")
+        raise FailedPrecondition(f"refuse annotation '{HYPERVISOR_NAME}': {chosen} {UNSUPPORTED}")
     tables = source.document.get("hypervisor") or {"qemu": {}}
     if chosen in SUPPORTED_HYPERVISORS and isinstance(tables, dict) and chosen not in tables:
         raise FailedPrecondition(
