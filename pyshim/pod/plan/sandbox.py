@@ -57,7 +57,6 @@ EMULATED_BOOT_S = 60.0
 KVM_BOOT_S = 10.0
 """A `dial_timeout` below this is meant for KVM: the files of Kata's Rust runtime say 3 s."""
 _NO_DEVICES = PodDevices()
-_MAX_BRIDGES = 5
 EMULATED_CPU = "qemu64,+ssse3,+sse4.1,+sse4.2,+popcnt,-mtrr"
 """The fewest features that run x86-64-v2 programs: `max` boots measurably slower under emulation (docs/GUEST.md).
 
@@ -266,7 +265,7 @@ def _vm(
         else None,
         agent_channel=agent_channel(config, host, vm_dir),
         nics=(),
-        bridges=min(hypervisor.default_bridges, _MAX_BRIDGES),
+        bridges=hypervisor.default_bridges,
         scsi=scsi_controller(config),
         # A confidential guest takes no randomness from the host.
         entropy_source="" if guard else hypervisor.entropy_source,
