@@ -105,8 +105,8 @@ def print_next(
     commands = [] if was_restarted or is_docker else [f"systemctl {caller.reads_again} {caller.unit}"]
     if any(change.path.endswith(".json") for change in done) and not (was_restarted and is_docker):
         commands.append(f"systemctl {runtime.DOCKER.reads_again} {runtime.DOCKER.unit}")
-    if not was_restarted:
-        commands += [more] if more else []
+    if more and not was_restarted:
+        commands.append(more)
     if commands:
         print(f"next: {' && '.join(commands)}")
 
