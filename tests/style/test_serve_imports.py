@@ -67,7 +67,8 @@ def test_a_pod_ends_with_the_code_that_it_began_with(loaded: frozenset[str]) -> 
 def _imported_in_functions(name: str) -> Iterator[str]:
     """Modules of ours that functions of the module `name` import."""
     path = ROOT / name.replace(".", "/")
-    text = (path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text()
+    package = path / "__init__.py"  # a directory may be left of a package that is a module now, with its caches
+    text = (package if package.exists() else path.with_suffix(".py")).read_text()
     for function in ast.walk(ast.parse(text)):
         if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
             for node in ast.walk(function):
