@@ -21,7 +21,7 @@ import pytest
 from pyshim.start.dialect import BINARY
 
 from . import records
-from .framework import cri_session, crio, enclosure, evidence, images, kata_agent, shim_config, soak, zygote
+from .framework import boots, cri_session, crio, enclosure, evidence, images, kata_agent, shim_config, soak, zygote
 from .framework.containerd import Containerd, missing_programs, remove_daemon_files
 from .framework.cri import Cri
 from .framework.cri_session import cri, pod, shared_pod  # noqa: F401  (fixtures)
@@ -30,7 +30,7 @@ from .framework.daemon import Directories
 from .framework.kubelet_volumes import PodDirectory
 from .framework.leaks import HostState, assert_nothing_left
 from .framework.remote_peer import peer, remote_network, remote_run  # noqa: F401  (fixtures)
-from .framework.runtime import WARM_CHOICE, Runtime
+from .framework.runtime import Runtime
 from .framework.shim_modes import Mode, Starts
 
 PROJECT = Path(__file__).resolve().parents[1]
@@ -39,6 +39,7 @@ GROUND = Path("/run/pyshim-integration")
 EVIDENCE = PROJECT / ".build" / "integration"
 _NEEDED = ("containerd", "ctr", "runc", "ip", "qemu-system-x86_64")
 _kept: set[Path] = set()
+template = boots.Template(GROUND / "template")
 session_zygote = zygote.Zygote(PROJECT / "bin" / BINARY, GROUND / "zygote.log")
 shim_starts = Starts(
     *(ground / "containerd" / "containerd.log" for ground in (GROUND, cri_session.GROUND)),
@@ -67,8 +68,6 @@ def pytest_configure(config: pytest.Config) -> None:
         shim_config.reach_agents_over_vsock(GROUND)
     if kata_agent.is_chosen():
         kata_agent.put_in_place(GROUND / "kata")
-    if os.environ.get(WARM_CHOICE):
-        shim_config.continue_from_template(GROUND / "template")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -176,10 +175,18 @@ def plain_rootfs() -> Path:
 
 @pytest.fixture(autouse=True, scope="module")
 def module_leaves_nothing(request: pytest.FixtureRequest, containerd: Containerd, runtime: Runtime) -> Iterator[None]:
-    """Set up before a file's shared containers and checked after they are gone, and the zygote, where it has one."""
+    """Set up before a file's shared containers and checked after they are gone; the zygote and the template that the
+    file has are there meanwhile.
+    """
+    is_warm = boots.is_warm(request.path.stem)
+    if is_warm:
+        template.make()
     before = HostState.look((GROUND,))
     forked = runtime.has_vm and Mode.of_file(request.path.stem) is Mode.FORKED
-    with session_zygote if forked else contextlib.nullcontext():
+    with (
+        session_zygote if forked else contextlib.nullcontext(),
+        template.bound() if is_warm else contextlib.nullcontext(),
+    ):
         yield
     assert_nothing_left(before, (GROUND,))
 

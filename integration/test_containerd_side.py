@@ -19,7 +19,7 @@ import pytest
 
 from protos.cri import v1_pb2 as pb
 
-from .framework import processes, releases
+from .framework import load, processes, releases
 from .framework.cri import Cri, Pod
 from .framework.cri_session import STAND_IN_HANDLER
 from .framework.runtime import Runtime
@@ -27,7 +27,7 @@ from .framework.waiting import eventually
 
 pytestmark = pytest.mark.vm
 
-_SEED, _KILLS, _AT_ONCE = 20_261_122, 6, 3
+_SEED, _KILLS, _AT_ONCE = 20_261_122, load.amount(3, 12), 3
 _LOST = {137, 255}
 """The exit code of a task whose shim died: the one that `delete` answers, or containerd's own."""
 

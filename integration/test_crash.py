@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from .framework import boots
 from .framework.containerd import Containerd
 from .framework.ctr import Ctr
 from .framework.events import task_events, until_watching
 from .framework.images import IMAGE
 from .framework.processes import Process
-from .framework.runtime import WARM_CHOICE, Runtime
+from .framework.runtime import Runtime
 from .framework.waiting import eventually
 
 _VICTIMS: dict[str, Callable[[Runtime, str], list[Process]]] = {
@@ -105,7 +106,7 @@ def test_shim_killed_while_its_vm_boots_leaves_nothing(ctr: Ctr, runtime: Runtim
 
 
 @pytest.mark.vm
-@pytest.mark.skipif(WARM_CHOICE in os.environ, reason="a pod boots when the VMM of its clone is killed")
+@pytest.mark.skipif(boots.is_warm("test_crash"), reason="a pod boots when the VMM of its clone is killed")
 def test_vmm_killed_while_it_boots_fails_the_run_and_leaves_nothing(
     ctr: Ctr, runtime: Runtime, name: str, scratch: Path
 ) -> None:

@@ -15,11 +15,10 @@ import pytest
 from protos.cri import v1_pb2 as pb
 
 from .comparison.allowed import unexplained, unneeded
-from .framework import erofs, images, kata_agent, releases, shim_config
+from .framework import boots, erofs, images, kata_agent, releases, shim_config
 from .framework.cri import CRI_IMAGE, HANDLER, Cri, Pod, Security
 from .framework.cri_session import LAYERS_CONFIG, LAYERS_HANDLER, RUNC_HANDLER
 from .framework.kubelet_volumes import PodDirectory, volume
-from .framework.runtime import WARM_CHOICE
 
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(900)]
 
@@ -182,7 +181,7 @@ def compared(
     different = {name: values for name, values in pairs.items() if values[0] != values[1]}
     _differ[scene.name] = list(different)
     directory = _REPORTS / (
-        "kata-agent" if kata_agent.is_chosen() else "warm" if os.environ.get(WARM_CHOICE) else "cold"
+        "kata-agent" if kata_agent.is_chosen() else "warm" if boots.is_warm("test_differences") else "booted"
     )
     directory.mkdir(parents=True, exist_ok=True)
     report = {"facts": len(names), "different": different}

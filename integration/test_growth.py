@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import pytest
 
-from .framework import cri_soak, soak
+from .framework import cri_soak, load, soak
 from .framework.cri import Cri
 from .framework.leaks import HostState, assert_nothing_left
 from .framework.runtime import Runtime
 
 pytestmark = pytest.mark.vm
-ROUNDS = 12
+ROUNDS = load.amount(12, 50)
+_PODS, _CONTAINERS = load.amount(1, 2), load.amount(2, 3)
 
 
 def test_pods_created_and_removed_twice_leave_nothing_and_no_shim_grows(cri: Cri, runtime: Runtime) -> None:
     """The full size is `python -m integration.framework.cri_soak 20 3 2`; the sizes here fit an emulated guest."""
-    first = cri_soak.one_round(cri, runtime, pods=2, containers=3)
+    first = cri_soak.one_round(cri, runtime, pods=_PODS, containers=_CONTAINERS)
     before = HostState.look()  # the first pods of all also leave what CNI and containerd keep from then on
-    second = cri_soak.one_round(cri, runtime, pods=2, containers=3)
+    second = cri_soak.one_round(cri, runtime, pods=_PODS, containers=_CONTAINERS)
 
     assert_nothing_left(before, (cri.daemon.directories.root,))
     cri_soak.assert_flat([first, second])

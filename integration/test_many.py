@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from .framework import shim_config
+from .framework import load, shim_config
 from .framework.ctr import Ctr, Result
 from .framework.runtime import Runtime
 
-_TOGETHER = 10
+_TOGETHER = load.amount(4, 10)
 
 
 @pytest.mark.timeout(600)
-def test_ten_containers_at_once_each_give_their_own_output_and_code(
+def test_containers_at_once_each_give_their_own_output_and_code(
     ctr: Ctr, runtime: Runtime, name: str, scratch: Path
 ) -> None:
-    # Ten emulated guests boot at once on two CPUs which other tests use as well.
+    # Emulated guests boot at once on two CPUs which other tests use as well.
     config = shim_config.variant(scratch, dial_timeout=400) if runtime.has_vm else None
 
     def one(number: int) -> Result:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from .conftest import GROUND, own_name
-from .framework import processes
+from .framework import load, processes
 from .framework.ctr import Ctr, Result
 from .framework.remote_peer import MEMORY_MIB, RemotePeer, RemoteRun
 from .framework.runtime import Runtime
@@ -118,11 +118,11 @@ def test_a_signal_reaches_the_process_and_its_status_comes_back(
     assert peer.asked("StopVM") == stopped + 1
 
 
-def test_ten_pods_start_at_once_and_each_has_a_vm_of_its_own(
+def test_pods_start_at_once_and_each_has_a_vm_of_its_own(
     ctr: Ctr, peer: RemotePeer, remote_run: RemoteRun, name: str, scratch: Path
 ) -> None:
     others = {record["id"] for record in peer.records()}
-    names = [f"{name}-{number}" for number in range(10)]
+    names = [f"{name}-{number}" for number in range(load.amount(3, 10))]
     for one in names:
         (scratch / one).mkdir()
     with contextlib.ExitStack() as ends:
@@ -142,7 +142,7 @@ def test_ten_pods_start_at_once_and_each_has_a_vm_of_its_own(
 
     assert set(records) == set(names)
     assert {record["annotations"]["io.kubernetes.cri.sandbox-name"] for record in records.values()} == set(names)
-    assert len({record["running"]["port"] for record in records.values()}) == 10
-    assert vms == 10 + len(others)
+    assert len({record["running"]["port"] for record in records.values()}) == len(names)
+    assert vms == len(names) + len(others)
     assert codes == {128 + signal.SIGKILL}
-    eventually(lambda: {record["id"] for record in peer.records()} == others, what="the peer has stopped the ten")
+    eventually(lambda: {record["id"] for record in peer.records()} == others, what="the peer has stopped them")

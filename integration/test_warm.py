@@ -19,17 +19,17 @@ import pytest
 from protos.containerd import runtimeoptions_pb2
 
 from .conftest import GROUND, PROJECT, RunTask, own_name
-from .framework import erofs, oci, shim_config
+from .framework import boots, erofs, oci, shim_config
 from .framework.containerd import Containerd
 from .framework.ctr import Ctr, Result
 from .framework.direct import direct_shim
 from .framework.networks import pod_network
-from .framework.runtime import WARM_CHOICE, Runtime
+from .framework.runtime import Runtime
 from .framework.waiting import eventually
 
 pytestmark = [
     pytest.mark.vm,
-    pytest.mark.skipif(WARM_CHOICE in os.environ, reason="makes templates of its own: run it without --warm"),
+    pytest.mark.skipif(boots.is_warm("test_warm"), reason="makes templates of its own: run it without --warm"),
 ]
 
 TEMPLATES = GROUND / "templates"

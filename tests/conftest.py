@@ -1,9 +1,11 @@
 """What holds for every test."""
 
 import asyncio
+import faulthandler
 import inspect
 import logging
 import os
+import signal
 from collections.abc import Generator, Iterator
 from typing import Any
 
@@ -20,6 +22,11 @@ settings.register_profile("quick", settings.get_profile("patient"), max_examples
 settings.load_profile("patient")
 # Nor is a step of a loop that a busy machine stretches; in development mode asyncio warns of each, on stderr.
 logging.getLogger("asyncio").addFilter(lambda record: not record.msg.startswith("Executing "))
+
+
+def pytest_configure() -> None:
+    """Whoever ends a run that hangs reads where it did: SIGTERM prints every stack, here and in each worker."""
+    faulthandler.register(signal.SIGTERM, file=os.dup(2), chain=True)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -25,7 +25,7 @@ from integration import records
 from integration.conformance import cri_integration, critest
 from integration.conformance.suite import LOG, PAUSE, REGISTRY_PORT, Spec, Suite
 from integration.conformance.suite_images import suite_images
-from integration.framework import crio, releases, shim_config
+from integration.framework import boots, crio, releases
 from integration.framework.cri import HANDLER, Cri
 from integration.framework.cri_session import GROUND, RUNC_HANDLER, cri_daemon, crio_daemon
 from integration.framework.daemon import Daemon
@@ -55,7 +55,7 @@ def main() -> int:
     shutil.rmtree(REPORTS, ignore_errors=True)
     REPORTS.mkdir(parents=True)
     if words.warm:
-        shim_config.continue_from_template(GROUND / "template")
+        boots.Template(GROUND / "template").bind()
     found = _run(names, handlers, words.focus, words.within)
     listed = listed_specs(PAGE.read_text(), "CRI-O" if crio.is_chosen() else "Conformance")
     unlisted = [_compare(SUITES[name].name, found[name], listed) for name in names]

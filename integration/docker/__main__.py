@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from integration import records
-from integration.framework import enclosure, shim_config
+from integration.framework import boots, enclosure
 from integration.framework.containerd import Containerd, missing_programs, remove_daemon_files
 from integration.framework.daemon import Directories
 from integration.framework.leaks import HostState, assert_nothing_left
@@ -77,7 +77,7 @@ def main() -> int:
         return 2
     GROUND.mkdir()
     if asked.warm:
-        shim_config.continue_from_template(GROUND / "template")
+        boots.Template(GROUND / "template").bind()
     before = HostState.look((GROUND,))
     started = time.monotonic()
     daemon = Containerd(

@@ -13,8 +13,6 @@ DEFAULT = "io.containerd.pykata.v2"
 CHOICE = "PYSHIM_TEST_RUNTIME"
 VSOCK_CHOICE = "PYSHIM_TEST_VSOCK"
 """Set: the agents of all VMs are reached over vsock; `scripts/integration --vsock` sets it."""
-WARM_CHOICE = "PYSHIM_TEST_WARM"
-"""Set: VMs of the shipped configuration continue from a template; `scripts/integration --warm` sets it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,13 +34,6 @@ def reach_agents_over_vsock(directory: Path) -> None:
     bind(changed, SHIPPED)
 
 
-def continue_from_template(directory: Path) -> None:
-    """In this mount namespace VMs of the shipped file continue from a template, which is made."""
-    directory.mkdir(parents=True)
-    bind(with_templates(directory, directory / "templates"), SHIPPED)
-    subprocess.run([_PROJECT / "bin" / "pyshim", "factory", "init", "--config", SHIPPED], check=True, timeout=400)
-
-
 def with_templates(directory: Path, templates: Path, **changes: object) -> Path:
     """A variant of the shipped file, whose VMs continue from templates in `templates`."""
     return variant(directory, enable_template=True, template_path=templates, **changes)
@@ -71,8 +64,11 @@ def bind(source: Path, target: Path) -> None:
 def variant(directory: Path, shipped: Path = SHIPPED, /, **changes: object) -> Path:
     """The shipped file with keys replaced, in `directory`. Its relative paths stay true: they become absolute.
 
-    A change names a key that the shipped file sets; naming any other is a mistake of the test.
+    A change names a key that the shipped file sets; naming any other is a mistake of the test. VMs of a variant boot,
+    unless it asks for templates.
     """
+    if shipped == SHIPPED:
+        changes = {"enable_template": False, **changes}
     text = re.sub(r'"\.\./', f'"{shipped.parents[1]}/', shipped.read_text())
     for key, value in changes.items():
         text, count = re.subn(rf"(?m)^{key} = .*$", f"{key} = {_literal(value)}", text)

@@ -36,7 +36,7 @@ QEMU = "/usr/bin/qemu-system-x86_64"
 STORAGE_DAEMON = "/usr/bin/qemu-storage-daemon"
 GUEST = Path(__file__).parents[2] / ".build" / "guest"
 PARAMS = tuple("console=hvc0 quiet panic=1 reboot=k cryptomgr.notests root=/dev/vda1 intel_iommu=on iommu=pt".split())
-TIMEOUT_S = 240.0
+TIMEOUT_S = 150.0
 """For whatever is expected to happen, under emulation on a machine however busy."""
 HOST_ADDRESS = "0000:65:00.0"
 ENV = ("PATH=/usr/bin", f"PCIDEVICE_TOY_ORG_EDU={HOST_ADDRESS}")
@@ -44,7 +44,7 @@ ENV = ("PATH=/usr/bin", f"PCIDEVICE_TOY_ORG_EDU={HOST_ADDRESS}")
 
 pytestmark = [
     pytest.mark.vm,
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(220),
     pytest.mark.skipif(shutil.which(QEMU) is None, reason=f"needs {QEMU}"),
     pytest.mark.skipif(not (GUEST / "vmlinuz").exists(), reason=f"needs {GUEST} (hint: make guest)"),
 ]

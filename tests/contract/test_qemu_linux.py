@@ -19,13 +19,13 @@ from tests.fakes.vm_config import OURS, vm_config
 
 QEMU = "/usr/bin/qemu-system-x86_64"
 GUEST = Path(__file__).parents[2] / ".build" / "guest"
-BOOT_S = 240.0
+BOOT_S = 150.0
 """For a boot under emulation on a machine however busy."""
 PARAMS = ("console=ttyS0", "panic=1", "reboot=k", "cryptomgr.notests", "root=/dev/vda1")
 
 pytestmark = [
     pytest.mark.vm,
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(220),
     pytest.mark.skipif(shutil.which(QEMU) is None, reason=f"needs {QEMU}"),
     pytest.mark.skipif(not (GUEST / "vmlinuz").exists(), reason=f"needs {GUEST} (hint: make guest)"),
 ]

@@ -23,6 +23,6 @@ def test_ruff_would_format_nothing() -> None:
     assert _run("ruff", "format", "--check", ".") == ""
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(220)
 def test_mypy_strict_finds_nothing() -> None:
     assert _run("mypy") == ""

@@ -32,7 +32,7 @@ def make(out: Path, cache: Path, progress: Progress = silent, kata_agent: Path |
     return build(checkout=CHECKOUT, out=out, cache=cache, progress=progress, origin=Origin(), kata_agent=kata_agent)
 
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # a build takes seconds, on a busy machine minutes
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(220)]  # a build takes seconds, on a busy machine minutes
 
 
 @pytest.fixture(scope="module")
