@@ -13,6 +13,7 @@ import pytest
 
 from protos.cri import v1_pb2 as pb
 
+from .framework import load
 from .framework.cri import Container, Pod
 from .framework.images import BINDS_LOW_PORTS
 from .framework.kubelet_volumes import PodDirectory, volume
@@ -21,7 +22,7 @@ from .framework.runtime import Runtime
 from .framework.waiting import eventually
 
 _CHECK = Path(__file__).with_name("pair_check.py").read_text()
-_RESTARTS = 5
+_RESTARTS = load.amount(4, 300)
 _ALL = ["mapping read", "socket", "mapping written", "flock", "fcntl", "inotify", "pipe"]
 
 

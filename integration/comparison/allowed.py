@@ -66,6 +66,13 @@ ALLOWED = (
         on="where one of the kernels is older than 6.6, and the other is not",
     ),
     Allowed(
+        ("mount./settings.options",),
+        "The copies of configuration files name the size of their tmpfs.",
+        "The template had less memory than the pod, so a clone's mounts in memory are given the size that they would "
+        "have after a boot.",
+        on="where the VM continues from a template",
+    ),
+    Allowed(
         ("files.root.direct_io", "files.root.user_attribute"),
         "The same on a root file system whose image is disks.",
         "What is written to it lies in the guest's memory ([IMAGES.md](IMAGES.md)).",
