@@ -34,7 +34,8 @@ class Guest:
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(self.path)
         self._listener.listen()
-        self._thread = threading.Thread(target=self._serve)
+        self._connection: socket.socket | None = None
+        self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
 
     def save(self, address: str) -> None:
@@ -42,7 +43,11 @@ class Guest:
 
     def close(self) -> None:
         self._listener.shutdown(socket.SHUT_RDWR)
+        if self._connection is not None:
+            with contextlib.suppress(OSError):  # closed; one that a client has kept would keep the shell
+                self._connection.shutdown(socket.SHUT_RDWR)
         self._thread.join(60)
+        assert not self._thread.is_alive()
         self._listener.close()
 
     def _serve(self) -> None:
@@ -51,6 +56,7 @@ class Guest:
                 connection, _ = self._listener.accept()
             except OSError:
                 return
+            self._connection = connection
             with connection:
                 asked = b""
                 while not asked.endswith(b"\n"):
@@ -74,7 +80,7 @@ class Guest:
                         os.write(master, data)
                 shell.kill()  # the client has gone: a guest's shell ends with its terminal
 
-            typing = threading.Thread(target=inward)
+            typing = threading.Thread(target=inward, daemon=True)
             typing.start()
             with contextlib.suppress(OSError):
                 while data := os.read(master, 4096):
