@@ -50,7 +50,7 @@ from pyshim.monitor.answers import ShimAnswers
 from pyshim.monitor.socket import MonitorSocket
 from pyshim.pod.environment import Environment
 from pyshim.pod.pod import Pod
-from pyshim.pod.served import ServedSandbox
+from pyshim.pod.sandbox_calls import SandboxCalls
 from pyshim.resources.devices.host.finder import DeviceFinder
 from pyshim.resources.linux import LinuxHost
 from pyshim.resources.machine import read_machine
@@ -245,7 +245,7 @@ class _Daemon:
             over = service.finished
             lifetime = _Lifetime(pod=pod, calls=self._calls, over=over)
             sandbox_service = SandboxService(
-                sandbox=ServedSandbox(pod=pod, environment=environment, options=self._identity.options),
+                sandbox=SandboxCalls(pod=pod, environment=environment, options=self._identity.options),
                 cgroup_mode=mode,
                 calls=self._calls,
                 on_shutdown=lifetime.end_after_reply,

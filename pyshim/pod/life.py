@@ -145,6 +145,11 @@ class SandboxLife:
         self._listener = listener
 
     @property
+    def outlives_containers(self) -> bool:
+        """No container is the sandbox's own: it goes on without any, until StopSandbox."""
+        return self.owner is None
+
+    @property
     def is_active(self) -> bool:
         """The sandbox runs, or a task opens or undoes it."""
         return self._task is not None

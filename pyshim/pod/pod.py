@@ -118,7 +118,7 @@ class Pod:
     def _membership(self, spec: OciSpec, container_id: ContainerId) -> Membership:
         """As the annotations say; without them (`ctr run --sandbox`), a container of the sandbox without an owner."""
         member = membership(spec.annotations, container_id)
-        if self.life is None or self.life.owner is not None or member.kind is not ContainerKind.SINGLE_CONTAINER:
+        if self.life is None or not self.life.outlives_containers or member.kind is not ContainerKind.SINGLE_CONTAINER:
             return member
         return Membership(kind=ContainerKind.POD_CONTAINER, sandbox_id=self.life.sandbox_id)
 
@@ -193,7 +193,7 @@ class Pod:
             sandbox,
             host=self._env.host,
             containers=self._containers,
-            is_pod=life.owner is None or plan.kind is ContainerKind.POD_SANDBOX,
+            is_pod=life.outlives_containers or plan.kind is ContainerKind.POD_SANDBOX,
         )
         containers: Collection[Container] = self._containers.values()
         self._saved = SavedState(records, lambda: sandbox_snapshot(life, sandbox, containers, name, self._trace))
@@ -368,7 +368,7 @@ class Pod:
         await container.hooks.after_delete()
         self._containers.pop(container.id, None)
         self._forget_ended()
-        if self._containers or (life is not None and life.owner is None):
+        if self._containers or (life is not None and life.outlives_containers):
             self.changed()
         return exit_status
 
@@ -377,8 +377,8 @@ class Pod:
 
         containerd calls it after each deleted task, when the pod may have others.
         """
-        is_served = self.life is not None and self.life.owner is None
-        if not now and (self._containers or self._creating or self._deleting or is_served):
+        waits_for_stop = self.life is not None and self.life.outlives_containers
+        if not now and (self._containers or self._creating or self._deleting or waits_for_stop):
             return False
         await self.close()
         return True
@@ -425,7 +425,7 @@ class Pod:
         if self._saved is not None:
             saved, self._saved = self._saved, None
             saved.remove()
-        if self.life.owner is not None:
+        if not self.life.outlives_containers:
             self.life = None
 
     # ---- reports of life, sandbox and containers (LifeListener, PodListener)

@@ -183,7 +183,7 @@ async def scenario(vm: QemuVm, guest: Guest, tmp_path: Path) -> None:
         await guest.run("true", {"cdi.k8s.io/vfio9": "toy.org/edu=9"})
 
     await disks(vm, guest, tmp_path)
-    await served_disk(vm, guest, tmp_path)
+    await vhost_user_disk(vm, guest, tmp_path)
     await driven_by_its_container(guest)
     await the_hosts_side(guest, alone=address, beside=Path(toys[0]).name)
     await come_and_go(vm, guest)
@@ -273,7 +273,7 @@ async def disks(vm: QemuVm, guest: Guest, tmp_path: Path) -> None:
     assert await guest.run("ls /sys/block | grep -c ^vd") == ["2"]
 
 
-async def served_disk(vm: QemuVm, guest: Guest, tmp_path: Path) -> None:
+async def vhost_user_disk(vm: QemuVm, guest: Guest, tmp_path: Path) -> None:
     """A disk that another program serves is a disk like the others; one without a server is refused, once.
 
     A program that takes the connection and says nothing costs the guest nothing but the wait.

@@ -68,7 +68,7 @@ def kata_device(disk: BlockDevice, location: GuestLocation, users: int) -> Mappi
         "AttachCount": 1,
     }
     if disk.vhost_user is not None:
-        return every | _served(disk, disk.vhost_user)
+        return every | _vhost_user(disk, disk.vhost_user)
     return every | {
         "Type": "block",
         "BlockDrive": {
@@ -82,7 +82,7 @@ def kata_device(disk: BlockDevice, location: GuestLocation, users: int) -> Mappi
     }
 
 
-def _served(disk: BlockDevice, program: VhostUserBackend) -> dict[str, object]:
+def _vhost_user(disk: BlockDevice, program: VhostUserBackend) -> dict[str, object]:
     """The keys of a disk that a vhost-user program serves."""
     return {
         "Type": _VHOST_USER_BLK,

@@ -24,7 +24,7 @@ from pyshim.model.units import MIB
 from pyshim.node.nri.description import machine
 from pyshim.pod.environment import Environment
 from pyshim.pod.pod import Pod
-from pyshim.pod.served import ServedSandbox
+from pyshim.pod.sandbox_calls import SandboxCalls
 from pyshim.state.records import SandboxRecords
 from pyshim.state.schema import ShimRecord
 from pyshim.ttrpc import Client
@@ -159,7 +159,7 @@ class PodLife:
         )
         environment = with_points(self.faults, environment)
         self.pod = Pod(identity=identity, environment=environment)
-        self.served = ServedSandbox(pod=self.pod, environment=environment, options=None)
+        self.sandbox_calls = SandboxCalls(pod=self.pod, environment=environment, options=None)
 
     def _kill(self) -> None:
         """The machine of this moment is the one that the shim's end leaves."""
@@ -328,8 +328,8 @@ class ServedLife(PodLife):
             pod=config,
         )
         return [
-            ("create pod", lambda: self.served.create(request)),
-            ("start pod", lambda: self.served.start(SandboxId(POD))),
+            ("create pod", lambda: self.sandbox_calls.create(request)),
+            ("start pod", lambda: self.sandbox_calls.start(SandboxId(POD))),
             ("create app", lambda: self.pod.create(self._request(APP, CONTAINER, PIPES))),
             ("start app", lambda: self.pod.start(APP, None)),
         ]
@@ -339,8 +339,8 @@ class ServedLife(PodLife):
         if await self._tried("kill", lambda: self.pod.kill(APP, None, 9, True)):
             await self._tried("wait", lambda: self._exit(APP, None))
         await self._tried("delete", lambda: self.pod.delete(APP, None))
-        await self._tried("stop", lambda: self.served.stop(SandboxId(POD)))
-        await self._tried("shutdown", lambda: self.served.shutdown(SandboxId(POD)))
+        await self._tried("stop", lambda: self.sandbox_calls.stop(SandboxId(POD)))
+        await self._tried("shutdown", lambda: self.sandbox_calls.shutdown(SandboxId(POD)))
 
 
 def _process(*args: str) -> dict[str, Any]:

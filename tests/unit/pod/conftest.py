@@ -22,7 +22,7 @@ from pyshim.model.vm import Device, GuestLocation
 from pyshim.node.nri.description import machine
 from pyshim.pod.environment import Environment
 from pyshim.pod.pod import Pod
-from pyshim.pod.served import ServedSandbox
+from pyshim.pod.sandbox_calls import SandboxCalls
 from pyshim.resources.placement_call import AskPlacement
 from pyshim.ttrpc import Client
 from tests.fakes.absent import no_devices, no_plugin
@@ -120,7 +120,7 @@ class Stack:
             ),
             environment=environment,
         )
-        self.served = ServedSandbox(pod=self.pod, environment=environment, options=None)
+        self.sandbox_calls = SandboxCalls(pod=self.pod, environment=environment, options=None)
 
     def _environment(self) -> Environment:
         return Environment(

@@ -15,7 +15,7 @@ from pyshim.model.task import RootfsMount, Status
 from pyshim.model.vm import BlockDevice, GuestLocation
 from pyshim.pod.plan.kata_state import kata_device
 from pyshim.pod.snapshot import SAVE_DELAY_S, SavedState
-from pyshim.resources.volumes.plan.disks import disk, served_disk
+from pyshim.resources.volumes.plan.disks import disk, vhost_user_disk
 from pyshim.state import store as state_store
 from pyshim.state.records import SandboxRecords
 from pyshim.state.schema import ShimRecord
@@ -175,7 +175,7 @@ def plain(config: Config) -> BlockDevice:
 
 
 def served(config: Config) -> BlockDevice:
-    return served_disk(config, device_id="d", socket="/store/block/sockets/d")
+    return vhost_user_disk(config, device_id="d", socket="/store/block/sockets/d")
 
 
 @pytest.mark.parametrize(

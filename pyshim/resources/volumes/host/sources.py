@@ -43,7 +43,7 @@ def source_facts(path: str, vhost_user_store: str = "", *, direct_volumes: str =
     direct = direct_volume(path, root=direct_volumes)
     if numbers := _BY_NUMBER.fullmatch(path):
         if vhost_user_store and is_vhost_user(int(numbers[1])):
-            return _served(vhost_user_store, int(numbers[1]), int(numbers[2]))
+            return _vhost_user(vhost_user_store, int(numbers[1]), int(numbers[2]))
         path = _node(int(numbers[1]), int(numbers[2]))
     try:
         found = os.stat(path)
@@ -53,7 +53,7 @@ def source_facts(path: str, vhost_user_store: str = "", *, direct_volumes: str =
         return _with_identity(_directory_facts(path, found, direct), path, found)
     if stat.S_ISBLK(found.st_mode):
         if vhost_user_store and is_vhost_user(os.major(found.st_rdev)):
-            return _served(vhost_user_store, os.major(found.st_rdev), os.minor(found.st_rdev))
+            return _vhost_user(vhost_user_store, os.major(found.st_rdev), os.minor(found.st_rdev))
         return SourceFacts(
             kind=SourceKind.BLOCK,
             device_path=os.path.realpath(path),
@@ -73,7 +73,7 @@ def _with_identity(facts: SourceFacts, path: str, found: os.stat_result) -> Sour
     return replace(facts, identity=f"{found.st_dev}:{found.st_ino}:{birth_ns}:{flags}", mount_flags=flags)
 
 
-def _served(store: str, major: int, minor: int) -> SourceFacts:
+def _vhost_user(store: str, major: int, minor: int) -> SourceFacts:
     return SourceFacts(kind=SourceKind.BLOCK, vhost_user_socket=backend_socket(store, major, minor))
 
 

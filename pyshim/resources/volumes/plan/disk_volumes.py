@@ -10,7 +10,7 @@ from pyshim.model.oci import OciMount
 from pyshim.model.plans import DiskUse
 from pyshim.model.vm import BlockDevice
 from pyshim.model.volumes import DirectVolume, FsGroup, SourceFacts, SourceKind
-from pyshim.resources.volumes.plan.disks import digest, disk, served_disk
+from pyshim.resources.volumes.plan.disks import digest, disk, vhost_user_disk
 from pyshim.resources.volumes.plan.share import GUEST_SANDBOX_DIR
 from pyshim.resources.volumes.plan.volume import Volume, made_directory, moved
 
@@ -108,7 +108,7 @@ def block_volume(config: Config, facts: SourceFacts, *, read_only: bool) -> Bloc
 
 def _volume(config: Config, facts: SourceFacts | None, path: str, *, read_only: bool, discard: bool) -> BlockDevice:
     if facts is not None and facts.vhost_user_socket:
-        return served_disk(config, device_id=disk_id(facts.vhost_user_socket), socket=facts.vhost_user_socket)
+        return vhost_user_disk(config, device_id=disk_id(facts.vhost_user_socket), socket=facts.vhost_user_socket)
     return disk(config, device_id=disk_id(path), path=path, read_only=read_only, discard=discard)
 
 

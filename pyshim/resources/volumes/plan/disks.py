@@ -42,7 +42,7 @@ def disk(config: Config, *, device_id: str, path: str, read_only: bool, discard:
     )
 
 
-def served_disk(config: Config, *, device_id: str, socket: str) -> BlockDevice:
+def vhost_user_disk(config: Config, *, device_id: str, socket: str) -> BlockDevice:
     """The disk that another program serves over `socket`: virtio-blk, and writable or not as that program says.
 
     Raises FailedPrecondition in a confidential guest, whose memory no other program can read.

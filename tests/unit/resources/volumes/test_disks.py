@@ -7,7 +7,7 @@ import pytest
 from pyshim.model.config import Config
 from pyshim.model.errors import FailedPrecondition
 from pyshim.model.vm import BlockDevice, DiskAio, DiskBus, DiskCache, GuestLocation, ScsiController, VhostUserBackend
-from pyshim.resources.volumes.plan.disks import disk, guest_address, guest_driver, scsi_controller, served_disk
+from pyshim.resources.volumes.plan.disks import disk, guest_address, guest_driver, scsi_controller, vhost_user_disk
 from tests.fakes.inputs import config
 
 
@@ -92,7 +92,7 @@ def test_the_agent_is_told_the_scsi_address_where_there_is_one() -> None:
 
 
 def test_a_served_disk_is_virtio_blk_whatever_other_disks_are() -> None:
-    found = served_disk(config(vhost_user_reconnect_timeout_sec=3, num_queues=2), device_id="d", socket="/s")
+    found = vhost_user_disk(config(vhost_user_reconnect_timeout_sec=3, num_queues=2), device_id="d", socket="/s")
 
     assert (found.path, found.read_only, found.vhost_user) == ("/s", False, VhostUserBackend(reconnect_s=3))
     assert (found.tuning.bus, found.tuning.queues) == (DiskBus.VIRTIO_BLK, 2)
@@ -100,4 +100,4 @@ def test_a_served_disk_is_virtio_blk_whatever_other_disks_are() -> None:
 
 def test_a_confidential_guest_has_no_memory_for_a_program_of_the_host() -> None:
     with pytest.raises(FailedPrecondition, match="plug '/s': a confidential guest"):
-        served_disk(config(confidential_guest=True), device_id="d", socket="/s")
+        vhost_user_disk(config(confidential_guest=True), device_id="d", socket="/s")

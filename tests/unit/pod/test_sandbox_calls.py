@@ -20,7 +20,7 @@ from pyshim.model.errors import (
 from pyshim.model.ids import ContainerId, HostPath, SandboxId
 from pyshim.model.sandbox import CreateSandbox, PodConfig, PodDns, PodResourceSums
 from pyshim.model.task import EXIT_KILLED, EXIT_SANDBOX_LOST, Status
-from pyshim.pod.served import ServedSandbox
+from pyshim.pod.sandbox_calls import SandboxCalls
 from pyshim.resources.network.plan.relay import BUILT_PROGRAM
 from tests.fakes.hypervisor import FakeHypervisor
 from tests.unit.pod.conftest import BUNDLES, DOCUMENT, SANDBOX, Stack, outcomes, until
@@ -57,16 +57,16 @@ def request(pod: PodConfig | None = CONFIG, sandbox_id: SandboxId = POD) -> Crea
 
 
 @pytest.fixture
-def api(stack: Stack) -> ServedSandbox:
-    return stack.served
+def api(stack: Stack) -> SandboxCalls:
+    return stack.sandbox_calls
 
 
-async def run_pod(stack: Stack, api: ServedSandbox) -> None:
+async def run_pod(stack: Stack, api: SandboxCalls) -> None:
     await api.create(request())
     await api.start(POD)
 
 
-async def test_a_pod_is_ready_from_start_to_stop_and_leaves_nothing(stack: Stack, api: ServedSandbox) -> None:
+async def test_a_pod_is_ready_from_start_to_stop_and_leaves_nothing(stack: Stack, api: SandboxCalls) -> None:
     await api.create(request())
     assert stack.hypervisors == []
     assert api.status(POD, verbose=False).is_ready is False
@@ -89,7 +89,7 @@ async def test_a_pod_is_ready_from_start_to_stop_and_leaves_nothing(stack: Stack
     assert stack.left() == {}
 
 
-async def test_the_vm_is_that_of_a_pod_with_a_pause_container(stack: Stack, api: ServedSandbox) -> None:
+async def test_the_vm_is_that_of_a_pod_with_a_pause_container(stack: Stack, api: SandboxCalls) -> None:
     await run_pod(stack, api)
 
     sent = stack.agent.sandbox
@@ -102,7 +102,7 @@ async def test_the_vm_is_that_of_a_pod_with_a_pause_container(stack: Stack, api:
     assert [path for path in stack.host.cgroup_tree.there if path.startswith("/kubepods/podu1/")]
 
 
-async def test_a_container_has_the_pods_files_unless_it_has_its_own(stack: Stack, api: ServedSandbox) -> None:
+async def test_a_container_has_the_pods_files_unless_it_has_its_own(stack: Stack, api: SandboxCalls) -> None:
     await run_pod(stack, api)
     own = {"destination": "/etc/hosts", "type": "bind", "source": "/kubelet/hosts", "options": ["rbind"]}
 
@@ -114,13 +114,13 @@ async def test_a_container_has_the_pods_files_unless_it_has_its_own(stack: Stack
     assert stack.host.files[f"{BUNDLES}/p1/resolv.conf"].startswith(b"nameserver 10.0.0.10\nsearch svc.local\n")
 
 
-async def test_a_pod_in_the_hosts_network_without_a_name_has_the_nodes(stack: Stack, api: ServedSandbox) -> None:
+async def test_a_pod_in_the_hosts_network_without_a_name_has_the_nodes(stack: Stack, api: SandboxCalls) -> None:
     await api.create(request(replace(CONFIG, hostname="", host_namespaces=frozenset({"network"}))))
 
     assert stack.host.files[f"{BUNDLES}/p1/hostname"] == b"node-7\n"
 
 
-async def test_calls_for_a_sandbox_that_is_not_there_are_refused(stack: Stack, api: ServedSandbox) -> None:
+async def test_calls_for_a_sandbox_that_is_not_there_are_refused(stack: Stack, api: SandboxCalls) -> None:
     calls: list[Callable[[], Any]] = [
         lambda: api.start(POD),
         lambda: api.stop(POD),
@@ -141,7 +141,7 @@ async def test_calls_for_a_sandbox_that_is_not_there_are_refused(stack: Stack, a
 
 
 @pytest.mark.parametrize("ended", [False, True], ids=["not-started", "ended"])
-async def test_calls_that_need_the_vm_are_refused_without_it(stack: Stack, api: ServedSandbox, ended: bool) -> None:
+async def test_calls_that_need_the_vm_are_refused_without_it(stack: Stack, api: SandboxCalls, ended: bool) -> None:
     await api.create(request())
     if ended:
         await api.start(POD)
@@ -153,21 +153,21 @@ async def test_calls_that_need_the_vm_are_refused_without_it(stack: Stack, api: 
             await call()
 
 
-async def test_a_sandbox_is_created_once(stack: Stack, api: ServedSandbox) -> None:
+async def test_a_sandbox_is_created_once(stack: Stack, api: SandboxCalls) -> None:
     await api.create(request())
 
     with pytest.raises(AlreadyExists, match=r"^create sandbox 'p2': this shim has 'p1'"):
         await api.create(request(sandbox_id=SandboxId("p2")))
 
 
-async def test_a_shim_with_a_pod_of_the_task_api_refuses_a_sandbox(stack: Stack, api: ServedSandbox) -> None:
+async def test_a_shim_with_a_pod_of_the_task_api_refuses_a_sandbox(stack: Stack, api: SandboxCalls) -> None:
     await stack.create("c1", ["pause"])
 
     with pytest.raises(FailedPrecondition, match=r"^create sandbox 'p1': this shim already runs 'c1'"):
         await api.create(request())
 
 
-async def test_a_served_sandbox_refuses_a_pod_of_the_task_api(stack: Stack, api: ServedSandbox) -> None:
+async def test_a_served_sandbox_refuses_a_pod_of_the_task_api(stack: Stack, api: SandboxCalls) -> None:
     await api.create(request())
 
     sandbox = {"io.kubernetes.cri.container-type": "sandbox", "io.kubernetes.cri.sandbox-id": "c1"}
@@ -175,14 +175,14 @@ async def test_a_served_sandbox_refuses_a_pod_of_the_task_api(stack: Stack, api:
         await stack.create("c1", ["pause"], annotations=sandbox)
 
 
-async def test_a_container_before_the_start_is_refused(stack: Stack, api: ServedSandbox) -> None:
+async def test_a_container_before_the_start_is_refused(stack: Stack, api: SandboxCalls) -> None:
     await api.create(request())
 
     with pytest.raises(NotFound, match=r"no sandbox 'p1' in this shim"):
         await stack.create("app", ["sleep"], annotations=IN_POD)
 
 
-async def test_a_container_without_annotations_is_of_the_sandbox(stack: Stack, api: ServedSandbox) -> None:
+async def test_a_container_without_annotations_is_of_the_sandbox(stack: Stack, api: SandboxCalls) -> None:
     """`ctr run --sandbox` makes such a container."""
     await run_pod(stack, api)
 
@@ -191,7 +191,7 @@ async def test_a_container_without_annotations_is_of_the_sandbox(stack: Stack, a
     assert len(stack.hypervisors) == 1
 
 
-async def test_repeated_starts_and_stops_give_the_first_ones_answer(stack: Stack, api: ServedSandbox) -> None:
+async def test_repeated_starts_and_stops_give_the_first_ones_answer(stack: Stack, api: SandboxCalls) -> None:
     await api.create(request())
     first, second = await asyncio.gather(api.start(POD), api.start(POD))
     third = await api.start(POD)
@@ -207,7 +207,7 @@ async def test_repeated_starts_and_stops_give_the_first_ones_answer(stack: Stack
         await api.start(POD)
 
 
-async def test_a_stop_before_the_start_ends_the_wait(stack: Stack, api: ServedSandbox) -> None:
+async def test_a_stop_before_the_start_ends_the_wait(stack: Stack, api: SandboxCalls) -> None:
     await api.create(request())
     waiting = asyncio.create_task(api.wait(POD))
     await asyncio.sleep(0)
@@ -219,7 +219,7 @@ async def test_a_stop_before_the_start_ends_the_wait(stack: Stack, api: ServedSa
 
 @pytest.mark.parametrize("step", ["config", "capacity", "connect"])
 async def test_a_start_that_fails_leaves_nothing_and_can_be_repeated(
-    stack: Stack, api: ServedSandbox, step: str
+    stack: Stack, api: SandboxCalls, step: str
 ) -> None:
     stack.host.faults.plan({step: 1})
     await api.create(request())
@@ -232,7 +232,7 @@ async def test_a_start_that_fails_leaves_nothing_and_can_be_repeated(
     assert (await api.start(POD)).is_ready
 
 
-async def test_a_start_that_is_stopped_before_its_first_step_leaves_nothing(stack: Stack, api: ServedSandbox) -> None:
+async def test_a_start_that_is_stopped_before_its_first_step_leaves_nothing(stack: Stack, api: SandboxCalls) -> None:
     await api.create(request())
 
     assert await outcomes(api.start(POD), api.stop(POD)) == [Cancelled, None]
@@ -240,7 +240,7 @@ async def test_a_start_that_is_stopped_before_its_first_step_leaves_nothing(stac
     assert stack.left() == {}
 
 
-async def test_a_caller_that_gives_up_its_start_ends_nothing(stack: Stack, api: ServedSandbox) -> None:
+async def test_a_caller_that_gives_up_its_start_ends_nothing(stack: Stack, api: SandboxCalls) -> None:
     stack.host.write_spec(f"{BUNDLES}/p1", ["pause"], hooks={"prestart": [HOOK], "poststop": [HOOK]})
     await api.create(request(pod=None))
     reached = asyncio.Event()
@@ -257,7 +257,7 @@ async def test_a_caller_that_gives_up_its_start_ends_nothing(stack: Stack, api: 
     assert [kind for kind, *_ in stack.host.hooks] == ["prestart", "poststop"]
 
 
-async def test_a_stop_while_the_vm_boots_undoes_it(stack: Stack, api: ServedSandbox) -> None:
+async def test_a_stop_while_the_vm_boots_undoes_it(stack: Stack, api: SandboxCalls) -> None:
     await api.create(request())
     reached = asyncio.Event()
     stack.on_connected = reached.set
@@ -271,7 +271,7 @@ async def test_a_stop_while_the_vm_boots_undoes_it(stack: Stack, api: ServedSand
     assert stack.left() == {}
 
 
-async def test_a_lost_vm_ends_the_wait_and_its_containers(stack: Stack, api: ServedSandbox) -> None:
+async def test_a_lost_vm_ends_the_wait_and_its_containers(stack: Stack, api: SandboxCalls) -> None:
     await run_pod(stack, api)
     container = await stack.run("app", ["sleep"], annotations=IN_POD)
     waiting = asyncio.create_task(api.wait(POD))
@@ -288,7 +288,7 @@ async def test_a_lost_vm_ends_the_wait_and_its_containers(stack: Stack, api: Ser
 
 
 async def test_a_lost_sandbox_has_ended_once_its_vm_has(
-    stack: Stack, api: ServedSandbox, monkeypatch: pytest.MonkeyPatch
+    stack: Stack, api: SandboxCalls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """containerd never stops a sandbox that has ended, and the VMM may end slowly."""
     may_go, stop = asyncio.Event(), FakeHypervisor.stop
@@ -313,7 +313,7 @@ async def test_a_lost_sandbox_has_ended_once_its_vm_has(
     assert stack.left() == {}
 
 
-async def test_a_stop_ends_the_containers_that_are_left(stack: Stack, api: ServedSandbox) -> None:
+async def test_a_stop_ends_the_containers_that_are_left(stack: Stack, api: SandboxCalls) -> None:
     await run_pod(stack, api)
     container = await stack.run("app", ["sleep"], annotations=IN_POD)
 
@@ -325,7 +325,7 @@ async def test_a_stop_ends_the_containers_that_are_left(stack: Stack, api: Serve
     await api.shutdown(POD)
 
 
-async def test_a_shutdown_without_a_stop_ends_all(stack: Stack, api: ServedSandbox) -> None:
+async def test_a_shutdown_without_a_stop_ends_all(stack: Stack, api: SandboxCalls) -> None:
     await run_pod(stack, api)
     await stack.run("app", ["sleep"], annotations=IN_POD)
     waiting = asyncio.create_task(api.wait(POD))
@@ -339,7 +339,7 @@ async def test_a_shutdown_without_a_stop_ends_all(stack: Stack, api: ServedSandb
         await stack.create("late", ["sleep"], annotations=IN_POD)
 
 
-async def test_a_shutdown_after_a_refused_create_ends_the_shim(stack: Stack, api: ServedSandbox) -> None:
+async def test_a_shutdown_after_a_refused_create_ends_the_shim(stack: Stack, api: SandboxCalls) -> None:
     """containerd calls ShutdownSandbox for a sandbox that it could not create."""
     with pytest.raises(InvalidArgument, match=r"^create sandbox 'p1': neither options of type .* nor '.*config.json'"):
         await api.create(request(pod=None))
@@ -349,7 +349,7 @@ async def test_a_shutdown_after_a_refused_create_ends_the_shim(stack: Stack, api
     assert stack.pod.is_empty
 
 
-async def test_a_sandbox_by_the_spec_in_its_bundle(stack: Stack, api: ServedSandbox) -> None:
+async def test_a_sandbox_by_the_spec_in_its_bundle(stack: Stack, api: SandboxCalls) -> None:
     """`ctr sandboxes run` makes such a sandbox."""
     stack.host.write_spec(f"{BUNDLES}/p1", ["pause"], hostname="by-spec")
     await api.create(request(pod=None))
@@ -360,14 +360,14 @@ async def test_a_sandbox_by_the_spec_in_its_bundle(stack: Stack, api: ServedSand
     assert stack.agent.sandbox.hostname == "by-spec"
 
 
-async def test_the_spec_of_a_pods_container_opens_no_sandbox(stack: Stack, api: ServedSandbox) -> None:
+async def test_the_spec_of_a_pods_container_opens_no_sandbox(stack: Stack, api: SandboxCalls) -> None:
     stack.host.write_spec(f"{BUNDLES}/p1", ["sleep"], annotations=IN_POD)
 
     with pytest.raises(InvalidArgument, match=r"'.*config.json' is of a container in a pod$"):
         await api.create(request(pod=None))
 
 
-async def test_the_metrics_are_those_of_the_sandboxs_cgroup(stack: Stack, api: ServedSandbox) -> None:
+async def test_the_metrics_are_those_of_the_sandboxs_cgroup(stack: Stack, api: SandboxCalls) -> None:
     await run_pod(stack, api)
 
     stats = await api.stats(POD)
@@ -375,7 +375,7 @@ async def test_the_metrics_are_those_of_the_sandboxs_cgroup(stack: Stack, api: S
     assert (stats.cpu.total_ns, stats.memory.usage.usage_bytes, stats.pids_current) == (5_000_000, 3 << 20, 7)
 
 
-async def test_a_verbose_status_says_how_the_vm_came_to_be(stack: Stack, api: ServedSandbox) -> None:
+async def test_a_verbose_status_says_how_the_vm_came_to_be(stack: Stack, api: SandboxCalls) -> None:
     await run_pod(stack, api)
 
     info = api.status(POD, verbose=True).info
@@ -386,13 +386,13 @@ async def test_a_verbose_status_says_how_the_vm_came_to_be(stack: Stack, api: Se
     assert "sandbox-cpu-quota" in info["sizing"]
 
 
-async def test_a_ping_reaches_the_agent(stack: Stack, api: ServedSandbox) -> None:
+async def test_a_ping_reaches_the_agent(stack: Stack, api: SandboxCalls) -> None:
     await run_pod(stack, api)
 
     await api.ping(POD)
 
 
-async def test_the_state_goes_with_the_sandbox_not_with_its_last_container(stack: Stack, api: ServedSandbox) -> None:
+async def test_the_state_goes_with_the_sandbox_not_with_its_last_container(stack: Stack, api: SandboxCalls) -> None:
     await run_pod(stack, api)
     container = await stack.run("app", ["sleep"], annotations=IN_POD)
     await stack.end(container)
@@ -406,7 +406,7 @@ async def test_the_state_goes_with_the_sandbox_not_with_its_last_container(stack
     assert stack.pod.connect(ContainerId("app")) == 0
 
 
-async def test_a_process_of_the_shim_keeps_the_shared_pid_namespace(stack: Stack, api: ServedSandbox) -> None:
+async def test_a_process_of_the_shim_keeps_the_shared_pid_namespace(stack: Stack, api: SandboxCalls) -> None:
     """kata-agent shares the pid namespace of the pod's first container, which may end before the others."""
     stack.host.files[BUILT_PROGRAM] = b"relay"
     await run_pod(stack, api)
@@ -422,7 +422,7 @@ async def test_a_process_of_the_shim_keeps_the_shared_pid_namespace(stack: Stack
     assert all(stack.agent.containers[name].sandbox_pidns for name in others)
 
 
-async def test_a_pod_without_a_shared_pid_namespace_has_no_such_process(stack: Stack, api: ServedSandbox) -> None:
+async def test_a_pod_without_a_shared_pid_namespace_has_no_such_process(stack: Stack, api: SandboxCalls) -> None:
     await run_pod(stack, api)
 
     await stack.run("one", ["sleep"], annotations=IN_POD, linux={"namespaces": [{"type": "pid"}]})
@@ -432,7 +432,7 @@ async def test_a_pod_without_a_shared_pid_namespace_has_no_such_process(stack: S
 
 @pytest.mark.parametrize("bundle", ["/", "/run/containerd", f"{BUNDLES}/{POD}/..", f"{BUNDLES}/other"])
 async def test_a_bundle_that_does_not_bear_the_sandboxs_name_gets_no_files(
-    stack: Stack, api: ServedSandbox, bundle: str
+    stack: Stack, api: SandboxCalls, bundle: str
 ) -> None:
     with pytest.raises(InvalidArgument, match=r"create sandbox .*: bundle .* has another name"):
         await api.create(replace(request(), bundle=HostPath(bundle)))
@@ -443,7 +443,7 @@ async def test_a_bundle_that_does_not_bear_the_sandboxs_name_gets_no_files(
 @pytest.mark.parametrize("sandbox_api", [True, False], ids=["Sandbox API", "Task API"])
 @pytest.mark.parametrize("permitted", [False, True], ids=["as shipped", "the control"])
 async def test_an_authors_annotation_takes_no_device_of_the_node(
-    stack: Stack, api: ServedSandbox, sandbox_api: bool, permitted: bool
+    stack: Stack, api: SandboxCalls, sandbox_api: bool, permitted: bool
 ) -> None:
     forged = {"cdi.k8s.io/x": "vendor.com/class=vfio"}
     questions: list[DeviceQuestion] = []

@@ -32,7 +32,7 @@ class _Created(NamedTuple):
     at_ns: int
 
 
-class ServedSandbox:
+class SandboxCalls:
     """Implements `task.sandbox_service.SandboxApi` for `pod`."""
 
     def __init__(self, *, pod: Pod, environment: Environment, options: RuntimeOptions | None) -> None:
