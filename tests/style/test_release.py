@@ -36,6 +36,12 @@ def test_the_chart_has_the_version_of_the_program() -> None:
     assert (chart["version"], chart["appVersion"]) == (_semantic(__version__), __version__)
 
 
+def test_the_guests_agent_has_the_version_of_the_program() -> None:
+    agent = text(ROOT / "guest" / "agent" / "calls" / "sandbox.py")  # it runs in a guest only
+
+    assert re.findall(r'(?m)^VERSION = "(.+)"$', agent) == [__version__]
+
+
 def test_the_changelog_begins_with_the_version_and_dates_releases_only() -> None:
     version, date = re.findall(r"(?m)^## \[(.+)\] - (.+)$", text(ROOT / "CHANGELOG.md"))[0]
 
