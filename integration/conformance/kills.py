@@ -29,8 +29,8 @@ from protos.cri import v1_pb2 as pb
 from pyshim.start.dialect import BINARY
 from tests.failpoints.shim import write_launcher
 
-_FAULT = "agent.CreateContainer:before=delay(1)"
-"""The time in which containerd is stopped: it has sent Create and has no answer."""
+_FAULT = "agent.CreateContainer:before#2=delay(1)"
+"""Of the pod's second container: meanwhile containerd is stopped, which has sent Create and has no answer."""
 _CREATED_S = 3.0
 """Seconds after which the shim has answered, also on a busy machine."""
 _HANGS_S = 60.0
