@@ -28,7 +28,7 @@ TIMEOUT_S = 5.0
 """Seconds that one undo may wait for the kernel: for a process to die, for a cgroup to become empty."""
 
 
-class _Place(TypedDict):
+class _LinkLocation(TypedDict):
     netns: str
     inode: int
     index: int
@@ -149,7 +149,7 @@ def _undo_cgroup(entry: LedgerEntry, deadline: float) -> None:
         remove_cgroup(root + entry.key, deadline)
 
 
-def _place_of(entry: LedgerEntry) -> _Place:
+def _place_of(entry: LedgerEntry) -> _LinkLocation:
     inode, index = entry.detail.get("netns_inode"), entry.detail.get("index")
     return {
         "netns": str(entry.detail.get("netns", "")),

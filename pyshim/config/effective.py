@@ -16,7 +16,7 @@ from pyshim.config.catalogue import FIXED_VALUES, keys_for, nearest, spellings
 from pyshim.config.catalogue import NAME as REMOTE
 from pyshim.config.keys import Alias, Key, Table, Verdict, document_table
 from pyshim.config.keys_runtime import EXPECTED, OTHER_VMMS, REMOVED, REMOVED_TABLES
-from pyshim.config.sources import Place, Source
+from pyshim.config.sources import Source, SourceLine
 from pyshim.config.values import PATH, WithoutEffect, toml_value
 from pyshim.model.units import HUGEPAGE_MIB
 
@@ -58,7 +58,7 @@ class Finding(NamedTuple):
     text: str
     verdict: Verdict | None = None
     """None for an invalid value or table, and for a remark on how a value was written."""
-    place: Place | None = None
+    place: SourceLine | None = None
     differs: bool = True
     """The value is not the default, so a key without effect is worth a warning."""
 
@@ -68,7 +68,7 @@ class Setting(NamedTuple):
 
     key: Key
     value: Any
-    place: Place | None
+    place: SourceLine | None
     """The key's line in a file; None if an annotation set it, if nothing did, or if the document was not a text."""
     annotation: str
     """The annotation that set it; empty if none did."""
@@ -156,7 +156,7 @@ class _Occurrence(NamedTuple):
     spelling: Key | Alias
     path: tuple[str, ...]
     value: Any
-    place: Place | None
+    place: SourceLine | None
 
 
 class _Reader:

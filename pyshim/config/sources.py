@@ -85,7 +85,7 @@ SHIPPED_PATH = os.path.join(os.path.dirname(__file__), "..", "..", "configs", "c
 MAX_CONFIG_BYTES = 1024 * 1024
 
 
-class Place(NamedTuple):
+class SourceLine(NamedTuple):
     """The line of a key in a file."""
 
     file: str
@@ -105,7 +105,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     directory: str
     """Relative paths in the document start from it."""
     document: Mapping[str, Any]
-    places: Mapping[Path, Place] = msgspec.field(default_factory=dict)
+    places: Mapping[Path, SourceLine] = msgspec.field(default_factory=dict)
     """The place of each key and table, by its path in the document; empty for a document that was not parsed."""
 
 
@@ -153,11 +153,11 @@ def source_files(
 
 def _merged(path: str, directory: str, layers: list[tuple[str, bytes]]) -> Source:
     document: dict[str, Any] = {}
-    places: dict[Path, Place] = {}
+    places: dict[Path, SourceLine] = {}
     for layer, (file, data) in enumerate(layers):
         parsed, lines = _parse(data, file)
         _merge(document, parsed)
-        places.update({key: Place(file=file, line=line, layer=layer) for key, line in lines.items()})
+        places.update({key: SourceLine(file=file, line=line, layer=layer) for key, line in lines.items()})
     return Source(path=path, directory=directory, document=document, places=places)
 
 

@@ -27,7 +27,7 @@ from pyshim.model.oci import OciHook, PodName
 from pyshim.model.sandbox import SandboxSnapshot
 from pyshim.model.task import Stdio, TaskEvent
 from pyshim.model.vm import LocalVm, NicDevice, VfioDevice, VhostUserNic
-from pyshim.model.volumes import CopiedPiece, HostMount, Place, SourceFacts, TreeEntry, VirtiofsdPlan, VolumeStats
+from pyshim.model.volumes import CopiedPiece, HostMount, MountedFile, SourceFacts, TreeEntry, VirtiofsdPlan, VolumeStats
 
 
 class ContainerAgent(Protocol):
@@ -215,7 +215,7 @@ class Host(Protocol):
         If `vhost_user_store` is not empty, a block device with a number of that store is one of its disks.
         """
 
-    async def places(self, paths: Collection[str]) -> Mapping[str, Place]:
+    async def places(self, paths: Collection[str]) -> Mapping[str, MountedFile]:
         """Where each of `paths` leads, links followed."""
 
     def cgroups(self, mode: CgroupMode) -> Cgroups: ...

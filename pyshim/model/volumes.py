@@ -37,7 +37,7 @@ class SourceKind(StrEnum):
     MISSING = "missing"
 
 
-class Place(NamedTuple):
+class MountedFile(NamedTuple):
     """Where a path leads, as the table of mounts has it."""
 
     file: str
@@ -139,7 +139,7 @@ class SourceFacts(msgspec.Struct, frozen=True, kw_only=True):
     mount_flags: int = 0
     """statvfs(3)'s f_flag: read-only, noexec and their like."""
     place: str = ""
-    """`Place.file`; empty if nothing is there."""
+    """`MountedFile.file`; empty if nothing is there."""
     mount_id: int = 0
     mounts_below: tuple[int, ...] = ()
     direct: DirectVolume | None = None

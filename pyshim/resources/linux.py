@@ -28,7 +28,7 @@ from pyshim.model.places import METRICS_DIRECTORY
 from pyshim.model.remote_vms import RemoteVmState
 from pyshim.model.task import Stdio
 from pyshim.model.vm import LocalVm
-from pyshim.model.volumes import HostMount, Place, SourceFacts, TreeEntry, VirtiofsdPlan
+from pyshim.model.volumes import HostMount, MountedFile, SourceFacts, TreeEntry, VirtiofsdPlan
 from pyshim.resources.cgroups.host.hierarchies import Hierarchy, mounted
 from pyshim.resources.cgroups.host.sandbox_cgroups import LinuxCgroups
 from pyshim.resources.network.host.namespace import make_netns
@@ -75,7 +75,7 @@ class LinuxHost:
         return await in_thread(source_facts, path, vhost_user_store)
 
     @within_s(READ_S, "look at mounts")
-    async def places(self, paths: Collection[str]) -> Mapping[str, Place]:
+    async def places(self, paths: Collection[str]) -> Mapping[str, MountedFile]:
         """Where each path is; see `table.places`."""
         return await _reading("/proc/self/mountinfo", places, paths)
 

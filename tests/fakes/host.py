@@ -15,7 +15,7 @@ from pyshim.model.sandbox import SandboxSnapshot
 from pyshim.model.seams import MonitorRpc
 from pyshim.model.task import Stdio, TaskEvent
 from pyshim.model.vm import LocalVm
-from pyshim.model.volumes import HostMount, Place, SourceFacts, SourceKind, TreeEntry, VirtiofsdPlan
+from pyshim.model.volumes import HostMount, MountedFile, SourceFacts, SourceKind, TreeEntry, VirtiofsdPlan
 from pyshim.resources.linux import LinuxHost
 from tests.fakes.cgroups import FakeCgroups
 from tests.fakes.deadlines import deadlines_of
@@ -130,7 +130,7 @@ class FakeHost:
         self.directories: set[str] = set()
         self.trees: dict[str, list[TreeEntry]] = {}
         self.mounts: list[str] = []
-        self.placed: dict[str, Place] = {}
+        self.placed: dict[str, MountedFile] = {}
         """The places of sources; of the others nothing is known."""
         self.daemons: set[FakeVirtiofsd] = set()
         self.share_takes_groups = True
@@ -183,7 +183,7 @@ class FakeHost:
         self.template = None
         self.on_discard()
 
-    async def places(self, paths: Collection[str]) -> Mapping[str, Place]:
+    async def places(self, paths: Collection[str]) -> Mapping[str, MountedFile]:
         return {path: self.placed[path] for path in paths if path in self.placed}
 
     def cgroups(self, mode: CgroupMode) -> FakeCgroups:

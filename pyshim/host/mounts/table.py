@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from pyshim.host import syscalls
 
 if TYPE_CHECKING:
-    from pyshim.model.volumes import Place
+    from pyshim.model.volumes import MountedFile
 
 _TABLE = "/proc/thread-self/mountinfo"
 """A thread may be in a mount namespace of its own."""
@@ -59,9 +59,9 @@ def mounted_below(path: str) -> tuple[str, ...]:
     return tuple(points)
 
 
-def places(paths: Collection[str]) -> "dict[str, Place]":
+def places(paths: Collection[str]) -> "dict[str, MountedFile]":
     """Where each path that exists leads, links followed, by one look at the table. Raises OSError."""
-    from pyshim.model.volumes import Place  # it needs msgspec, which `delete` does without
+    from pyshim.model.volumes import MountedFile  # it needs msgspec, which `delete` does without
 
     wanted: dict[str, tuple[str, int]] = {}
     for path in paths:
@@ -79,7 +79,7 @@ def places(paths: Collection[str]) -> "dict[str, Place]":
                 below[above].append(row.id)
             above = os.path.dirname(above)
     return {
-        asked: Place(_file(covering[mount_id], path), mount_id, tuple(below[path]))
+        asked: MountedFile(_file(covering[mount_id], path), mount_id, tuple(below[path]))
         for asked, (path, mount_id) in wanted.items()
         if mount_id in covering
     }
