@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,10 +19,12 @@ import pytest
 from pyshim.host.processes.confinement import KEPT_CAPABILITIES
 from pyshim.host.processes.rights import CAPABILITIES, NAMES, ThreadRights, rights_of_threads
 
+from .conftest import template
 from .framework import oci, processes, shim_config
 from .framework.cgroups import SandboxCgroups, hierarchy, members
 from .framework.ctr import Ctr
 from .framework.processes import Process
+from .framework.remote_peer import RemotePeer, RemoteRun
 from .framework.runtime import Runtime
 
 pytestmark = pytest.mark.vm
@@ -363,10 +365,15 @@ def own_capabilities() -> set[str]:
     return {NAMES[number] for number in rights_of_threads(os.getpid())[0].bounding}
 
 
-def test_the_table_of_a_pods_processes_is_the_documented_one(ctr: Ctr, runtime: Runtime, name: str) -> None:
+@pytest.mark.parametrize("is_clone", [False, True], ids=["booted", "from a template"])
+def test_the_table_of_a_pods_processes_is_the_documented_one(
+    ctr: Ctr, runtime: Runtime, name: str, is_clone: bool
+) -> None:
     """Each line is made from the kernel's answers about each thread; the documentation has them as they are."""
-    ctr.start(name)
+    with template.bound() if is_clone else nullcontext():
+        ctr.start(name)
     (vmm,) = runtime.vmms(name)
+    assert ("-incoming" in vmm.command) is is_clone
     cgroup = SandboxCgroups(name).path("devices")
     *waiting, server = file_servers()
     shim = next(p for p in processes.running() if p.pid == vmm.parent)
@@ -385,6 +392,21 @@ def test_the_table_of_a_pods_processes_is_the_documented_one(ctr: Ctr, runtime: 
 
     documented = DOCUMENT.read_text().splitlines()
     assert not (new := [line for line in made if line not in documented]), "\n".join(new)
+
+
+def test_the_shim_of_a_remote_pod_is_the_documented_one_and_alone(
+    ctr: Ctr, runtime: Runtime, peer: RemotePeer, remote_run: RemoteRun, name: str, scratch: Path
+) -> None:
+    with ctr.background(scratch, *remote_run("walls"), name, "sh", "-c", "echo up; sleep 100000") as running:
+        running.wait_for("up", within_s=120)
+        (shim,) = runtime.shims(name)
+        beside = [p for p in processes.running() if p.parent == shim.pid]
+        made = rows("shim", shim, "no device list")
+        ctr("task", "kill", "--signal", "KILL", name)
+        running.wait()
+
+    assert beside == []
+    assert not (new := [line for line in made if line not in DOCUMENT.read_text().splitlines()]), "\n".join(new)
 
 
 def test_every_thread_of_the_shim_is_confined(ctr: Ctr, runtime: Runtime, name: str) -> None:

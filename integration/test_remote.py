@@ -122,7 +122,7 @@ def test_pods_start_at_once_and_each_has_a_vm_of_its_own(
     ctr: Ctr, peer: RemotePeer, remote_run: RemoteRun, name: str, scratch: Path
 ) -> None:
     others = {record["id"] for record in peer.records()}
-    names = [f"{name}-{number}" for number in range(load.amount(3, 10))]
+    names = [f"{name}-{number}" for number in range(load.amount(2, 10))]
     for one in names:
         (scratch / one).mkdir()
     with contextlib.ExitStack() as ends:

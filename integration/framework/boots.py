@@ -21,6 +21,7 @@ WARM, BOOTED = "warm", "booted"
 _PYSHIM = Path(__file__).resolve().parents[2] / "bin" / "pyshim"
 WARM_FILES = frozenset(
     {
+        *("test_cgroups", "test_devices", "test_lifecycle", "test_pod_grouping", "test_restart", "test_zygote"),
         *("test_cri_bad_input", "test_cri_io", "test_cri_life", "test_cri_many", "test_cri_network"),
         *("test_cri_pod_spec", "test_cri_restart", "test_cri_stats", "test_differences", "test_exec", "test_hooks"),
         *("test_hostile_volumes", "test_many", "test_network", "test_observation", "test_posix", "test_rootfs"),
@@ -28,8 +29,8 @@ WARM_FILES = frozenset(
         *("test_shared_volumes", "test_soak", "test_streams", "test_task_api", "test_volumes"),
     }
 )
-"""The files with clones in an ordinary run. A boot is met by the like in test_run, test_lifecycle, test_crash,
-test_undo, test_layers, test_growth and test_cleanup."""
+"""The files with clones in an ordinary run. Guests that booted are in test_crash, test_undo, test_growth, test_cleanup,
+test_confinement, and wherever VMs are of a size or configuration of their own."""
 
 
 def is_warm(file: str) -> bool:
