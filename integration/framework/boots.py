@@ -17,7 +17,7 @@ from . import kata_agent, shim_config
 from .runtime import Runtime
 
 CHOICE = "PYSHIM_TEST_VMS"
-WARM, BOOTED = "warm", "booted"
+WARM = "warm"
 _PYSHIM = Path(__file__).resolve().parents[2] / "bin" / "pyshim"
 WARM_FILES = frozenset(
     {
@@ -25,8 +25,7 @@ WARM_FILES = frozenset(
         *("test_cri_bad_input", "test_cri_io", "test_cri_life", "test_cri_many", "test_cri_network"),
         *("test_cri_pod_spec", "test_cri_restart", "test_cri_stats", "test_differences", "test_exec", "test_hooks"),
         *("test_hostile_volumes", "test_many", "test_network", "test_observation", "test_posix", "test_rootfs"),
-        *("test_run",),
-        *("test_shared_volumes", "test_soak", "test_streams", "test_task_api", "test_volumes"),
+        *("test_run", "test_shared_volumes", "test_soak", "test_streams", "test_task_api", "test_volumes"),
     }
 )
 """The files with clones in an ordinary run. Guests that booted are in test_crash, test_undo, test_growth, test_cleanup,
