@@ -149,7 +149,7 @@ def _undo_cgroup(entry: LedgerEntry, deadline: float) -> None:
         remove_cgroup(root + entry.key, deadline)
 
 
-def _place_of(entry: LedgerEntry) -> _LinkLocation:
+def _location_of(entry: LedgerEntry) -> _LinkLocation:
     inode, index = entry.detail.get("netns_inode"), entry.detail.get("index")
     return {
         "netns": str(entry.detail.get("netns", "")),
@@ -159,15 +159,15 @@ def _place_of(entry: LedgerEntry) -> _LinkLocation:
 
 
 def _undo_link(entry: LedgerEntry, _deadline: float) -> None:
-    delete_link(entry.key, **_place_of(entry))
+    delete_link(entry.key, **_location_of(entry))
 
 
 def _undo_ingress(entry: LedgerEntry, _deadline: float) -> None:
-    delete_ingress(entry.key, **_place_of(entry))
+    delete_ingress(entry.key, **_location_of(entry))
 
 
 def _undo_qdisc(entry: LedgerEntry, _deadline: float) -> None:
-    delete_qdisc(entry.key, **_place_of(entry))
+    delete_qdisc(entry.key, **_location_of(entry))
 
 
 def _undo_netns(entry: LedgerEntry, deadline: float) -> None:
