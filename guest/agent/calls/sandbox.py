@@ -156,7 +156,7 @@ def _loopback_up() -> None:
 
 # -- the guest ---------------------------------------------------------------------------------------------------------
 
-VERSION = "0.2.0"
+VERSION = "0.3.0.dev0"
 API_VERSION = "0.0.1"
 EXTRA_FEATURES = ("output-after-wait", "join-pid-namespace-by-name", "unified-resources", "stats-of-all-containers")
 """Output stays readable after the answer to WaitProcess, until a read of no bytes; a spec may name the container whose
