@@ -8,7 +8,7 @@ action first and imports only the modules of that action: every container waits 
 import os
 import sys
 
-from pyshim.start.invocation import BootstrapError, Invocation, os_failure, parse
+from pyshim.start.invocation import CommandError, Invocation, os_failure, parse
 
 TYPE_CHECKING = False  # `typing` itself would cost `start` more than it needs in all
 if TYPE_CHECKING:
@@ -51,8 +51,8 @@ def main(words: list[str] | None = None, *, launcher: str = "", faults: "Callabl
         if oci_action:
             text += _OCI_HINT
             _log_as_oci_runtime(words, text)
-        raise BootstrapError(text)
-    except BootstrapError as error:
+        raise CommandError(text)
+    except CommandError as error:
         print(error, file=sys.stderr)
         return 1
 
@@ -68,7 +68,7 @@ def _log_as_oci_runtime(words: list[str], text: str) -> None:
 
 
 def _foreground(call: Invocation, launcher: str) -> int:
-    """The exit code of a call that containerd waits for. Raises BootstrapError, whatever system call fails."""
+    """The exit code of a call that containerd waits for. Raises CommandError, whatever system call fails."""
     try:
         if call.action == "delete":
             from pyshim.start.delete import print_served_answer
@@ -128,13 +128,13 @@ def _zygote(call: Invocation) -> int:
     except ValueError:
         idle_s = -1.0
     if not idle_s >= 0:  # true for "nan", too
-        raise BootstrapError(f"parse flag '-idle': {call.idle!r} is not a number of seconds")
+        raise CommandError(f"parse flag '-idle': {call.idle!r} is not a number of seconds")
     config_cache = ConfigCache()
 
     def read_configuration(request: "Request") -> None:
         try:
             fill_caches(config_cache.get(named_file(parse(request.words).config), request.environment))
-        except (OSError, ShimError, BootstrapError):
+        except (OSError, ShimError, CommandError):
             return  # the daemon meets the same error, and reports it
 
     try:

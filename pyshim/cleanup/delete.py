@@ -24,7 +24,7 @@ from pyshim.host.mounts.table import has_mount, unmount_all
 from pyshim.host.processes.stat import start_ticks_of
 from pyshim.model.places import REGISTER, STATE_ROOT
 from pyshim.start.delete import EXIT_KILLED, delete_response
-from pyshim.start.invocation import BootstrapError, Invocation, checked_id, group_id, os_failure
+from pyshim.start.invocation import CommandError, Invocation, checked_id, group_id, os_failure
 
 CarryOut = Callable[[Work, str, float], Outcome]
 """The type of `run_in_background`: takes the work, its name in errors, and the time until which to wait for it."""
@@ -69,7 +69,7 @@ def delete(
     Undo steps that failed are in `errors`.
 
     The exit is the one in the state; without one, a kill at this moment.
-    Raises BootstrapError for a call that does not say what to delete.
+    Raises CommandError for a call that does not say what to delete.
     """
     container_id = checked_id(call.id, "flag -id")
     bundle = os.path.abspath(call.bundle or ".")
@@ -113,7 +113,7 @@ def _sandbox_of(container_id: str, bundle: str, state_root: str, register: str) 
     """The sandbox whose state, or entry in the register, names the container; empty without one."""
     candidates = [container_id]
     # A damaged config.json must not keep us from cleaning; the directories below answer as well.
-    with contextlib.suppress(BootstrapError):
+    with contextlib.suppress(CommandError):
         candidates.insert(0, group_id(bundle, container_id))
     for candidate in candidates:
         if os.path.lexists(f"{state_root}/{candidate}/persist.json") or os.path.lexists(f"{register}/{candidate}"):

@@ -221,10 +221,10 @@ def _can_be_shim(shim: ShimRecord) -> bool:
     )
 
 
-def _wait_or_kill(store: StateStore, sandbox_id: str, shim: ShimRecord, hold_s: float) -> None:
-    """The shim has ended: by itself, or killed after `hold_s`, or soon after its VM was stopped."""
+def _wait_or_kill(store: StateStore, sandbox_id: str, shim: ShimRecord, busy_s: float) -> None:
+    """The shim has ended: by itself, or killed after `busy_s`, or soon after its VM was stopped."""
     daemon = _process(shim)
-    until = time.monotonic() + hold_s
+    until = time.monotonic() + busy_s
     with contextlib.suppress(ProcessLookupError), processes.opened(daemon) as fd:
         while not _gone_within(fd, WATCH_PAUSE_S) and (now := time.monotonic()) < until:
             with contextlib.suppress(ShimError):  # NotFound: it has undone everything and only has to exit

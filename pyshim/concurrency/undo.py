@@ -1,14 +1,14 @@
 """Undo of a failed creation or of an object that has ended: its steps, last first."""
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 from pyshim.concurrency.deadlines import UNDO_S, within
 from pyshim.concurrency.tasks import to_the_end
 from pyshim.model.errors import ShimError
-from pyshim.model.ledger import Ledger, LedgerEntry
+from pyshim.model.ledger import Ledger, LedgerEntry, ResourceKind
 
 log = logging.getLogger(__name__)
 
@@ -79,8 +79,12 @@ class AcquiredEntries:
     """Entries in the order they were made."""
 
     def __init__(self, ledger: Ledger) -> None:
-        self.entries: list[LedgerEntry] = []
         self._ledger = ledger
+        self._entries: dict[tuple[ResourceKind, str], LedgerEntry] = {}
+
+    @property
+    def entries(self) -> tuple[LedgerEntry, ...]:
+        return tuple(self._entries.values())
 
     def acquire(self, *entries: LedgerEntry) -> None:
         """The intents are on disk, by one write; call before the resources are made.
@@ -88,25 +92,20 @@ class AcquiredEntries:
         An entry stands in place of one of its kind and key that was acquired before.
         """
         self._ledger.acquire(*entries)
-        for entry in entries:
-            same = [at for at, each in enumerate(self.entries) if (each.kind, each.key) == (entry.kind, entry.key)]
-            if same:
-                self.entries[same[0]] = entry
-            else:
-                self.entries.append(entry)
+        self._entries.update({(entry.kind, entry.key): entry for entry in entries})
 
-    async def release(self, entries: Iterable[LedgerEntry]) -> None:
+    async def release(self, entries: Sequence[LedgerEntry]) -> None:
         """The resources are released, the last first, and their entries removed.
 
         Raises the first ShimError after all were tried; entries of resources that could not be released stay.
         """
         failure: ShimError | None = None
-        for entry in reversed(tuple(entries)):
+        for entry in reversed(entries):
             try:
                 await self._ledger.release(entry)
             except ShimError as error:
                 failure = failure or error
             else:
-                self.entries.remove(entry)
+                del self._entries[entry.kind, entry.key]
         if failure is not None:
             raise failure

@@ -226,7 +226,7 @@ class _Reader:
             near = difflib.get_close_matches(name, SUPPORTED_HYPERVISORS, n=1)
             hint = f" (did you mean {near[0]}?)" if near else ""
             text = f"{UNSUPPORTED}{hint}"
-        return Finding(Level.ERROR, f"hypervisor.{name}", text, place=self._source.places.get(path))
+        return Finding(Level.ERROR, f"hypervisor.{name}", text, place=self._source.lines.get(path))
 
     def unknown(self) -> Iterator[Finding]:
         """Findings about the names in the document that are not keys or tables of its sandboxes."""
@@ -246,7 +246,7 @@ class _Reader:
 
     def _occurrences(self, key: Key) -> list[_Occurrence]:
         return [
-            _Occurrence(spelling, path, value, self._source.places.get(path))
+            _Occurrence(spelling, path, value, self._source.lines.get(path))
             for spelling in key.spellings
             for path, value in self._values.get((spelling.table, spelling.name), ())
         ]
@@ -300,7 +300,7 @@ class _Reader:
     def _finding(
         self, level: Level, path: tuple[str, ...], text: str, verdict: Verdict | None = None, *, differs: bool = True
     ) -> Finding:
-        return Finding(level, ".".join(path), text, verdict, self._source.places.get(path), differs)
+        return Finding(level, ".".join(path), text, verdict, self._source.lines.get(path), differs)
 
 
 def _located(setting: Setting, source: Source) -> Setting:

@@ -105,8 +105,8 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     directory: str
     """Relative paths in the document start from it."""
     document: Mapping[str, Any]
-    places: Mapping[Path, SourceLine] = msgspec.field(default_factory=dict)
-    """The place of each key and table, by its path in the document; empty for a document that was not parsed."""
+    lines: Mapping[Path, SourceLine] = msgspec.field(default_factory=dict)
+    """Where each key and table is written, by its path in the document; empty for a document that was not parsed."""
 
 
 def named_file(path: str | None) -> RuntimeOptions | None:
@@ -153,12 +153,12 @@ def source_files(
 
 def _merged(path: str, directory: str, layers: list[tuple[str, bytes]]) -> Source:
     document: dict[str, Any] = {}
-    places: dict[Path, SourceLine] = {}
+    merged: dict[Path, SourceLine] = {}
     for layer, (file, data) in enumerate(layers):
         parsed, lines = _parse(data, file)
         _merge(document, parsed)
-        places.update({key: SourceLine(file=file, line=line, layer=layer) for key, line in lines.items()})
-    return Source(path=path, directory=directory, document=document, places=places)
+        merged.update({key: SourceLine(file=file, line=line, layer=layer) for key, line in lines.items()})
+    return Source(path=path, directory=directory, document=document, lines=merged)
 
 
 def _find(options: RuntimeOptions | None, environment: Mapping[str, str], default_paths: tuple[str, ...]) -> str:

@@ -215,7 +215,7 @@ class Host(Protocol):
         If `vhost_user_store` is not empty, a block device with a number of that store is one of its disks.
         """
 
-    async def places(self, paths: Collection[str]) -> Mapping[str, MountedFile]:
+    async def mounted_files(self, paths: Collection[str]) -> Mapping[str, MountedFile]:
         """Where each of `paths` leads, links followed."""
 
     def cgroups(self, mode: CgroupMode) -> Cgroups: ...

@@ -32,7 +32,7 @@ from pyshim.resources.devices.live import log_found
 from pyshim.resources.devices.plan.devices import sandbox_question
 from pyshim.resources.devices.plan.instances import MAX_BYTES, InstanceTable, read_instances
 from pyshim.resources.sizing.plan.capacity import capacity_question
-from pyshim.resources.volumes.live import look_at_layers, places_now, volume_facts
+from pyshim.resources.volumes.live import at_present, look_at_layers, volume_facts
 
 log = logging.getLogger(__name__)
 
@@ -149,7 +149,7 @@ async def plan_container(
         terminal=request.stdio.terminal,
         stdin=bool(request.stdio.stdin),
         nodes=sandbox.numa,
-        bound=await places_now(host, binds),
+        bound=await at_present(host, binds),
     )
 
 

@@ -13,7 +13,7 @@ from pyshim.host.fds import OwnedFd, with_spare_descriptors
 from pyshim.host.files import list_tree, read_piece
 from pyshim.host.kernel_image import kernel_release
 from pyshim.host.mounts.mounting import perform_mount
-from pyshim.host.mounts.table import places
+from pyshim.host.mounts.table import mounted_files
 from pyshim.host.os_errors import os_errors
 from pyshim.host.processes.children import Children
 from pyshim.host.processes.hooks import hook_timeout_s, netns_member, run_hook
@@ -75,9 +75,9 @@ class LinuxHost:
         return await in_thread(source_facts, path, vhost_user_store)
 
     @within_s(READ_S, "look at mounts")
-    async def places(self, paths: Collection[str]) -> Mapping[str, MountedFile]:
-        """Where each path is; see `table.places`."""
-        return await _reading("/proc/self/mountinfo", places, paths)
+    async def mounted_files(self, paths: Collection[str]) -> Mapping[str, MountedFile]:
+        """Where each path is; see `table.mounted_files`."""
+        return await _reading("/proc/self/mountinfo", mounted_files, paths)
 
     def cgroups(self, mode: CgroupMode) -> LinuxCgroups:
         """One sandbox's host cgroups; see `cgroups.LinuxCgroups`."""

@@ -4,7 +4,7 @@ import errno
 import fcntl
 import os
 
-from pyshim.start.invocation import BootstrapError, os_failure
+from pyshim.start.invocation import CommandError, os_failure
 from pyshim.start.stdlib import sha256_digits, socket
 
 SOCKET_DIR = "/run/containerd/s"
@@ -24,7 +24,7 @@ def socket_path(socket_dir: str, containerd_address: str, namespace: str, group:
     """
     path = f"{socket_dir.rstrip('/')}/{socket_name(containerd_address, namespace, group)}"
     if len(os.fsencode(path)) > _MAX_PATH_BYTES:
-        raise BootstrapError(f"make socket {path!r}: the path is longer than {_MAX_PATH_BYTES} bytes")
+        raise CommandError(f"make socket {path!r}: the path is longer than {_MAX_PATH_BYTES} bytes")
     return path
 
 

@@ -10,7 +10,7 @@
 import fcntl
 import os
 
-from pyshim.start.invocation import BootstrapError, os_failure
+from pyshim.start.invocation import CommandError, os_failure
 
 LISTENING_FD = 3
 _FIRST_FREE_FD = 4
@@ -24,7 +24,7 @@ def spawn(
 ) -> int:
     """The pid of a new daemon that executes `command` in a session of its own, in our working directory.
 
-    It is our child; it has one more point of OOM score than we have. Raises BootstrapError when
+    It is our child; it has one more point of OOM score than we have. Raises CommandError when
     any step failed, the exec included; the child has reported it then and is reaped.
     """
     if environment.get("SCHED_CORE"):
@@ -44,7 +44,7 @@ def spawn(
         failure = report.read()
     if failure:
         os.waitpid(pid, 0)
-        raise BootstrapError(failure.decode(errors="replace"))
+        raise CommandError(failure.decode(errors="replace"))
     return pid
 
 
@@ -111,7 +111,7 @@ def join_cgroup(cgroup: str, root: str = _CGROUP_ROOT) -> None:
     tails = [f"{hierarchy}/{cgroup.lstrip('/')}/cgroup.procs" for hierarchy in hierarchies]
     found = [path for path in tails if os.path.exists(path)]
     if not found:
-        raise BootstrapError(f"join cgroup {cgroup!r}: no such cgroup below {root!r}")
+        raise CommandError(f"join cgroup {cgroup!r}: no such cgroup below {root!r}")
     for path in found:
         try:
             with open(path, "w") as file:
@@ -134,7 +134,7 @@ def _execute(
         except OSError as error:
             raise os_failure("execute daemon", command[0], error) from error
     except BaseException as error:
-        text = str(error) if isinstance(error, BootstrapError) else f"start daemon: {type(error).__name__}: {error}"
+        text = str(error) if isinstance(error, CommandError) else f"start daemon: {type(error).__name__}: {error}"
         os.write(report_fd, text.encode(errors="replace"))
     finally:
         os._exit(127)

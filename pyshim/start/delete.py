@@ -8,7 +8,7 @@ import os
 import time
 
 from pyshim.start import address, wire
-from pyshim.start.invocation import BootstrapError, Invocation, checked_id, group_id, os_failure
+from pyshim.start.invocation import CommandError, Invocation, checked_id, group_id, os_failure
 from pyshim.start.stdlib import parse_json
 
 TYPE_CHECKING = False  # `typing` itself would cost more than this module
@@ -24,7 +24,7 @@ _MAX_STATE_BYTES = 64 << 20
 
 
 def print_served_answer(call: Invocation, *, state_root: str = STATE_ROOT) -> bool:
-    """The answer of `served_answer` is on stdout; False without one. Raises BootstrapError."""
+    """The answer of `served_answer` is on stdout; False without one. Raises CommandError."""
     answer = served_answer(call, state_root=state_root)
     if answer is None:
         return False
@@ -40,14 +40,14 @@ def served_answer(call: Invocation, *, state_root: str) -> bytes | None:
     """The DeleteResponse for a container of a pod that a shim serves.
 
     None where that cannot be said for sure: without a readable state, for a sandbox's own container, for another
-    containerd's sandbox, and where the bundle's root file system is still mounted. Raises BootstrapError for a call
+    containerd's sandbox, and where the bundle's root file system is still mounted. Raises CommandError for a call
     that does not say what to delete.
     """
     container_id = checked_id(call.id, "flag -id")
     bundle = os.path.abspath(call.bundle or ".")
     try:
         sandbox_id = group_id(bundle, container_id)
-    except BootstrapError:
+    except CommandError:
         return None
     if sandbox_id == container_id or _is_mounted(f"{bundle}/rootfs"):
         return None

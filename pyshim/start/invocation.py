@@ -14,15 +14,15 @@ import os
 from pyshim.start.stdlib import parse_json
 
 
-class BootstrapError(Exception):
+class CommandError(Exception):
     """A foreground call failed; `str(error)` is the one line containerd shows: `verb object: cause`."""
 
 
-def os_failure(action: str, target: str, error: OSError) -> BootstrapError:
+def os_failure(action: str, target: str, error: OSError) -> CommandError:
     """The error that `action` on `target` met, as `verb object: cause`: the errno's name, then its text."""
     number = error.errno or 0
     name = errno.errorcode.get(number, str(number))
-    return BootstrapError(f"{action} {target!r}: {name} ({os.strerror(number).lower()})")
+    return CommandError(f"{action} {target!r}: {name} ({os.strerror(number).lower()})")
 
 
 ACTIONS = ("start", "delete", "serve", "zygote")
@@ -63,7 +63,7 @@ class Invocation:
 
 
 def parse(words: list[str]) -> Invocation:
-    """The call that `words` (without the program's name) spell; raises BootstrapError naming the flag."""
+    """The call that `words` (without the program's name) spell; raises CommandError naming the flag."""
     call = Invocation()
     rest = list(words)
     while rest:
@@ -82,7 +82,7 @@ def parse(words: list[str]) -> Invocation:
             if name not in _VALUES and (not rest or _is_flag(rest[0]) or rest[0] in ACTIONS):
                 continue
             if not rest:
-                raise BootstrapError(f"parse flag {word!r}: it needs a value")
+                raise CommandError(f"parse flag {word!r}: it needs a value")
             value = rest.pop(0)
         if name in _VALUES:
             setattr(call, name.replace("-", "_"), value)
@@ -98,7 +98,7 @@ def _truth(word: str, value: str) -> bool:
         return True
     if value in _FALSE:
         return False
-    raise BootstrapError(f"parse flag {word!r}: {value!r} is not a boolean")
+    raise CommandError(f"parse flag {word!r}: {value!r} is not a boolean")
 
 
 # The annotation that says that a container belongs to a pod, and the one that names the pod, of CRI-O, containerd and
@@ -117,7 +117,7 @@ def group_id(bundle: str, container_id: str) -> str:
     """The id under which containers share a shim and a virtual machine: the pod's, or the container's own.
 
     For annotations that make no sense it is the container's own; Create refuses those, with an error of its own.
-    Raises BootstrapError naming the file or the annotation. A bundle without config.json is that of a sandbox which is
+    Raises CommandError naming the file or the annotation. A bundle without config.json is that of a sandbox which is
     made through containerd's Sandbox API.
     """
     path = f"{bundle}/config.json"
@@ -131,7 +131,7 @@ def group_id(bundle: str, container_id: str) -> str:
     except OSError as error:
         raise os_failure("read spec", path, error) from error
     except (ValueError, RecursionError) as error:
-        raise BootstrapError(f"parse spec {path!r}: {error}") from error
+        raise CommandError(f"parse spec {path!r}: {error}") from error
     annotations = spec.get("annotations") if isinstance(spec, dict) else None
     if isinstance(annotations, dict):
         found = [keys for keys in _POD_ANNOTATIONS if annotations.get(keys[0]) is not None]
@@ -144,7 +144,7 @@ def group_id(bundle: str, container_id: str) -> str:
 
 
 def require_spec(bundle: str) -> None:
-    """Raises BootstrapError unless the bundle has a spec."""
+    """Raises CommandError unless the bundle has a spec."""
     path = f"{bundle}/config.json"
     try:
         os.stat(path)
@@ -153,11 +153,11 @@ def require_spec(bundle: str) -> None:
 
 
 def checked_id(text: str, what: str) -> str:
-    """`text` when it is an identifier by containerd's rule, and so one safe path component; else BootstrapError.
+    """`text` when it is an identifier by containerd's rule, and so one safe path component; else CommandError.
 
     The rule of pyshim.model.ids.checked_id, without `re`.
     """
     words = text.replace("-", ".").replace("_", ".").split(".")
     if len(text) > _MAX_ID_CHARS or not all(word.isascii() and word.isalnum() for word in words):
-        raise BootstrapError(f"check {what} {text[:100]!r}: not a valid identifier")
+        raise CommandError(f"check {what} {text[:100]!r}: not a valid identifier")
     return text

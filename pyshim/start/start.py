@@ -11,7 +11,7 @@ import sys
 
 from pyshim.start import address, dialect, zygote_client
 from pyshim.start.dialect import StartParams
-from pyshim.start.invocation import BootstrapError, Invocation, group_id, os_failure, require_spec
+from pyshim.start.invocation import CommandError, Invocation, group_id, os_failure, require_spec
 
 ZYGOTE_DIR = "/run/pyshim"
 _MAX_STDIN_BYTES = 16 << 20
@@ -38,7 +38,7 @@ def main(call: Invocation, *, launcher: str, socket_dir: str = address.SOCKET_DI
     program = [sys.executable, "-I", "-S", os.path.abspath(launcher)]
     try:
         start(call, program=program, environment=dict(os.environ), socket_dir=socket_dir, zygote_dir=zygote_dir)
-    except BootstrapError as error:
+    except CommandError as error:
         os.write(2, f"{error}\n".encode())
         return 1
     return 0
@@ -57,7 +57,7 @@ def start(
     """A daemon listens for the container's group; its address is on stdout and in the bundle's file `address`.
 
     Of simultaneous calls for one group one makes the daemon, by executing `program` with the arguments of `serve`; all
-    give the same answer. Raises BootstrapError, and then neither daemon nor socket nor `address` file of ours is left.
+    give the same answer. Raises CommandError, and then neither daemon nor socket nor `address` file of ours is left.
     """
     _check(call)
     stdin = _read_all(stdin_fd)
@@ -99,7 +99,7 @@ def start(
 def _check(call: Invocation) -> None:
     for flag, value in (("-namespace", call.namespace), ("-id", call.id)):
         if not value:
-            raise BootstrapError(f"check flag {flag!r}: it is required by 'start'")
+            raise CommandError(f"check flag {flag!r}: it is required by 'start'")
 
 
 def _read_all(fd: int) -> bytes:
@@ -113,7 +113,7 @@ def _read_all(fd: int) -> bytes:
             chunks.append(chunk)
             size += len(chunk)
             if size > _MAX_STDIN_BYTES:
-                raise BootstrapError(f"read runtime options 'stdin': more than {_MAX_STDIN_BYTES} bytes")
+                raise CommandError(f"read runtime options 'stdin': more than {_MAX_STDIN_BYTES} bytes")
     except OSError as error:
         if error.errno != errno.EBADF:
             raise os_failure("read runtime options", "stdin", error) from error

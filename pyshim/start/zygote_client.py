@@ -15,7 +15,7 @@ import sys
 import time
 
 import pyshim
-from pyshim.start.invocation import BootstrapError, os_failure
+from pyshim.start.invocation import CommandError, os_failure
 from pyshim.start.stdlib import sha256_digits, socket
 
 PROTOCOL = "4"
@@ -39,11 +39,11 @@ class Forked:
         self._connection = connection
 
     def release(self) -> None:
-        """It serves. Raises BootstrapError when it has died meanwhile."""
+        """It serves. Raises CommandError when it has died meanwhile."""
         try:
             self._connection.send(GO)
         except OSError as error:
-            raise BootstrapError("start daemon: it ended before it began to serve") from error
+            raise CommandError("start daemon: it ended before it began to serve") from error
         finally:
             self._connection.close()
 

@@ -17,7 +17,7 @@ from pyshim.host.syscalls import (
     inotify_drain,
     inotify_init,
 )
-from pyshim.start.invocation import BootstrapError, os_failure
+from pyshim.start.invocation import CommandError, os_failure
 
 STARTED_NS = time.time_ns()
 _CLOCK_STEP_NS = 100_000_000
@@ -30,7 +30,7 @@ class LoadedCode:
     """Watches the directories that this process has loaded modules from, by inotify(7).
 
     The kernel notes a change before the call that makes it returns, so no process that began after a change finds the
-    code current. A change that another machine makes to a network file system is not noted. Raises BootstrapError where
+    code current. A change that another machine makes to a network file system is not noted. Raises CommandError where
     the kernel has no watches left, or where a file of ours changed since this process began: the loaded code may be
     older.
     """
@@ -45,7 +45,7 @@ class LoadedCode:
             raise os_failure("watch", "directories of the loaded code", error) from error
         for path in sorted(paths):
             if _is_ours(path) and os.stat(path).st_ctime_ns > STARTED_NS - _CLOCK_STEP_NS:
-                raise BootstrapError(f"use the loaded code: {path!r} changed while it was being loaded")
+                raise CommandError(f"use the loaded code: {path!r} changed while it was being loaded")
         self._roots = {path: _identity(path) for path in sys.path}
 
     def is_current(self) -> bool:

@@ -24,7 +24,7 @@ from pyshim.host.processes.caller import (
 from pyshim.host.processes.command_line import set_command_line
 from pyshim.start import zygote_client
 from pyshim.start.daemonize import above_table, become_daemon, join_cgroup, open_log, raise_oom_score
-from pyshim.start.invocation import BootstrapError
+from pyshim.start.invocation import CommandError
 
 WITHIN_S = 1.0
 """Seconds for a caller's request. `start` sends it as soon as it is connected."""
@@ -109,7 +109,7 @@ def become_daemon_of(caller_fd: int, request: Request, cgroups: ProcessCgroups) 
             try:
                 _become_like(request, cgroups)
                 become_daemon(request.listening_fd, open_log(request.log_path), keep=caller.fileno())
-            except (OSError, CallerDiffers, BootstrapError) as error:
+            except (OSError, CallerDiffers, CommandError) as error:
                 refuse(caller, str(error))
                 os._exit(0)
             caller.settimeout(_GO_WITHIN_S)
@@ -146,7 +146,7 @@ def say(text: str) -> None:
 def _become_like(request: Request, cgroups: ProcessCgroups) -> None:
     """This process has what an exec by the caller would have inherited; only the steps that can fail.
 
-    Raises OSError, CallerDiffers, BootstrapError.
+    Raises OSError, CallerDiffers, CommandError.
     """
     cgroups.join(cgroups.of(request.pid))
     become_like(request.pid)

@@ -21,7 +21,7 @@ from pyshim.host.syscalls import MADV_MERGEABLE, madvise
 from pyshim.host.writers import code_paths, writable_by_others
 from pyshim.start import zygote_client
 from pyshim.start.daemonize import raise_oom_score
-from pyshim.start.invocation import BootstrapError
+from pyshim.start.invocation import CommandError
 from pyshim.zygote.code import LoadedCode
 from pyshim.zygote.fork import WITHIN_S, ZYGOTES_SIGNALS, Request, become_daemon_of, checked_peer, receive, refuse, say
 
@@ -42,13 +42,13 @@ def run(
     In every process that it forks this returns as well, with the words of the daemon which that process now is. What
     `prepare` makes before the fork is in the child, too. If another zygote serves the same address, this one waits
     until that ends, or ends at once if it would not stay itself.
-    Raises OSError, BootstrapError when it cannot serve.
+    Raises OSError, CommandError when it cannot serve.
     """
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
     os.chdir("/")
     os.makedirs(directory, mode=0o700, exist_ok=True)
     if os.stat(directory).st_uid != os.geteuid():
-        raise BootstrapError(f"listen in {directory!r}: it is another user's")
+        raise CommandError(f"listen in {directory!r}: it is another user's")
     path = zygote_client.address(directory)
     lock_fd = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -106,7 +106,7 @@ class _Caller(NamedTuple):
 
 
 class _Server:
-    """Listens at `path`. Raises OSError, or BootstrapError when its code changed while it was imported."""
+    """Listens at `path`. Raises OSError, or CommandError when its code changed while it was imported."""
 
     def __init__(self, path: str, idle_s: float, prepare: Callable[[Request], None]) -> None:
         self._path = path

@@ -183,7 +183,7 @@ class FakeHost:
         self.template = None
         self.on_discard()
 
-    async def places(self, paths: Collection[str]) -> Mapping[str, MountedFile]:
+    async def mounted_files(self, paths: Collection[str]) -> Mapping[str, MountedFile]:
         return {path: self.placed[path] for path in paths if path in self.placed}
 
     def cgroups(self, mode: CgroupMode) -> FakeCgroups:

@@ -82,7 +82,7 @@ from pyshim.resources.volumes.plan.layers import check_layer, is_layer, layer_ve
 from pyshim.resources.volumes.plan.root_disks import root_disks
 from pyshim.resources.volumes.plan.virtual_volume import image_on_disk, virtual_volume
 from pyshim.start import dialect, invocation, wire, zygote_client
-from pyshim.start.invocation import BootstrapError
+from pyshim.start.invocation import CommandError
 from pyshim.state import schema
 from pyshim.task import translate, translate_sandbox, translate_stats
 from pyshim.tracing.child import problem_in
@@ -132,7 +132,7 @@ def _drop_ins(data: bytes) -> None:
             Path(files[-1]).write_bytes(content)
         with suppress(ShimError):
             source = read_files(tuple(files))
-            assert {place.file for place in source.places.values()} <= set(files)
+            assert {line.file for line in source.lines.values()} <= set(files)
             build_config(source)
 
 
@@ -499,14 +499,14 @@ def _start_stdin(data: bytes) -> None:
 
 
 def _start_words(data: bytes) -> None:
-    with suppress(BootstrapError):
+    with suppress(CommandError):
         invocation.parse(_text(data).split("\n"))
 
 
 def _start_spec(data: bytes) -> None:
     with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as bundle:
         Path(bundle, "config.json").write_bytes(data)
-        with suppress(BootstrapError):
+        with suppress(CommandError):
             invocation.group_id(bundle, "c1")
 
 

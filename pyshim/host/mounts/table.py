@@ -59,7 +59,7 @@ def mounted_below(path: str) -> tuple[str, ...]:
     return tuple(points)
 
 
-def places(paths: Collection[str]) -> "dict[str, MountedFile]":
+def mounted_files(paths: Collection[str]) -> "dict[str, MountedFile]":
     """Where each path that exists leads, links followed, by one look at the table. Raises OSError."""
     from pyshim.model.volumes import MountedFile  # it needs msgspec, which `delete` does without
 

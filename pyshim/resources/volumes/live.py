@@ -42,21 +42,21 @@ async def volume_facts(host: Host, spec: OciSpec, config: Config) -> Mapping[str
     facts = {source: await host.source_facts(source, store) for source in volume_sources(spec)}
     wholes = {each.empty_dir.path for each in facts.values() if each.empty_dir is not None and each.empty_dir.sub_path}
     facts.update({path: await host.source_facts(path, store) for path in wholes - facts.keys()})
-    places = await host.places(facts) if facts else {}
+    mounted = await host.mounted_files(facts) if facts else {}
     return {
-        path: replace(found, place=place.file, mount_id=place.mount_id, mounts_below=place.mounts_below)
-        if (place := places.get(path))
+        path: replace(found, place=there.file, mount_id=there.mount_id, mounts_below=there.mounts_below)
+        if (there := mounted.get(path))
         else found
         for path, found in facts.items()
     }
 
 
-async def places_now(host: Host, binds: Sequence[Bind]) -> tuple[Bind, ...]:
-    """`binds` with their present places: since they were made, their directories may have been moved or removed."""
+async def at_present(host: Host, binds: Sequence[Bind]) -> tuple[Bind, ...]:
+    """`binds` where they are now: since they were made, their directories may have been moved or removed."""
     if not binds:
         return ()
-    places = await host.places([bind.mount.target for bind in binds])
-    return tuple(replace(bind, place=place.file) for bind in binds if (place := places.get(bind.mount.target)))
+    mounted = await host.mounted_files([bind.mount.target for bind in binds])
+    return tuple(replace(bind, place=there.file) for bind in binds if (there := mounted.get(bind.mount.target)))
 
 
 @traced("make share")

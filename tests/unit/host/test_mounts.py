@@ -11,7 +11,7 @@ import pytest
 
 from pyshim.host import syscalls
 from pyshim.host.mounts.mounting import make_target, open_target, perform_mount
-from pyshim.host.mounts.table import mounted_below, places, unmount_all, unmount_beneath
+from pyshim.host.mounts.table import mounted_below, mounted_files, unmount_all, unmount_beneath
 from pyshim.model.errors import FailedPrecondition, InvalidArgument, ShimError, Unimplemented
 from pyshim.model.ids import HostPath
 from pyshim.model.volumes import HostMount, Propagation, TargetKind
@@ -128,7 +128,7 @@ def test_one_look_tells_where_paths_lead_and_what_is_mounted_below(tmp_path: Pat
     perform_mount(host_mount(tmp_path / "top/x", tmp_path / "plain", "bind"))
     perform_mount(host_mount("tmpfs", tmp_path / "top", fs_type="tmpfs"))
 
-    found = places([str(tmp_path / name) for name in ("plain/y", "above", "above/a b", "link", "top", "gone")])
+    found = mounted_files([str(tmp_path / name) for name in ("plain/y", "above", "above/a b", "link", "top", "gone")])
     by_name = {path.removeprefix(f"{tmp_path}/"): place for path, place in found.items()}
 
     assert [name for name, place in by_name.items() if place.mounts_below] == ["above", "above/a b", "link"]

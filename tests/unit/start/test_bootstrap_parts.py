@@ -12,7 +12,7 @@ from pyshim import __version__
 from pyshim.start.address import abandon, claim, socket_path
 from pyshim.start.daemonize import join_cgroup, spawn
 from pyshim.start.dialect import runtime_info
-from pyshim.start.invocation import BootstrapError, parse
+from pyshim.start.invocation import CommandError, parse
 from pyshim.task.sandbox_service import SANDBOX_SERVICE
 from pyshim.task.service import SERVICES
 
@@ -75,7 +75,7 @@ def test_a_flag_takes_the_next_word_and_a_switch_a_value_only_with_an_equals_sig
     ],
 )
 def test_unreadable_flag_is_named(words: list[str], text: str) -> None:
-    with pytest.raises(BootstrapError) as caught:
+    with pytest.raises(CommandError) as caught:
         parse(words)
 
     assert str(caught.value) == text
@@ -128,7 +128,7 @@ def test_path_is_the_hash_of_the_cleaned_joined_parts() -> None:
 
 def test_longest_socket_directory_of_containerd_fits_and_a_longer_one_is_refused() -> None:
     assert socket_path("/" + "d" * 41, "/c", "n", "g")
-    with pytest.raises(BootstrapError, match="longer than 107 bytes"):
+    with pytest.raises(CommandError, match="longer than 107 bytes"):
         socket_path("/" + "d" * 42, "/c", "n", "g")
 
 
@@ -159,7 +159,7 @@ def test_file_that_is_no_socket_is_replaced_like_a_dead_one(tmp_path: Path) -> N
 def test_directory_in_the_way_is_named(tmp_path: Path) -> None:
     (tmp_path / "x").mkdir()
 
-    with pytest.raises(BootstrapError, match=r"^bind socket '.*/x': EISDIR"):
+    with pytest.raises(CommandError, match=r"^bind socket '.*/x': EISDIR"):
         claim(str(tmp_path / "x"))
 
 
@@ -169,7 +169,7 @@ def children() -> str:
 
 def spawn_failing(tmp_path: Path, command: list[str], cgroup: str = "") -> str:
     before, fds = children(), len(os.listdir("/proc/self/fd"))
-    with socket.socket(socket.AF_UNIX) as listener, pytest.raises(BootstrapError) as caught:
+    with socket.socket(socket.AF_UNIX) as listener, pytest.raises(CommandError) as caught:
         spawn(
             command, environment={}, listening_fd=listener.fileno(), log_path=str(tmp_path / "log"), shim_cgroup=cgroup
         )

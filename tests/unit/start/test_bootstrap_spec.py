@@ -10,7 +10,7 @@ from pyshim.model.errors import InvalidArgument
 from pyshim.model.ids import ContainerId
 from pyshim.model.ids import checked_id as model_checked_id
 from pyshim.model.oci import membership
-from pyshim.start.invocation import BootstrapError, checked_id, group_id, parse_json
+from pyshim.start.invocation import CommandError, checked_id, group_id, parse_json
 
 RUNC_GROUP = "io.containerd.runc.v2.group"
 CRI_TYPE = "io.kubernetes.cri.container-type"
@@ -80,7 +80,7 @@ def test_spec_that_is_no_object_has_no_group(tmp_path: Path) -> None:
 def test_spec_nested_beyond_reason_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("[" * 100_000)
 
-    with pytest.raises(BootstrapError, match=r"^parse spec '.*/config\.json': "):
+    with pytest.raises(CommandError, match=r"^parse spec '.*/config\.json': "):
         group_id(str(tmp_path), "c1")
 
 
@@ -89,14 +89,14 @@ def test_a_bundle_without_a_spec_is_that_of_a_sandbox_of_the_sandbox_api(tmp_pat
 
 
 def test_a_bundle_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(BootstrapError, match=r"^read spec '.*/none/config\.json': ENOENT "):
+    with pytest.raises(CommandError, match=r"^read spec '.*/none/config\.json': ENOENT "):
         group_id(str(tmp_path / "none"), "c1")
 
 
 def test_unreadable_spec_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").mkdir()
 
-    with pytest.raises(BootstrapError, match=r"^read spec '.*/config\.json': EISDIR \(is a directory\)$"):
+    with pytest.raises(CommandError, match=r"^read spec '.*/config\.json': EISDIR \(is a directory\)$"):
         group_id(str(tmp_path), "c1")
 
 
@@ -128,7 +128,7 @@ def test_identifier_rule_is_that_of_the_model(text: str) -> None:
     try:
         model_checked_id(text, "id")
     except InvalidArgument:
-        with pytest.raises(BootstrapError):
+        with pytest.raises(CommandError):
             checked_id(text, "id")
     else:
         assert checked_id(text, "id") == text

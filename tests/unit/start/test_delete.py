@@ -25,7 +25,7 @@ from pyshim.host.processes import identity as processes
 from pyshim.model.ledger import LedgerEntry, ResourceKind
 from pyshim.model.task import ExitStatus
 from pyshim.start.address import socket_path
-from pyshim.start.invocation import BootstrapError, Invocation
+from pyshim.start.invocation import CommandError, Invocation
 from tests.fakes.left_node import DEADLINE_S, Process, directory, running
 from tests.unit.state.states import container
 
@@ -46,7 +46,7 @@ def test_without_any_state_it_answers_killed_now(node: Node, bundle: str) -> Non
 
 @pytest.mark.parametrize("container_id", ["", "../x", "a/b", "a" * 77])
 def test_an_id_that_is_none_is_refused(node: Node, container_id: str) -> None:
-    with pytest.raises(BootstrapError, match="-id"):
+    with pytest.raises(CommandError, match="-id"):
         node.delete(container_id)
 
 

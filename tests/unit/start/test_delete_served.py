@@ -15,7 +15,7 @@ from protos.containerd.task_v2_pb2 import DeleteResponse
 from pyshim.model.places import STATE_ROOT
 from pyshim.model.task import ExitStatus
 from pyshim.start import delete
-from pyshim.start.invocation import BootstrapError, Invocation
+from pyshim.start.invocation import CommandError, Invocation
 from pyshim.state.schema import VERSION
 from tests.style.test_start_imports import SLOW
 from tests.unit.state.states import container
@@ -107,7 +107,7 @@ def test_a_root_file_system_that_is_still_mounted_is_left_to_the_whole_delete(se
 
 
 def test_an_id_that_is_none_is_refused(served: Node) -> None:
-    with pytest.raises(BootstrapError, match="-id"):
+    with pytest.raises(CommandError, match="-id"):
         answer(served, "../x")
 
 
