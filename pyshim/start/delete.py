@@ -9,7 +9,7 @@ import time
 
 from pyshim.start import address, wire
 from pyshim.start.invocation import CommandError, Invocation, checked_id, group_id, os_failure
-from pyshim.start.stdlib import parse_json
+from pyshim.start.stdlib import parse_json, sha256_digits
 
 TYPE_CHECKING = False  # `typing` itself would cost more than this module
 if TYPE_CHECKING:
@@ -21,6 +21,8 @@ STATE_ROOT = "/run/vc/sbs"
 STATE_VERSION = 4
 """Of the state's format (`pyshim/state/schema.py`). Another release's state is read by the rules of its own."""
 _MAX_STATE_BYTES = 64 << 20
+_SEAL, _SEALED_END = b',"Checksum":"', b'"}}'
+"""What is around the checksum of all before it, at the state's end (`pyshim/state/store.py`)."""
 
 
 def print_served_answer(call: Invocation, *, state_root: str = STATE_ROOT) -> bool:
@@ -52,14 +54,23 @@ def served_answer(call: Invocation, *, state_root: str) -> bytes | None:
     if sandbox_id == container_id or _is_mounted(f"{bundle}/rootfs"):
         return None
     try:
-        with open(f"{state_root}/{sandbox_id}/persist.json", "rb") as file:
-            state: Any = parse_json(file.read(_MAX_STATE_BYTES))
+        state: Any = _whole_state(f"{state_root}/{sandbox_id}/persist.json")
         own = state["Pyshim"]
         if own["Version"] != STATE_VERSION or not _is_callers_running_shim(own["Shim"], sandbox_id, call):
             return None
         return _answer(own["Snapshot"], container_id)
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return None  # no state, or a damaged one
+
+
+def _whole_state(path: str) -> object:
+    """The state in the file. Raises OSError, and ValueError unless it is whole; a FIFO is not waited for."""
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        body = file.read(_MAX_STATE_BYTES)
+    content, _, seal = body.rpartition(_SEAL)
+    if seal != sha256_digits(content).encode() + _SEALED_END:
+        raise ValueError("its checksum is wrong")
+    return parse_json(body)
 
 
 def _is_callers_running_shim(shim: "dict[str, Any]", sandbox_id: str, call: Invocation) -> bool:

@@ -17,6 +17,7 @@ from pyshim.model.task import ExitStatus
 from pyshim.start import delete
 from pyshim.start.invocation import CommandError, Invocation
 from pyshim.state.schema import VERSION
+from pyshim.state.store import _sealed
 from tests.style.test_start_imports import SLOW
 from tests.unit.state.states import container
 
@@ -71,14 +72,23 @@ def _another_start(node: Node) -> None:
     node.rewrite(f'"StartTicks":{shim["StartTicks"]}', '"StartTicks":7')
 
 
+def _fifo(node: Node) -> None:
+    node.state_file().unlink()
+    os.mkfifo(node.state_file())
+
+
 CHANGES: dict[str, Callable[[Node], object]] = {
     "its shim is dead": _dead,
     "another process has the shim's pid": _another_start,
     "a later release wrote the state": lambda node: node.rewrite('"Version":4', '"Version":5'),
     "the shim is of another pid namespace": lambda node: node.rewrite('"PidNamespace":', '"PidNamespace":1'),
+    "a digit of the state is another": lambda node: node.state_file().write_bytes(
+        node.state_file().read_bytes().replace(b'"Status":3', b'"Status":0')
+    ),
+    "the state is a FIFO": _fifo,
     "the state is cut": lambda node: node.state_file().write_bytes(node.state_file().read_bytes()[:-300]),
-    "the state is no state": lambda node: node.state_file().write_bytes(b'{"Pyshim": []}'),
-    "the state is nested without end": lambda node: node.state_file().write_bytes(b"[" * 200_000),
+    "the state is no state": lambda node: node.state_file().write_bytes(_sealed(b'{"Pyshim":{"Version":[]')),
+    "the state is nested without end": lambda node: node.state_file().write_bytes(_sealed(b"[" * 200_000)),
     "the state is gone": lambda node: node.state_file().unlink(),
     "the bundle has no spec": lambda node: (node.bundle / "config.json").unlink(),
     "the bundle's spec is cut": lambda node: (node.bundle / "config.json").write_text('{"annotations": {'),
