@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,12 +27,19 @@ def fill(place: Path) -> None:
             return
 
 
+def use_up_inodes(place: Path) -> None:
+    with contextlib.suppress(OSError):
+        for number in itertools.count():
+            (place / f"filler{number}").touch()
+
+
 def freeze(place: Path) -> None:
     subprocess.run(["mount", "-o", "remount,ro", place], check=True)
 
 
 BREAKS: dict[str, tuple[Callable[[Path], None], str]] = {
     "full": (fill, "no space left on device"),
+    "without inodes": (use_up_inodes, "no space left on device"),
     "read-only": (freeze, "read-only file system"),
 }
 
@@ -40,7 +49,7 @@ def place(runtime: Runtime, name: str) -> Iterator[Path]:
     """The sandbox's state directory as a file system of its own; what is left of the sandbox is cleaned in the end."""
     place = runtime.persisted(name).parent
     place.mkdir(parents=True)
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=128k", "small", place], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=128k,nr_inodes=64", "small", place], check=True)
     yield place
     subprocess.run(["umount", place], check=True)
     # The shim may still be ending: until it has, its sandbox is not cleaned.

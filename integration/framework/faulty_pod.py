@@ -44,6 +44,8 @@ class FaultyPod:
     """Of `start` and Create."""
     error: str = ""
     calls: list[str] = field(default_factory=list)
+    refused: list[TtrpcError] = field(default_factory=list)
+    """The errors of all calls."""
 
     @property
     def app(self) -> str:
@@ -109,7 +111,11 @@ class FaultyPod:
 
     def _call(self, method: str, container: str, within_s: float = 120.0, **fields: Any) -> None:
         self.calls.append(f"{method} {container}")
-        self.shim.call(method, None, within_s, id=container, **fields)
+        try:
+            self.shim.call(method, None, within_s, id=container, **fields)
+        except TtrpcError as error:
+            self.refused.append(error)
+            raise
 
     def left(self) -> list[str]:
         """The remains of the pod on the host."""

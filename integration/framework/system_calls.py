@@ -1,9 +1,10 @@
 """Pods whose shim, or `delete`, meets a system call that fails. `make peers WHAT=faults` prints the table.
 
-strace makes the Nth call of a kind fail in each thread and process of the shim, from Create on; the VM and virtiofsd
-are stand-ins, so a pod takes a second. What must hold: each call of the Task API is answered, by a declared error or by
-success, State at any time; and after containerd's clean-up, whose calls do not fail, nothing of the pod is left. Then
-shims are killed, and their `delete` meets the faults: the next one, without, leaves nothing.
+strace makes the Nth call of a kind fail in each thread and process of the shim; the VM and virtiofsd are stand-ins, so
+a pod takes a second. The faults come in one part of a pod's life: in `start` and the shim that it makes, from Create
+until the containers run, from the first Kill to Shutdown, or in the `delete` of a shim that was killed. What must hold:
+each call is answered, by a declared error or by success, State at any time; and after containerd's clean-up, whose
+calls do not fail, nothing of the pod is left.
 
 By hand, in an enclosure: `python -m integration.framework.enclosure .venv/bin/python -m
 integration.framework.system_calls --call mount --call openat`.
@@ -15,13 +16,14 @@ import argparse
 import contextlib
 import itertools
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -97,11 +99,37 @@ FAULTS: dict[str, str] = {
     "epoll_ctl": "ENOSPC",
     "inotify_init1": "EMFILE",
     "inotify_add_watch": "ENOSPC",
+    "mmap": "ENOMEM",
+    "mremap": "ENOMEM",
+    "mprotect": "ENOMEM",
+    "close": "EIO",
+    "lseek": "EIO",
+    "access": "EIO",
+    "chmod": "EPERM",
+    "mount_setattr": "EPERM",
+    "seccomp": "EINVAL",
+    "capget": "EPERM",
+    "setgroups": "EPERM",
+    "setresgid": "EAGAIN",
+    "setsid": "EPERM",
+    "dup2": "EBUSY",
+    "chdir": "EACCES",
+    "getcwd": "ENOENT",
+    "getsockname": "ENOBUFS",
+    "getpeername": "ENOTCONN",
+    "getsockopt": "ENOBUFS",
+    "poll": "ENOMEM",
+    "epoll_wait": "EINTR",
+    "wait4": "EINTR",
+    "getrandom": "ENOSYS",
 }
 """Calls of a shim, each with an error that Linux gives for it; one that the host's strace does not know is left out."""
 PLACES = ("1", "3", "9", "1+40")
 """Which of a thread's calls fails, as strace counts them; the last: the first and each 40th after it."""
+_NEVER_FIRST = frozenset({"mmap", "mprotect"})
+"""A thread's first ones give it memory: without, `Thread.start` waits for ever. Source: python/cpython#140746."""
 _ATTACHED_S = 30.0
+_ANSWERED_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +150,7 @@ class Fault:
 class Met:
     fault: Fault
     during: str
-    """`life` or `delete`."""
+    """A key of `PARTS`."""
     times: int
     """How often the fault was met."""
     answer: str
@@ -165,24 +193,80 @@ def _injected(log: Path) -> int:
     return log.read_text(errors="replace").count("(INJECTED)") if log.exists() else 0
 
 
+def of_start(pod: FaultyPod, runtime: Runtime, fault: Fault, log: Path) -> Met:
+    """`start`, and the shim that it makes until its address is printed, meet the fault; the rest goes without."""
+    out, err = log.with_suffix(".out"), log.with_suffix(".err")
+    with (
+        out.open("wb") as stdout,
+        err.open("wb") as stderr,
+        subprocess.Popen(
+            ["strace", "-I2", *fault.words, "-o", str(log), *_command(pod, runtime), "start"],
+            cwd=pod.shim.bundle,
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+        ) as tracer,
+    ):
+        try:
+            eventually(
+                lambda: tracer.poll() is not None or out.read_bytes(), what="start answers", within_s=_ANSWERED_S
+            )
+        except AssertionError as error:
+            return Met(fault=fault, during="start", times=_injected(log), answer="", problem=str(error))
+        finally:
+            tracer.send_signal(signal.SIGTERM)  # the shim goes on untraced
+    lines = err.read_text(errors="replace").splitlines()
+    answer = lines[-1] if tracer.returncode and lines else ""
+    pod.shim.address = out.read_text().strip()
+    if pod.shim.address:
+        pod.live()
+    return Met(
+        fault=fault,
+        during="start",
+        times=_injected(log),
+        answer=answer or pod.error,
+        problem=_traceback(lines) or unanswered(pod) or _cleaned(pod),
+    )
+
+
 def of_a_life(pod: FaultyPod, runtime: Runtime, fault: Fault, log: Path) -> Met:
     """A pod whose shim meets the fault from Create on, until its containers run; then its end, without faults."""
+    pod.start_shim()
+    with contextlib.suppress(RemoteError):  # it has imported what it needs to answer
+        pod.shim.call("State")
+    return _of_calls(pod, runtime, fault, log, "life", pod.live)
+
+
+def of_an_end(pod: FaultyPod, runtime: Runtime, fault: Fault, log: Path) -> Met:
+    """A running pod whose shim meets the fault from the first Kill to Shutdown."""
+    pod.live()
+    return _of_calls(pod, runtime, fault, log, "end", pod.end)
+
+
+def _of_calls(pod: FaultyPod, runtime: Runtime, fault: Fault, log: Path, during: str, calls: Callable[[], None]) -> Met:
     problem = ""
     try:
-        pod.start_shim()
-        with contextlib.suppress(RemoteError):  # it has imported what it needs to answer
-            pod.shim.call("State")
         (shim,) = runtime.shims(pod.name)
         with attached(shim.pid, fault, log):
-            pod.live()
-            with contextlib.suppress(RemoteError):  # NotFound is an answer
-                pod.shim.call("State", None, 30)
+            calls()
+            if during == "life":  # after its end there is no shim
+                with contextlib.suppress(RemoteError):  # NotFound is an answer
+                    pod.shim.call("State", None, 30)
     except Exception as error:
         problem = f"{type(error).__name__}: {error}"
-    answer = pod.error
-    if not problem:
-        problem = _checked(answer) or _cleaned(pod)
-    return Met(fault=fault, during="life", times=_injected(log), answer=answer, problem=problem)
+    return Met(
+        fault=fault,
+        during=during,
+        times=_injected(log),
+        answer=pod.error,
+        problem=problem or unanswered(pod) or _cleaned(pod),
+    )
+
+
+def _command(pod: FaultyPod, runtime: Runtime) -> list[str]:
+    binary = shutil.which(runtime.binary, path=f"{PROJECT / 'bin'}") or runtime.binary
+    words = ["-namespace", "default", "-address", "/run/containerd/containerd.sock", "-publish-binary", "/bin/true"]
+    return [binary, *words, "-id", pod.name, "-bundle", str(pod.shim.bundle)]
 
 
 def of_delete(pod: FaultyPod, runtime: Runtime, fault: Fault, log: Path) -> Met:
@@ -190,24 +274,33 @@ def of_delete(pod: FaultyPod, runtime: Runtime, fault: Fault, log: Path) -> Met:
     pod.live()
     (shim,) = runtime.shims(pod.name)
     os.kill(shim.pid, signal.SIGKILL)
-    binary = shutil.which(runtime.binary, path=f"{PROJECT / 'bin'}") or runtime.binary
-    words = ["-namespace", "default", "-address", "/run/containerd/containerd.sock", "-publish-binary", "/bin/true"]
-    command = [binary, *words, "-id", pod.name, "-bundle", str(pod.shim.bundle), "delete"]
-    done = subprocess.run(
-        ["strace", *fault.words, "-o", str(log), *command], cwd=pod.shim.bundle, capture_output=True, check=False
-    )
+    command = ["strace", *fault.words, "-o", str(log), *_command(pod, runtime), "delete"]
+    done = subprocess.run(command, cwd=pod.shim.bundle, capture_output=True, check=False)
     lines = done.stderr.decode(errors="replace").splitlines()
-    has_traceback = any(line.startswith("Traceback") for line in lines)
-    # The interpreter lists its library before it runs a line of ours.
-    is_ours = has_traceback and sysconfig.get_path("stdlib") not in lines[-1]
-    problem = f"delete ended with a traceback: {lines[-1]}" if is_ours else _cleaned(pod)
+    problem = _traceback(lines) or _cleaned(pod)
     answer = lines[-1] if done.returncode and lines else ""
     return Met(fault=fault, during="delete", times=_injected(log), answer=answer, problem=problem)
 
 
-def _checked(answer: str) -> str:
-    """A problem of the error text: of a bug the caller gets the exception's type and where to look."""
-    return f"undeclared: {answer}" if "the shim's log has more" in answer else ""
+def _traceback(lines: list[str]) -> str:
+    """A problem of a command's stderr: an error that none of ours has named.
+
+    The interpreter and the linker fail by themselves where they find or load a module, ours or a library's.
+    """
+    frames = [line for line in lines if line.startswith('  File "')]
+    loading = rf"frozen importlib|{sysconfig.get_path('stdlib')}"
+    is_ours = frames and not re.search(loading, frames[-1] + lines[-1]) and not lines[-1].startswith("ImportError")
+    return f"a traceback: {lines[-1]}" if is_ours else ""
+
+
+def unanswered(pod: FaultyPod) -> str:
+    """A problem of the calls: one without an answer, or, of a bug, one answered with where to look."""
+    for error in pod.refused:
+        if not isinstance(error, RemoteError):
+            return f"no answer: {error}"
+        if "the shim's log has more" in str(error):
+            return f"undeclared: {error}"
+    return ""
 
 
 def _cleaned(pod: FaultyPod) -> str:
@@ -219,9 +312,13 @@ def _cleaned(pod: FaultyPod) -> str:
     return ""
 
 
-def met(calls: list[str], places: tuple[str, ...], *, during: tuple[str, ...] = ("life", "delete")) -> Iterator[Met]:
+PARTS = {"start": of_start, "life": of_a_life, "end": of_an_end, "delete": of_delete}
+
+
+def met(calls: list[str], places: tuple[str, ...], *, during: tuple[str, ...] = tuple(PARTS)) -> Iterator[Met]:
     """Every fault of `calls` at each of `places`, one pod after another. In an enclosure, as root."""
-    faults = [Fault(call=call, place=place) for call in calls for place in places]
+    chosen = itertools.product(calls, places)
+    faults = [Fault(call=call, place=at) for call, at in chosen if at[0] != "1" or call not in _NEVER_FIRST]
     with tempfile.TemporaryDirectory(prefix="faults-", dir=GROUND) as ground:
         directory = Path(ground)
         runtime, rootfs, config = Runtime.chosen(), images.unpack_rootfs(directory / "rootfs"), stubs.config(directory)
@@ -230,15 +327,14 @@ def met(calls: list[str], places: tuple[str, ...], *, during: tuple[str, ...] = 
             with faulty_pod(
                 runtime, PROJECT / "bin", directory, rootfs, name=name, subnet=subnet, config=options(config)
             ) as pod:
-                one = of_a_life if kind == "life" else of_delete
-                yield one(pod, runtime, fault, directory / f"{name}.strace")
+                yield PARTS[kind](pod, runtime, fault, directory / f"{name}.strace")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--call", action="append", choices=FAULTS, help="default: all")
     parser.add_argument("--place", action="append", help=f"default: {', '.join(PLACES)}")
-    parser.add_argument("--during", action="append", choices=("life", "delete"), help="default: both")
+    parser.add_argument("--during", action="append", choices=PARTS, help="default: all")
     asked = parser.parse_args()
     if problem := missing():
         print(problem)
@@ -249,7 +345,7 @@ def main() -> int:
     zygote.keep_away()
     before = HostState.look((GROUND,))
     found: list[Met] = []
-    for one in met(calls, tuple(asked.place or PLACES), during=tuple(asked.during or ("life", "delete"))):
+    for one in met(calls, tuple(asked.place or PLACES), during=tuple(asked.during or PARTS)):
         found.append(one)
         print(one, flush=True)
     assert_nothing_left(before, (GROUND,))

@@ -88,7 +88,8 @@ def run_in_background(work: Work, action: str, deadline: float, *, clock: Clock 
         return outcome
     _, status = os.waitpid(pid, 0)
     if status and not outcome.errors:
-        outcome.errors.append(f"{action}: the process that was to do it ended with status {status}")
+        how = os.waitstatus_to_exitcode(status)
+        outcome.errors.append(f"{action}: the process that was to do it ended with status {how}")
     return outcome
 
 

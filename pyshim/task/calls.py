@@ -1,7 +1,9 @@
 """Serves the calls of containerd: decodes, answers, times and logs each, and turns an error into a status."""
 
 import asyncio
+import errno
 import logging
+import os
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -135,6 +137,8 @@ def status_of(error: Exception, method: str) -> TtrpcError:
     log.error("call failed unexpectedly", extra={"method": method}, exc_info=error)
     if isinstance(error, TimeoutError) and error.errno is None:
         return TtrpcError(ErrorCode.DEADLINE_EXCEEDED, f"serve {method}: a step took longer than its limit")
+    if isinstance(error, MemoryError):
+        error = OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
     if isinstance(error, OSError):
         named = declared(error, f"serve {method}")
         return TtrpcError(named.code, str(named))

@@ -137,6 +137,33 @@ def test_an_undo_and_delete_need_no_new_descriptor(tmp_path: Path) -> None:
     assert not made.exists()
 
 
+_WATCHES = """
+import sys
+sys.path[:0] = sys.argv[2:]
+with open(f"/proc/sys/user/{sys.argv[1]}", "w") as file:
+    file.write("1" if "watches" in sys.argv[1] else "0")
+from pyshim.start.invocation import BootstrapError
+from pyshim.zygote.code import LoadedCode
+try:
+    LoadedCode()
+except BootstrapError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("limit", ["max_inotify_instances", "max_inotify_watches"])
+def test_a_zygote_without_watches_says_so(limit: str) -> None:
+    """It would not notice that its code was replaced; `start` executes shims without one."""
+    program = [sys.executable, "-c", _WATCHES, limit, *sys.path]
+    done = subprocess.run(
+        ["unshare", "--user", "--map-root-user", *program], check=True, capture_output=True, text=True
+    )
+
+    number = "EMFILE" if "instances" in limit else "ENOSPC"
+    cause = f"{number} ({os.strerror(getattr(errno, number)).lower()})"
+    assert done.stdout == f"watch 'directories of the loaded code': {cause}\n"
+
+
 def test_an_undo_with_another_error_is_not_repeated() -> None:
     tried: list[int] = []
 

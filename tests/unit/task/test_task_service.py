@@ -483,6 +483,16 @@ async def test_unforeseen_error_names_its_type_to_the_caller_and_everything_to_t
     assert record.exc_info[0] is KeyError
 
 
+async def test_memory_that_is_used_up_is_a_limit_of_the_node() -> None:
+    async with bench() as b:
+        b.sandboxes.failures["start"] = MemoryError()
+
+        error = await b.fails("Start", task_v2_pb2.StartRequest(id="c1"))
+
+        assert error.code == Code.RESOURCE_EXHAUSTED
+        assert error.message.startswith("serve Start: ENOMEM (cannot allocate memory) (hint: ")
+
+
 async def test_unknown_container_is_not_found() -> None:
     async with bench() as b:
         assert (await b.fails("State", task_v2_pb2.StateRequest(id="c9"))).code == Code.NOT_FOUND
