@@ -115,7 +115,7 @@ def lose(ground: Ground, victim: str, moment_s: float) -> Loss:
             eventually(there, what=f"the {victim} of {pod.name} is there", every_s=0.02)
             time.sleep(moment_s)  # the random moment: what this is about
             doing = pod.calls[-1] if pod.calls else "start"
-            met = victim == "agent" or _kill(VICTIMS[victim](ground.runtime, pod.name), frozen=victim == "frozen")
+            met = victim == "agent" or kill(VICTIMS[victim](ground.runtime, pod.name), frozen=victim == "frozen")
         finally:
             driver.join()
         problem = ""
@@ -128,7 +128,8 @@ def lose(ground: Ground, victim: str, moment_s: float) -> Loss:
     return Loss(victim=victim, moment_s=moment_s, doing=doing, met=met, problem=problem)
 
 
-def _kill(found: list[Process], *, frozen: bool) -> bool:
+def kill(found: list[Process], *, frozen: bool) -> bool:
+    """They have got SIGKILL, or SIGSTOP where `frozen`; False when one was not there."""
     for process in found:
         try:
             os.kill(process.pid, signal.SIGSTOP if frozen else signal.SIGKILL)

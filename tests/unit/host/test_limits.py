@@ -142,11 +142,11 @@ import sys
 sys.path[:0] = sys.argv[2:]
 with open(f"/proc/sys/user/{sys.argv[1]}", "w") as file:
     file.write("1" if "watches" in sys.argv[1] else "0")
-from pyshim.start.invocation import BootstrapError
+from pyshim.start.invocation import CommandError
 from pyshim.zygote.code import LoadedCode
 try:
     LoadedCode()
-except BootstrapError as error:
+except CommandError as error:
     print(error)
 """
 
