@@ -5,9 +5,9 @@ import os
 import sys
 from pathlib import Path
 
-from guest.image.build import Origin, build
+from guest.image.build import Origin, build, find_architecture
 from guest.image.errors import BuildError
-from guest.image.recipe import SUITES
+from guest.image.recipe import ARCHITECTURES, SUITES
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 
@@ -21,13 +21,22 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m guest.image", description=__doc__)
     actions = parser.add_subparsers(dest="action", required=True)
     action = actions.add_parser("build", help="build the guest image unless it is current")
-    action.add_argument("--out", type=Path, default=CHECKOUT / ".build/guest", help="directory for the artefacts")
+    action.add_argument(
+        "--out",
+        type=Path,
+        help="directory for the artefacts; default: .build/guest, and .build/guest-ARCH with --arch of another machine",
+    )
     action.add_argument("--cache", type=Path, default=CHECKOUT / ".build/cache/guest", help="directory for packages")
     action.add_argument("--kata-agent", type=Path, help="a kata-agent that is the guest's agent in place of ours")
     action.add_argument(
         "--suite",
         default="",
         help=f"Debian's release in the guest: {', '.join(suite.codename for suite in SUITES)} (default: the first)",
+    )
+    action.add_argument(
+        "--arch",
+        default=os.uname().machine,
+        help=f"the guest's processor: {', '.join(each.name for each in ARCHITECTURES)} (default: this machine's)",
     )
     action.add_argument("--mirror", default="", metavar="URL", help="a Debian mirror; default: that of the host's apt")
     action.add_argument(
@@ -46,13 +55,16 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     os.umask(0o022)  # the modes in the image are those of new files
     try:
+        architecture = find_architecture(options.arch)
+        name = "guest" if architecture.machine == os.uname().machine else f"guest-{architecture.name}"
         build(
             checkout=CHECKOUT,
-            out=options.out.resolve(),
+            out=(options.out or CHECKOUT / ".build" / name).resolve(),
             cache=options.cache.resolve(),
             kata_agent=options.kata_agent and options.kata_agent.resolve(),
             origin=Origin(
                 suite=options.suite,
+                architecture=architecture.name,
                 mirror=options.mirror,
                 security_mirror=options.security_mirror,
                 snapshot=options.snapshot,

@@ -36,7 +36,6 @@ _TIMEOUT_S = 60.0
 """Of one wait for the mirror, not of a whole file."""
 _CONNECTIONS = 4
 _RELEASE_LIMIT_BYTES = 4 << 20
-_INDEX = f"main/binary-{recipe.ARCHITECTURE}/Packages.xz"
 _UNPACKED_LIMIT_BYTES = 512 << 20
 _INDEXES = "indexes.json"
 
@@ -100,8 +99,8 @@ def verified_text(message: bytes, keyring: Path) -> str:
     raise BuildError(f"{program} found no good signature by keyring '{keyring}': {said[-1].strip()[:200]}")
 
 
-def parse_release(text: str, suite: str) -> Release:
-    """What `text`, a Release file, says of our index of `suite`. Raises BuildError for the file of another suite."""
+def parse_release(text: str, suite: str, index: str) -> Release:
+    """What `text`, a Release file, says of `index` of `suite`. Raises BuildError for the file of another suite."""
     fields: dict[str, str] = {}
     digests: dict[str, tuple[str, int]] = {}
     section = ""
@@ -115,9 +114,9 @@ def parse_release(text: str, suite: str) -> Release:
             fields[section] = value.strip()
     if suite != fields.get("Codename"):
         raise BuildError(f"it is of {fields.get('Codename', 'no suite')!r}, not of {suite!r}")
-    if _INDEX not in digests:
-        raise BuildError(f"it lists no {_INDEX}")
-    sha256, size_bytes = digests[_INDEX]
+    if index not in digests:
+        raise BuildError(f"it lists no {index}")
+    sha256, size_bytes = digests[index]
     return Release(index_sha256=sha256, index_size_bytes=size_bytes, valid_until=fields.get("Valid-Until", ""))
 
 
@@ -132,9 +131,17 @@ class Archive:
     """
 
     def __init__(
-        self, *, suite: str, mirrors: Callable[[], Mirrors], keyring: Path | None, cache: Path, progress: Progress
+        self,
+        *,
+        suite: str,
+        architecture: str,
+        mirrors: Callable[[], Mirrors],
+        keyring: Path | None,
+        cache: Path,
+        progress: Progress,
     ) -> None:
         self._suite, self._keyring = suite, keyring
+        self._index = f"main/binary-{architecture}/Packages.xz"
         self._cache, self._progress = cache, progress
         self._ask_for_mirrors = mirrors
 
@@ -177,7 +184,7 @@ class Archive:
             except NotThere as exc:
                 refusals.append(str(exc))
                 continue
-            index = f"{url}/dists/{suite}/{_INDEX}"
+            index = f"{url}/dists/{suite}/{self._index}"
             by_digest = f"{index.rpartition('/')[0]}/by-hash/SHA256/{release.index_sha256}"
             target = self._cache / f"{release.index_sha256}.xz"
             try:
@@ -192,7 +199,7 @@ class Archive:
         place = f"{url}/dists/{suite}/InRelease"
         message = self._fetch(place, _RELEASE_LIMIT_BYTES)
         try:
-            release = parse_release(verified_text(message, keyring), suite)
+            release = parse_release(verified_text(message, keyring), suite, self._index)
         except BuildError as exc:
             raise BuildError(f"verify '{place}': {exc}") from exc
         if not self._mirrors.takes_expired and _has_expired(release, time.time()):

@@ -7,7 +7,7 @@ import os
 import sysconfig
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
@@ -20,9 +20,10 @@ from guest.image import recipe
 from guest.image.archive import Archive, NotThere, Progress, snapshot_mirrors
 from guest.image.debian import Package, unpack
 from guest.image.errors import BuildError
+from guest.image.libraries import foreign_libraries
 from guest.image.mirrors import Mirrors, apt_mirrors, given_mirrors
 from guest.image.modules import ModuleStore, module_base
-from guest.image.recipe import Suite
+from guest.image.recipe import Architecture, Suite
 from guest.image.rootfs import (
     add_kata_agent,
     add_own_agent,
@@ -46,9 +47,12 @@ class Inputs:
     """Everything that the image depends on; `key` names the result."""
 
     suite: Suite
+    architecture: Architecture
+    host: Architecture
+    """Of this machine, whose programs make the images."""
     packages: tuple[Package, ...]
     build_packages: tuple[Package, ...]
-    """Those whose programs make the images."""
+    """Those whose programs make the images, of the host's architecture."""
     checkout: Path
     site_packages: Path
     kata_agent: Path | None
@@ -56,7 +60,7 @@ class Inputs:
 
     def key(self) -> str:
         """A digest of the package digests, the agent with its libraries, and the builder."""
-        digest = sha256(f"{self.suite.codename}\n".encode())
+        digest = sha256(f"{self.suite.codename} {self.architecture.name}\n".encode())
         for package in (*self.packages, *self.build_packages):
             digest.update(f"{package.name}={package.version} {package.sha256}\n".encode())
         builder = sorted(file for file in (self.checkout / "guest/image").iterdir() if file.is_file())
@@ -77,14 +81,20 @@ class Inputs:
         libraries = {"protobuf": metadata.version("protobuf")}
         return bill_of_materials(self.packages, libraries, agent=pyshim.__version__, key=key)
 
-    def add_agent(self, root: Path, drivers: list[str]) -> None:
+    def add_agent(self, root: Path, drivers: list[str], tools: Toolchain) -> None:
         """The guest's agent, which loads `drivers`, is in the tree `root`. Raises BuildError."""
+        is_native = self.architecture == self.host
         if self.kata_agent is None:
             add_own_agent(
-                root, drivers, python=self.suite.python, checkout=self.checkout, site_packages=self.site_packages
+                root,
+                drivers,
+                python=self.suite.python,
+                checkout=self.checkout,
+                site_packages=self.site_packages,
+                compiler=() if is_native else tools.directories,
             )
         else:
-            add_kata_agent(root, self.kata_agent)
+            add_kata_agent(root, self.kata_agent, runs_here=is_native)
 
 
 def _kernel_directory(packages: tuple[Package, ...], directories: dict[str, Path]) -> tuple[Path, str]:
@@ -93,7 +103,7 @@ def _kernel_directory(packages: tuple[Package, ...], directories: dict[str, Path
         modules = module_base(directories[package.name]) / "lib/modules"
         if package.name.startswith("linux-image-") and modules.is_dir():
             return directories[package.name], next(modules.iterdir()).name
-    raise BuildError(f"find the kernel: {recipe.KERNEL_PACKAGE} depends on no package with modules")
+    raise BuildError("find the kernel: the recipe's KERNEL_PACKAGE depends on no package with modules")
 
 
 @contextmanager
@@ -124,13 +134,22 @@ def read_manifest(out: Path) -> dict[str, Any] | None:
     return manifest
 
 
+def by_name(packages: Iterable[Package]) -> dict[str, Package]:
+    """By name. Of one name with two architectures the first has it alone, the other one as in `cpio:amd64`."""
+    found: dict[str, Package] = {}
+    for package in packages:
+        is_other = found.get(package.name, package).architecture != package.architecture
+        found[f"{package.name}:{package.architecture}" if is_other else package.name] = package
+    return found
+
+
 def refuse_others(packages: tuple[Package, ...], expected: Path) -> None:
     """`packages` have the digests of the manifest `expected`. Raises BuildError naming the first that has another."""
     try:
         wanted = {name: facts["sha256"] for name, facts in json.loads(expected.read_text())["packages"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
         raise BuildError(f"read manifest {expected}: {exc}") from exc
-    found = {package.name: package.sha256 for package in packages}
+    found = {name: package.sha256 for name, package in by_name(packages).items()}
     for name in sorted(wanted.keys() | found.keys()):
         if wanted.get(name) != found.get(name):
             text = f"{found.get(name, 'none')} in place of {wanted.get(name, 'none')}"
@@ -145,7 +164,8 @@ def _assemble(inputs: Inputs, archive: Archive, cache: Path, partial: Path, prog
         return {package.name: unpack(package, files[package.name], cache / "unpacked") for package in packages}
 
     progress("unpack packages")
-    directories, tools = unpacked(inputs.packages), Toolchain(unpacked(inputs.build_packages).values())
+    directories = unpacked(inputs.packages)
+    tools = Toolchain(unpacked(inputs.build_packages).values(), inputs.host)
     kernel, release = _kernel_directory(inputs.packages, directories)
     bzimage = (kernel / f"boot/vmlinuz-{release}").read_bytes()
     (partial / "vmlinuz").write_bytes(bzimage)
@@ -159,11 +179,13 @@ def _assemble(inputs: Inputs, archive: Archive, cache: Path, partial: Path, prog
         write_root(
             root,
             suite=inputs.suite,
+            architecture=inputs.architecture,
             packages=[directory for name, directory in directories.items() if not name.startswith("linux-image-")],
             store=store,
-            add_agent=inputs.add_agent,
+            add_agent=functools.partial(inputs.add_agent, tools=tools),
         )
-        write_initrd(initrd, busybox=root / "usr/bin/busybox", store=store)
+        later = inputs.architecture.later_modules
+        write_initrd(initrd, busybox=root / "usr/bin/busybox", store=store, later=later)
         progress("write root image and initrd")
         pack_root(root, partial / "rootfs.img", mkfs=tools.argv("mkfs.erofs"))
         pack_initrd(initrd, partial / "initrd.img", cpio=tools.argv("cpio"))
@@ -176,6 +198,8 @@ class Origin:
 
     suite: str = ""
     """Its code name; empty: the recipe's first."""
+    architecture: str = ""
+    """Of the guest; empty: this machine's."""
     mirror: str = ""
     """The address of a Debian mirror; empty: the mirror of the host's apt."""
     security_mirror: str = ""
@@ -196,7 +220,16 @@ def find_suite(codename: str) -> Suite:
     raise BuildError(f"take suite '{codename}': the recipe has {', '.join(suite.codename for suite in recipe.SUITES)}")
 
 
-def open_archive(origin: Origin, suite: Suite, cache: Path, progress: Progress) -> Archive:
+def find_architecture(name: str) -> Architecture:
+    """The recipe's architecture of this name, Debian's or the kernel's. Raises BuildError."""
+    for architecture in recipe.ARCHITECTURES:
+        if name in (architecture.name, architecture.machine):
+            return architecture
+    known = ", ".join(architecture.name for architecture in recipe.ARCHITECTURES)
+    raise BuildError(f"take architecture '{name}': the recipe has {known}")
+
+
+def open_archive(origin: Origin, suite: Suite, architecture: Architecture, cache: Path, progress: Progress) -> Archive:
     """The archive of the suite; nothing has been fetched. Raises BuildError for an origin that is not one."""
     snapshot = origin.snapshot or suite.snapshot
     if snapshot and (origin.mirror or origin.security_mirror):
@@ -213,9 +246,12 @@ def open_archive(origin: Origin, suite: Suite, cache: Path, progress: Progress) 
     name = f"{suite.codename}-{snapshot}" if snapshot else suite.codename
     return Archive(
         suite=suite.codename,
+        architecture=architecture.name,
         mirrors=mirrors,
         keyring=origin.keyring,
-        cache=cache / "indexes" / name,
+        cache=cache
+        / "indexes"
+        / (name if architecture.machine == os.uname().machine else f"{name}-{architecture.name}"),
         progress=progress,
     )
 
@@ -241,18 +277,23 @@ def build(
     site_packages = Path(sysconfig.get_path("purelib"))
     if kata_agent is not None and not kata_agent.is_file():
         raise BuildError(f"take kata-agent {kata_agent}: there is no such file")
-    suite = find_suite(origin.suite)
-    archive = open_archive(origin, suite, cache, progress)
-    wanted = (recipe.KERNEL_PACKAGE, *(recipe.PACKAGES if kata_agent is None else recipe.KATA_PACKAGES))
+    suite, host = find_suite(origin.suite), find_architecture(os.uname().machine)
+    architecture = find_architecture(origin.architecture) if origin.architecture else host
+    archive = open_archive(origin, suite, architecture, cache, progress)
+    tool_archive = archive if architecture == host else open_archive(origin, suite, host, cache, progress)
+    kernel = recipe.KERNEL_PACKAGE.format(architecture=architecture.name)
+    wanted = (kernel, *(recipe.PACKAGES if kata_agent is None else recipe.KATA_PACKAGES))
+    tools = (*recipe.BUILD_PACKAGES, *(() if architecture == host else recipe.COMPILER_PACKAGES))
 
     def inputs_now() -> Inputs:
-        packages, build_packages = (
-            archive.resolve(suite.names(names), recipe.WITHOUT_PACKAGES) for names in (wanted, recipe.BUILD_PACKAGES)
-        )
+        packages = archive.resolve(suite.names(wanted), recipe.WITHOUT_PACKAGES)
+        build_packages = tool_archive.resolve(suite.names(tools), recipe.WITHOUT_PACKAGES)
         if expected is not None:
             refuse_others((*packages, *build_packages), expected)
         return Inputs(
             suite=suite,
+            architecture=architecture,
+            host=host,
             packages=packages,
             build_packages=build_packages,
             checkout=checkout,
@@ -261,8 +302,12 @@ def build(
         )
 
     with _locked(cache):
+        if architecture != host and kata_agent is None:
+            site_packages = foreign_libraries(checkout, architecture, cache, progress)
         if origin.update:
             archive.update()
+            if tool_archive is not archive:
+                tool_archive.update()
         inputs = inputs_now()
         key = inputs.key()
         manifest = read_manifest(out)
@@ -276,6 +321,7 @@ def build(
         except NotThere:
             # The indexes are older than the archive, which has only the newest version.
             archive.update()
+            tool_archive.update()
             inputs = inputs_now()
             key = inputs.key()
         out.mkdir(parents=True, exist_ok=True)
@@ -287,11 +333,12 @@ def build(
                 file.name: {"size_bytes": file.stat().st_size, "sha256": _file_digest(file)}
                 for file in sorted(partial.iterdir())
             }
-            packages = {package.name: package for package in (*inputs.packages, *inputs.build_packages)}
+            packages = by_name((*inputs.packages, *inputs.build_packages))
             manifest = {
                 "version": MANIFEST_VERSION,
                 "key": key,
                 "suite": suite.codename,
+                "architecture": architecture.name,
                 "kernel_release": release,
                 "artefacts": artefacts,
                 "packages": {

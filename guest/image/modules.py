@@ -37,7 +37,7 @@ class ModuleStore:
     def __init__(self, package: Path, release: str, *, busybox: Path) -> None:
         base = module_base(package)
         self._directory = base / "lib/modules" / release
-        self._release, self._busybox = release, busybox
+        self._release, self.busybox = release, busybox
         self._needed = parse_dependencies(run([busybox, "depmod", "-n", "-b", base, release]))
         self._builtin = {module_name(line) for line in (self._directory / "modules.builtin").read_text().split()}
 
@@ -66,4 +66,4 @@ class ModuleStore:
         for path in self.paths(names):
             (target / path).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(self._directory / path, target / path)
-        run([self._busybox, "depmod", "-b", root, self._release])
+        run([self.busybox, "depmod", "-b", root, self._release])

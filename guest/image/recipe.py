@@ -7,8 +7,35 @@ MTIME_S: Final = 1_704_067_200
 """The time of every file in the images, 2024-01-01T00:00:00Z: a build does not depend on its time."""
 ROOT_IMAGE_UUID: Final = "5f0b1c86-5a0e-4f0e-8f4e-6f6d5d1e8a10"
 
-ARCHITECTURE: Final = "amd64"
-"""Debian's name of the guest's processor."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Architecture:
+    """A processor that a guest can be built for. Its packages need not run on the host."""
+
+    name: str
+    """Debian's name."""
+    machine: str
+    """The kernel's, as `uname -m` says it."""
+    triplet: str
+    """The directory of its libraries."""
+    loader: str
+    """The file name of the program that starts those linked to glibc."""
+    later_modules: tuple[str, ...] = ()
+    on_demand_modules: tuple[str, ...] = ()
+    """What only its kernel has, in addition to LATER_MODULES and ON_DEMAND_MODULES."""
+
+
+ARCHITECTURES: Final = (
+    Architecture(
+        name="amd64",
+        machine="x86_64",
+        triplet="x86_64-linux-gnu",
+        loader="ld-linux-x86-64.so.2",
+        later_modules=("pvpanic_mmio",),
+        on_demand_modules=("cpuid", "msr", "ptp_kvm"),
+    ),
+    Architecture(name="arm64", machine="aarch64", triplet="aarch64-linux-gnu", loader="ld-linux-aarch64.so.1"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +72,7 @@ SNAPSHOTS: Final = "http://snapshot.debian.org/archive/{archive}/{date}"
 KEYRINGS: Final = tuple(f"/usr/share/keyrings/debian-archive-keyring.{kind}" for kind in ("gpg", "pgp"))
 """Where the package debian-archive-keyring of Debian, Ubuntu, Fedora and others has Debian's keys."""
 
-KERNEL_PACKAGE: Final = "linux-image-cloud-amd64"
+KERNEL_PACKAGE: Final = "linux-image-cloud-{architecture}"
 
 # Packages that are unpacked into the root image, with all they depend on.
 PACKAGES: Final = (
@@ -60,6 +87,9 @@ PACKAGES: Final = (
 
 # Packages whose programs build the images, run with their own libraries: the bits do not depend on the host's versions.
 BUILD_PACKAGES: Final = ("busybox-static", "cpio", "erofs-utils", "{decompressor}")
+
+# With them, where the guest's own interpreter does not run on the host: the same one for the host compiles its modules.
+COMPILER_PACKAGES: Final = ("lib{python}-stdlib", "{python}-minimal")
 
 # Dependencies that are not followed.
 WITHOUT_PACKAGES: Final = frozenset(
@@ -83,13 +113,15 @@ KATA_PACKAGES: Final = ("busybox-static", "e2fsprogs", "libgcc-s1", "libseccomp2
 WITHOUT_PATHS: Final = frozenset(
     {
         "usr/share",  # documentation and translations
-        "usr/lib/x86_64-linux-gnu/gconv",  # character sets that Python converts itself
+        # Character sets that Python converts itself.
+        *(f"usr/lib/{architecture.triplet}/gconv" for architecture in ARCHITECTURES),
         *("lib/systemd", "usr/lib/systemd", "etc/cron.d", "etc/init.d"),  # there is no init system
         *(
             f"usr/lib/{suite.python}/{part}"
             for suite in SUITES
             for part in (
-                *(f"config-{suite.python.removeprefix('python')}-x86_64-linux-gnu", "distutils", "ensurepip"),
+                *(f"config-{suite.python.removeprefix('python')}-{each.triplet}" for each in ARCHITECTURES),
+                *("distutils", "ensurepip"),
                 *("idlelib", "lib2to3", "pydoc_data", "test", "tkinter", "turtledemo"),
             )
         ),
@@ -119,7 +151,7 @@ PMEM_MODULES: Final = ("nfit", "nd_pmem")
 # program opens by name, and file systems that every pod mounts.
 LATER_MODULES: Final = (
     *("virtiofs", "overlay", "virtio_net", "vmw_vsock_virtio_transport"),
-    *("virtio_scsi", "sd_mod", "virtio_mem", "virtio_balloon", "pvpanic_mmio"),
+    *("virtio_scsi", "sd_mod", "virtio_mem", "virtio_balloon"),
 )
 
 # In the root image; the kernel calls modprobe for them: file systems by mount, address families by socket, netfilter
@@ -129,7 +161,7 @@ ON_DEMAND_MODULES: Final = (
     *("dm_mod", "dm_verity", "dm_crypt", "dm_integrity", "dm_thin_pool", "dm_snapshot"),
     *("tun", "veth", "macvlan", "macvtap", "ipvlan", "vxlan", "geneve", "dummy", "ifb", "bonding", "wireguard"),
     *("inet_diag", "unix_diag", "binfmt_misc", "configfs", "autofs4", "vfio_pci"),
-    *("cpuid", "msr", "button", "ptp_kvm"),
+    "button",
     *("mlx5_core", "mlx5_ib"),  # network cards that are passed through
 )
 
@@ -139,7 +171,8 @@ ON_DEMAND_DIRECTORIES: Final = (
     *("net/netfilter", "net/bridge", "net/ipv4", "net/ipv6", "net/sched", "net/xfrm", "net/key"),
     *("net/802", "net/8021q", "net/llc", "net/netlink", "net/packet", "net/unix"),
     *("fs/fuse", "fs/nfs", "fs/nfs_common", "fs/nls", "fs/smb/client", "fs/smb/common", "fs/cifs", "fs/smbfs_common"),
-    *("crypto", "arch/x86/crypto", "drivers/infiniband/core", "drivers/iommu", "drivers/virt/coco"),
+    *("crypto", "arch/x86/crypto", "arch/arm64/crypto"),
+    *("drivers/infiniband/core", "drivers/iommu", "drivers/virt/coco"),
 )
 
 EMPTY_DIRECTORIES: Final = ("dev", "etc", "mnt", "proc", "root", "run", "sys", "tmp", "var")

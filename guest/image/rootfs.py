@@ -3,6 +3,7 @@
 import os
 import shutil
 import struct
+import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from guest.image import recipe
 from guest.image.debian import run
 from guest.image.errors import BuildError
 from guest.image.modules import ModuleStore
-from guest.image.recipe import Suite
+from guest.image.recipe import Architecture, Suite
 
 _HERE = Path(__file__).parent
 _SECTOR_BYTES = 512
@@ -47,6 +48,7 @@ def write_root(
     root: Path,
     *,
     suite: Suite,
+    architecture: Architecture,
     packages: Iterable[Path],
     store: ModuleStore,
     add_agent: Callable[[Path, list[str]], None],
@@ -55,9 +57,7 @@ def write_root(
 
     `add_agent` gets the root and the modules that the agent loads.
     """
-    for directory in ("bin", "lib", "lib64", "sbin"):
-        (root / "usr" / directory).mkdir(parents=True)
-        (root / directory).symlink_to(f"usr/{directory}")
+    _make_links(root)
     for directory in recipe.EMPTY_DIRECTORIES:
         (root / directory).mkdir()
     for package in packages:
@@ -66,15 +66,26 @@ def write_root(
         (root / "etc" / name).write_text(text.format(release=suite.release))
     (root / "etc/mtab").symlink_to("../proc/self/mounts")
     (root / "sbin/modprobe").symlink_to("../bin/busybox")  # the path by which the kernel calls it
-    _link_busybox(root)
-    add_agent(root, store.loadable(recipe.LATER_MODULES))
-    loaded = (*recipe.FIRST_MODULES, *recipe.PMEM_MODULES, *recipe.LATER_MODULES)
-    store.install(root, (*loaded, *recipe.ON_DEMAND_MODULES, *store.below(recipe.ON_DEMAND_DIRECTORIES)))
+    link_applets(root, store.busybox)
+    later = (*recipe.LATER_MODULES, *architecture.later_modules)
+    add_agent(root, store.loadable(later))
+    on_demand = (*recipe.ON_DEMAND_MODULES, *architecture.on_demand_modules, *store.below(recipe.ON_DEMAND_DIRECTORIES))
+    store.install(root, (*recipe.FIRST_MODULES, *recipe.PMEM_MODULES, *later, *on_demand))
 
 
-def add_own_agent(root: Path, drivers: list[str], *, python: str, checkout: Path, site_packages: Path) -> None:
+def _make_links(root: Path) -> None:
+    for directory in ("bin", "lib", "lib64", "sbin"):
+        (root / "usr" / directory).mkdir(parents=True)
+        (root / directory).symlink_to(f"usr/{directory}")
+
+
+def add_own_agent(
+    root: Path, drivers: list[str], *, python: str, checkout: Path, site_packages: Path, compiler: Sequence[Path] = ()
+) -> None:
     """Our agent, its libraries and byte code of all Python modules are in the tree `root`, whose interpreter is
     `python`. It loads the modules `drivers`.
+
+    `compiler`: the unpacked packages of that interpreter for this host, where the root's own does not run.
     """
     (root / "usr/bin/python3").symlink_to(python)
     agent = root / recipe.AGENT_DIRECTORY
@@ -85,15 +96,29 @@ def add_own_agent(root: Path, drivers: list[str], *, python: str, checkout: Path
             shutil.copyfile(file, target)
     shutil.copyfile(_HERE / "start.py", agent / "start.py")
     (agent / "drivers").write_text("".join(f"{module}\n" for module in drivers))
-    _compile(root, python)
+    if not compiler:
+        _compile(root, python)
+        return
+    with tempfile.TemporaryDirectory(dir=root.parent, prefix="compiler-") as directory:
+        host, guest = Path(directory), Path(directory, "guest")
+        _make_links(host)
+        for package in compiler:
+            _merge(package, host)
+        root.rename(guest)
+        _compile(host, python, guest="/guest")
+        guest.rename(root)
 
 
-def add_kata_agent(root: Path, program: Path) -> None:
-    """The kata-agent `program` is in the tree `root` and runs there; else BuildError has the reason."""
+def add_kata_agent(root: Path, program: Path, *, runs_here: bool = True) -> None:
+    """The kata-agent `program` is in the tree `root`, and runs there if this host can run it; else BuildError has the
+    reason.
+    """
     target = root / recipe.KATA_AGENT
     shutil.copyfile(program, target)
     target.chmod(0o755)
     (root / "etc/fstab").write_text(recipe.KATA_FSTAB)
+    if not runs_here:
+        return
     try:
         said = run(["chroot", root, f"/{recipe.KATA_AGENT}", "--version"])
     except BuildError as exc:
@@ -112,28 +137,31 @@ def _merge(package: Path, root: Path) -> None:
     shutil.copytree(package, root, symlinks=True, dirs_exist_ok=True, ignore=left_out)
 
 
-def _link_busybox(root: Path) -> None:
-    """Every applet is a command, unless a package has a command of that name."""
-    for applet in run(["chroot", root, "/bin/busybox", "--list"]).split():
+def link_applets(root: Path, busybox: Path) -> None:
+    """Every applet of `busybox` is a command, unless a package has a command of that name."""
+    for applet in run([busybox, "--list"]).split():
         if not any(os.path.lexists(root / place / applet) for place in ("bin", "sbin")):
             (root / "bin" / applet).symlink_to("busybox")
 
 
-def _compile(root: Path, python: str) -> None:
-    """All Python modules have byte code beside them, made by the guest's own interpreter.
+def _compile(root: Path, python: str, guest: str = "") -> None:
+    """All Python modules below the directory `guest` of the root have byte code beside them, made by the root's
+    interpreter, of the guest's version.
 
     It is of the kind "unchecked hash": it has no time stamp, and the guest does not check it. One process with a fixed
     hash seed compiles all, so equal sources give equal bytes.
     """
     # -B: modules that the compiler imports are compiled in their turn.
     argv = [f"/usr/bin/{python}", "-B", "-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash"]
+    places = (f"{guest}/usr/lib/{python}", f"{guest}/usr/lib/python3", f"{guest}/{recipe.AGENT_DIRECTORY}")
+    names = ("-s", guest, "-p", "/") if guest else ()  # files have the guest's names in the byte code
     run(
-        ["chroot", root, *argv, f"/usr/lib/{python}", "/usr/lib/python3", f"/{recipe.AGENT_DIRECTORY}"],
+        ["chroot", root, *argv, *names, *places],
         env={"PYTHONHASHSEED": "0", "LC_ALL": "C.UTF-8", "PATH": os.environ["PATH"]},
     )
 
 
-def write_initrd(directory: Path, *, busybox: Path, store: ModuleStore) -> None:
+def write_initrd(directory: Path, *, busybox: Path, store: ModuleStore, later: Sequence[str] = ()) -> None:
     """Make the initrd's tree in the empty `directory`: BusyBox, the first process, and the modules it loads."""
     for name in ("bin", "dev", "etc", "proc", "root"):
         (directory / name).mkdir()
@@ -141,11 +169,11 @@ def write_initrd(directory: Path, *, busybox: Path, store: ModuleStore) -> None:
     shutil.copyfile(_HERE / "init.sh", directory / "init")
     (directory / "init").chmod(0o755)
     (directory / "shell").symlink_to("init")
-    _link_busybox(directory)
+    link_applets(directory, store.busybox)
     for name, modules in (
         ("modules", recipe.FIRST_MODULES),
         ("modules.pmem", recipe.PMEM_MODULES),
-        ("modules.later", recipe.LATER_MODULES),  # for kata-agent: ours has a list of its own
+        ("modules.later", (*recipe.LATER_MODULES, *later)),  # for kata-agent: ours has a list of its own
     ):
         (directory / "etc" / name).write_text(" ".join(store.loadable(modules)) + "\n")
     store.install(directory, (*recipe.FIRST_MODULES, *recipe.PMEM_MODULES))

@@ -7,17 +7,18 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from guest.image.errors import BuildError
+from guest.image.recipe import Architecture
 
-_LIBRARIES = ("lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu")
 _PROGRAMS = ("bin", "usr/bin", "sbin", "usr/sbin")
-_LOADER = "ld-linux-x86-64.so.2"
 
 
 class Toolchain:
     """The programs in the unpacked packages `directories`, which are dependencies of each other only."""
 
-    def __init__(self, directories: Iterable[Path]) -> None:
-        self._directories = tuple(directories)
+    def __init__(self, directories: Iterable[Path], architecture: Architecture) -> None:
+        self.directories = tuple(directories)
+        self._libraries = (f"lib/{architecture.triplet}", f"usr/lib/{architecture.triplet}")
+        self._loader = architecture.loader
 
     def path(self, program: str) -> Path:
         """The file of `program`. Raises BuildError."""
@@ -25,12 +26,12 @@ class Toolchain:
 
     def argv(self, program: str) -> list[str]:
         """The words that run `program`, before its arguments."""
-        libraries = [str(at / place) for at in self._directories for place in _LIBRARIES if (at / place).is_dir()]
-        loader = self._find(_LIBRARIES, _LOADER)
+        libraries = [str(at / place) for at in self.directories for place in self._libraries if (at / place).is_dir()]
+        loader = self._find(self._libraries, self._loader)
         return [str(loader), "--library-path", ":".join(libraries), str(self.path(program))]
 
     def _find(self, places: tuple[str, ...], name: str) -> Path:
-        for directory in self._directories:
+        for directory in self.directories:
             for place in places:
                 if (file := directory / place / name).exists():
                     return file

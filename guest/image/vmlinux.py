@@ -1,5 +1,5 @@
 """Unpacks the kernel inside a bzImage: QEMU starts it by its PVH entry, which skips real mode, decompression and
-relocation.
+relocation. arm64's Image is not packed.
 
 Source of the offsets: kernel Documentation/x86/boot.rst, the real-mode kernel header, protocol 2.08 and later.
 """
@@ -15,6 +15,7 @@ _SECTOR_BYTES = 512
 _MAGIC = {b"\x02\x21\x4c\x18": "lz4", b"\x28\xb5\x2f\xfd": "zstd"}
 """The compressions that Debian's kernels have: LZ4 in its old format until Debian 12, Zstandard since."""
 _ELF_MAGIC = b"\x7fELF"
+_IMAGE_MAGIC = b"ARMd"  # at 0x38; Documentation/arm64/booting.rst
 _SIZE_TRAILER_BYTES = 4  # the build appends the uncompressed size to the payload
 
 
@@ -38,7 +39,10 @@ def payload(bzimage: bytes) -> tuple[str, bytes]:
 
 
 def write_vmlinux(bzimage: bytes, target: Path, tools: Toolchain) -> None:
-    """Write the ELF kernel in `bzimage` to `target`."""
+    """Write the ELF kernel in `bzimage`, or the Image that it is, to `target`."""
+    if bzimage[0x38:0x3C] == _IMAGE_MAGIC:
+        target.write_bytes(bzimage)
+        return
     program, content = payload(bzimage)
     compressed = target.with_suffix(".compressed")
     compressed.write_bytes(content)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import http.client
 import json
+import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,6 +25,8 @@ INDEXES = (
     "application/vnd.oci.image.index.v1+json",
     "application/vnd.docker.distribution.manifest.list.v2+json",
 )
+ARCHITECTURE = {"x86_64": "amd64", "aarch64": "arm64"}.get(os.uname().machine, os.uname().machine)
+"""As an image's index has it."""
 _MAX_DOCUMENT_BYTES = 4 << 20
 _MAX_LAYERS = 128
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}|sha512:[0-9a-f]{128}")
@@ -152,9 +155,9 @@ def _for_this_machine(members: dict[str, object], reference: Reference) -> str:
     listed = members.get("manifests")
     for descriptor in listed if isinstance(listed, list) else []:
         platform = descriptor.get("platform") if isinstance(descriptor, dict) else None
-        if isinstance(platform, dict) and (platform.get("os"), platform.get("architecture")) == ("linux", "amd64"):
+        if isinstance(platform, dict) and (platform.get("os"), platform.get("architecture")) == ("linux", ARCHITECTURE):
             return _described(descriptor).digest
-    raise PullError(f"{reference.name!r} has no image for linux on amd64")
+    raise PullError(f"{reference.name!r} has no image for linux on {ARCHITECTURE}")
 
 
 def _described(descriptor: object) -> Layer:

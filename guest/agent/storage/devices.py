@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import errno
+import glob
 import logging
 import os
 import re
@@ -87,6 +88,8 @@ def pci_folder(sys: str, path: str) -> str | None:
     """
     root, slots = pci_slots(path)
     folder, bus = f"{sys}/devices/pci0000:{root}", root
+    if not os.path.isdir(folder):  # without ACPI the root complex is a device of the device tree
+        folder = next(iter(glob.glob(f"{sys}/devices/platform/*.pcie/pci0000:{root}")), folder)
     for index, slot in enumerate(slots):
         folder = f"{folder}/0000:{bus}:{slot}"
         if not os.path.isdir(folder):

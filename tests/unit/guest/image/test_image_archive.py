@@ -15,10 +15,12 @@ from pathlib import Path
 import pytest
 
 from guest.image.archive import Archive, NotThere, snapshot_mirrors
-from guest.image.build import Origin, find_suite, open_archive
+from guest.image.build import Origin, find_architecture, find_suite, open_archive
 from guest.image.debian import unpack
 from guest.image.errors import BuildError
 from guest.image.mirrors import Mirrors, Source, apt_mirrors, apt_sources, given_mirrors
+
+AMD64 = find_architecture("amd64")
 
 
 def silent(text: str) -> None:
@@ -98,18 +100,19 @@ def test_a_bare_machine_has_security_updates_beside_its_mirror(tmp_path: Path, m
         (lambda empty: given_mirrors("one.test/debian", ""), "take mirror 'one.test/debian': it starts with none of"),
         (lambda empty: snapshot_mirrors("yesterday"), "take snapshot 'yesterday': it is not a time"),
         (lambda empty: find_suite("sid"), "take suite 'sid': the recipe has bookworm, trixie"),
+        (lambda empty: find_architecture("s390x"), "take architecture 's390x': the recipe has amd64, arm64"),
         (
-            lambda empty: open_archive(Origin(security_mirror="http://s.test"), find_suite(""), empty, silent),
+            lambda empty: open_archive(Origin(security_mirror="http://s.test"), find_suite(""), AMD64, empty, silent),
             "take the security mirror: no mirror is given",
         ),
         (
             lambda empty: open_archive(
-                Origin(snapshot="20260101T000000Z", mirror="http://m.test"), find_suite(""), empty, silent
+                Origin(snapshot="20260101T000000Z", mirror="http://m.test"), find_suite(""), AMD64, empty, silent
             ),
             "take snapshot 20260101T000000Z: a mirror is given",
         ),
     ],
-    ids=["no apt", "address", "snapshot", "suite", "security mirror alone", "snapshot and mirror"],
+    ids=["no apt", "address", "snapshot", "suite", "architecture", "security mirror alone", "snapshot and mirror"],
 )
 def test_a_place_that_is_none_is_named(tmp_path: Path, asked: Callable[[Path], object], said: str) -> None:
     with pytest.raises(BuildError, match=said):
@@ -214,6 +217,7 @@ class Mirror:
     def archive(self, cache: Path, **other: object) -> Archive:
         settings: dict[str, object] = {
             "suite": "new",
+            "architecture": "amd64",
             "mirrors": lambda: given_mirrors(f"file://{self.top}/debian", ""),
             "keyring": self.keys / "ring.gpg",
             "cache": cache,
