@@ -24,7 +24,7 @@ MEMORY_FD = 8
 """The file with the guest's memory; only with `is_copyable`."""
 _FIRST_NIC_FD = 9
 MAX_KERNEL_COMMAND_LINE = 2047
-"""COMMAND_LINE_SIZE of x86 without the final NUL. The kernel cuts a longer line without a message."""
+"""COMMAND_LINE_SIZE of x86 and arm64 without the final NUL. The kernel cuts a longer line without a message."""
 
 
 class NicFds(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,8 +44,8 @@ def nic_fds(config: LocalVm) -> tuple[NicFds, ...]:
 
 
 def can_hotplug(config: LocalVm) -> bool:
-    """microvm has neither ACPI hotplug nor bridges."""
-    return config.machine_type == "q35"
+    """A machine without PCI takes no devices while it runs, and cannot grow."""
+    return config.machine.is_pci
 
 
 def check_config(config: LocalVm) -> None:
@@ -54,8 +54,8 @@ def check_config(config: LocalVm) -> None:
     Machine, boot files, size, memory and channel of a plan fit together: the configuration and the planner see to that.
     """
     problem = ""
-    if config.memory_dump is not None and config.machine_type == "microvm":
-        problem = "microvm has no pvpanic, so that a dump of the guest's memory would never begin"
+    if config.memory_dump is not None and not config.machine.panic_device:
+        problem = f"{config.machine_type} has no pvpanic, so that a dump of the guest's memory would never begin"
     elif config.guard is not None:
         problem = guards.problem(config, config.guard)
     if problem:
@@ -133,11 +133,7 @@ def qemu_argv(
     args += ("-no-user-config", "-nodefaults", "-display", "none", "-vga", "none", "-no-reboot", "-S")
     if config.memory_dump is not None:
         args += ("-action", "panic=pause")
-    if config.machine_type == "q35":
-        args += ("-rtc", "base=utc,driftfix=slew,clock=host", "-global", "kvm-pit.lost_tick_policy=discard")
-    else:
-        # virtio-mmio speaks the legacy protocol by default; vhost-user back ends do not support it.
-        args += ("-global", "virtio-mmio.force-legacy=false")
+    args += config.machine.options
     args += devices.qmp(QMP_FD)
     if config.extra_monitor:
         args += devices.extra_monitor(config.extra_monitor, MONITOR_FD)
@@ -156,15 +152,15 @@ def _devices(config: LocalVm, bus: devices.Bus, *, guest_cid: int, image_bytes: 
     if hotplug:
         # Bridges first: they have fixed slots; QEMU gives the devices after them the free ones.
         for index in range(config.bridges):
-            args += devices.bridge(index, has_firmware=config.boot.firmware is not None)
+            args += devices.bridge(index, config.machine, has_firmware=config.boot.firmware is not None)
         args += pci.ports(config.pci)
         if memory.virtio_mem_mib(config.memory):
             args += memory.virtio_mem(config.memory)
     args += devices.console(bus, hvc_fd=CONSOLE_FD, serial_fd=SERIAL_FD)
     if config.boot.image is not None:
         args += devices.root_image(config.boot.image, config.boot.image_driver, bus, image_bytes=image_bytes)
-    if config.machine_type == "q35":
-        args += ("-device", "pvpanic")
+    if config.machine.panic_device:
+        args += ("-device", config.machine.panic_device)
     if config.initdata:
         args += devices.initdata(config.initdata, bus)
     for extension in config.extensions:

@@ -6,6 +6,7 @@ import msgspec
 
 from hypervisors.qemu.memory import RAM_ID
 from hypervisors.qemu.options import Args, Fields, chardev_id, netdev_id, option, qdev_id
+from pyshim.model.architecture import MachineType
 from pyshim.model.host_facts import Accelerator
 from pyshim.model.places import QMP_CHARDEV
 from pyshim.model.vm import (
@@ -28,18 +29,17 @@ INITDATA_NODE = "initdata"
 ROOT_BUS = "pcie.0"
 _BRIDGE_PORT_CHASSIS = 16
 """Chassis number of the first bridge's root port, as in Kata; other ports have the chassis 0 to 2."""
+_SWITCH_CHASSIS = 32
+"""Chassis number of the ports of the first bridge that is a switch."""
 SERIAL_PORTS = 2
 """The ports of the console and of the agent. QEMU's default is 31; each costs two queues in the guest's memory, set up
 when its driver is loaded, and a descriptor of QEMU."""
 VSOCK_ID = "vsock0"
 _VSOCK_CHARDEV = "vsock-program0"
-_LEFT_OUT: Mapping[str, tuple[str, ...]] = {"q35": ("sata", "smbus", "vmport", "hpet"), "microvm": ()}
-"""Devices that a machine type has unless its property is off. No guest of ours uses them, and each is code of QEMU that
-a guest can attack. microvm has none of them. Source: QEMU's hw/i386/pc.c, pc_machine_class_init."""
 
 
 class Bus(msgspec.Struct, frozen=True, kw_only=True):
-    """The bus of virtio devices: PCI on q35, memory-mapped on microvm."""
+    """The bus of virtio devices: PCI, or memory-mapped on microvm."""
 
     is_pci: bool
     disable_modern: bool
@@ -52,7 +52,7 @@ class Bus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def bus_of(config: LocalVm) -> Bus:
-    is_pci = config.machine_type != "microvm"
+    is_pci = config.machine.is_pci
     nested_kvm = config.nested and config.cpu.accelerator is Accelerator.KVM
     # A confidential guest cannot use the legacy protocol, which cannot mark memory that the host may read.
     return Bus(is_pci=is_pci, disable_modern=is_pci and nested_kvm and config.guard is None)
@@ -72,7 +72,7 @@ def machine(config: LocalVm, more: Mapping[str, str]) -> Args:
     """
     fields: dict[str, str | bool] = {"accel": str(config.cpu.accelerator), "mem-merge": False}
     fields |= {"dump-guest-core": config.dumps_core, **more}
-    fields |= dict.fromkeys(_LEFT_OUT[config.machine_type], False)
+    fields |= config.machine.properties
     if is_image_pmem(config):
         fields["nvdimm"] = True
     # NUMA nodes have memory backends of their own; QEMU refuses those beside one of the machine.
@@ -102,12 +102,15 @@ def _monitor(chardev: str, fd: int, mode: str) -> Args:
     return ("-chardev", socket, "-mon", f"chardev={chardev},mode={mode}")
 
 
-def bridge(index: int, *, has_firmware: bool) -> Args:
+def bridge(index: int, machine_type: MachineType, *, has_firmware: bool) -> Args:
     """A bridge for hotplug at slot FIRST_BRIDGE_SLOT + index: pcie.0 takes no device while the VM runs.
 
     OVMF reserves a window behind a PCIe root port that states its size, but not behind a bridge on the root bus. So
-    with firmware the bridge is behind a root port, with Kata's properties.
+    with firmware the bridge is behind a root port, with Kata's properties. Without ACPI's hotplug the bridge is a PCIe
+    switch, which has a port for each device.
     """
+    if not machine_type.has_acpi_bridges:
+        return _switch(index, machine_type)
     addr = f"{FIRST_BRIDGE_SLOT + index:#x}"
     window: Fields = {"io-reserve": "4k", "mem-reserve": "1m", "pref64-reserve": "1m"}
     if not has_firmware:
@@ -123,12 +126,26 @@ def bridge(index: int, *, has_firmware: bool) -> Args:
     )
 
 
+def _switch(index: int, machine_type: MachineType) -> Args:
+    bridge, up = bridge_id(index), f"up-{bridge_id(index)}"
+    addr = f"{FIRST_BRIDGE_SLOT + index:#x}"
+    root_port: Fields = {"bus": ROOT_BUS, "id": f"rp-{bridge}", "chassis": _BRIDGE_PORT_CHASSIS + index, "slot": 0}
+    args = ["-device", option("pcie-root-port", {**root_port, "addr": addr, "io-reserve": 0})]
+    args += ("-device", option("x3130-upstream", {"bus": f"rp-{bridge}", "id": up}))
+    for slot in range(1, machine_type.bridge_slots + 1):
+        port: Fields = {"bus": up, "id": machine_type.place_behind(index, slot)[0], "addr": f"{slot:#x}"}
+        args += ("-device", option("xio3130-downstream", {**port, "chassis": _SWITCH_CHASSIS + index, "slot": slot}))
+    return tuple(args)
+
+
 def bridge_id(index: int) -> str:
     return f"pci-bridge-{index}"
 
 
 def console(bus: Bus, *, hvc_fd: int, serial_fd: int) -> Args:
-    """hvc0 and ttyS0, each on a connected socket. ttyS0 shows the output of a kernel without its virtio driver yet."""
+    """hvc0 and the machine's serial port, each on a connected socket. The port shows the output of a kernel without its
+    virtio driver yet.
+    """
     return (
         "-device",
         option(bus.virtio("virtio-serial", is_transitional=True), {"id": "serial0", "max_ports": SERIAL_PORTS}),

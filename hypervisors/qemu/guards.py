@@ -98,8 +98,8 @@ def problem(config: LocalVm, guard: Guard) -> str:
 
     Without this check it would start with less protection than requested, or fail without the cause.
     """
-    if config.machine_type != "q35":
-        return f"a confidential guest needs machine type q35, not {config.machine_type!r}"
+    if refusal := config.machine.refuses_confidential:
+        return f"a confidential guest needs machine type q35, not {config.machine_type!r}: {refusal}"
     if config.cpu.accelerator is not Accelerator.KVM:
         return "a confidential guest needs KVM"
     if config.boot.firmware is None:

@@ -47,7 +47,8 @@ log = logging.getLogger(__name__)
 VCPU_UNPLUG_TIMEOUT_S = 3.0
 """Seconds for the guest to release a vCPU. Most do so at once, and the next growth of the VM waits for this call."""
 MEMORY_BLOCK_MIB = 128
-"""Memory block of an x86-64 guest below 64 GiB (the kernel's MIN_MEMORY_BLOCK_SIZE); DIMMs come in multiples of it."""
+"""Memory block of an x86-64 guest below 64 GiB and of an arm64 one with pages of 4 KiB; DIMMs come in multiples of it.
+Source: the kernel's MIN_MEMORY_BLOCK_SIZE and SECTION_SIZE_BITS."""
 
 
 def capabilities_of(config: LocalVm) -> Capabilities:
@@ -56,7 +57,7 @@ def capabilities_of(config: LocalVm) -> Capabilities:
     return Capabilities(
         block_hotplug=behind_bridge,
         network_hotplug=behind_bridge,
-        cpu_hotplug=hotplug and config.cpu.max_vcpus > config.cpu.boot_vcpus,
+        cpu_hotplug=config.machine.plugs_vcpus and config.cpu.max_vcpus > config.cpu.boot_vcpus,
         memory_hotplug=hotplug and _has_memory_room(config.memory),
         pause=True,
         pci_hotplug=hotplug and config.pci.hot_plug is not None,

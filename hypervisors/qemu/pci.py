@@ -12,6 +12,7 @@ from contextlib import suppress
 from hypervisors.qemu import devices
 from hypervisors.qemu.options import Args, Fields, node_name, object_args, option, qdev_id
 from hypervisors.qemu.qmp import COMMAND_TIMEOUT_S, Monitor, QmpError, QmpTimeout
+from pyshim.model.architecture import MachineType
 from pyshim.model.errors import Internal, InvalidArgument, ResourceExhausted, ShimError, Unimplemented
 from pyshim.model.vm import (
     FIRST_BRIDGE_SLOT,
@@ -36,9 +37,9 @@ _NO_IO: Fields = {"io-reserve": 0}
 def check_layout(config: LocalVm) -> None:
     """Raises InvalidArgument for PCIe ports and devices on a machine without PCI, and for hotplug behind no bridge."""
     layout = config.pci
-    if config.machine_type != "q35" and (layout.ports or layout.placed or layout.hot_plug):
+    if not config.machine.is_pci and (layout.ports or layout.placed or layout.hot_plug):
         raise InvalidArgument(f"configure vm {config.sandbox_id!r}: {config.machine_type} has no PCIe ports")
-    if config.machine_type != "q35" and layout.iommu:
+    if layout.iommu and not config.machine.has_iommu:
         raise InvalidArgument(f"configure vm {config.sandbox_id!r}: {config.machine_type} has no IOMMU")
     if layout.hot_plug is PortKind.BRIDGE and not config.bridges:
         raise InvalidArgument(f"configure vm {config.sandbox_id!r}: hot plug behind a bridge, and no bridge")
@@ -135,24 +136,26 @@ def iommufd_id(device_id: str) -> str:
     return f"iommufd-{node_name(device_id)}"
 
 
-_FIRST_SLOT, _LAST_SLOT = 1, 30
 _MAX_BRIDGE_DEPTH = 10
 
 
 class BridgeSlots:
     """The slots behind the bridges, and the id of the device in each."""
 
-    def __init__(self, bridges: int, cold: tuple[PlacedDevice, ...] = ()) -> None:
+    def __init__(self, machine: MachineType, bridges: int, cold: tuple[PlacedDevice, ...] = ()) -> None:
         """The slots of the devices `cold`, which are in the argv, are taken where they are behind a bridge."""
+        self.machine = machine
+        there = {(placed.bus, placed.slot): placed.device.id for placed in cold}
+        self._slots = range(1, machine.bridge_slots + 1)
         self._taken: list[dict[int, str]] = [
-            {placed.slot: placed.device.id for placed in cold if placed.bus == devices.bridge_id(index)}
+            {slot: there[place] for slot in self._slots if (place := machine.place_behind(index, slot)) in there}
             for index in range(bridges)
         ]
 
     def take(self, device_id: str) -> tuple[int, int]:
         """(bridge, slot), the first free one. Raises ResourceExhausted."""
         for bridge, taken in enumerate(self._taken):
-            for slot in range(_FIRST_SLOT, _LAST_SLOT + 1):
+            for slot in self._slots:
                 if slot not in taken:
                     taken[slot] = device_id
                     return bridge, slot
@@ -181,7 +184,7 @@ class Bridges:
 
     def __init__(self, config: LocalVm, monitor: Monitor) -> None:
         self._qmp = monitor
-        self._slots = BridgeSlots(config.bridges, config.pci.placed)
+        self._slots = BridgeSlots(config.machine, config.bridges, config.pci.placed)
 
     def saved(self) -> list[dict[str, object]]:
         return self._slots.saved()
@@ -200,7 +203,8 @@ class Bridges:
         The slot is free again after an error other than QmpTimeout: after that one QEMU may still add the device.
         """
         bridge, slot = self._slots.take(device_id)
-        place = {"bus": devices.bridge_id(bridge), "addr": f"{slot:#x}"}
+        bus, address = self._slots.machine.place_behind(bridge, slot)
+        place = {"bus": bus, "addr": f"{address:#x}"}
         try:
             await self._qmp.device_add(driver, qdev, {**fields, **place}, timeout_s)
         except QmpTimeout:

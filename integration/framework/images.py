@@ -65,14 +65,14 @@ def _add(tar: tarfile.TarFile, name: str, data: bytes, mode: int = 0o644) -> Non
     tar.addfile(_entry(name, tarfile.REGTYPE, mode, len(data)), io.BytesIO(data))
 
 
-def base_layer() -> bytes:
+def base_layer(busybox: Path = BUSYBOX) -> bytes:
     """The payload's lower layer, a whole root file system by itself."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as tar:
         tar.addfile(_entry("bin", tarfile.DIRTYPE, 0o755))
         for name in _EMPTY_DIRECTORIES:
             tar.addfile(_entry(name, tarfile.DIRTYPE, 0o1777 if name == "tmp" else 0o755))
-        _add(tar, "bin/busybox", BUSYBOX.read_bytes(), 0o755)
+        _add(tar, "bin/busybox", busybox.read_bytes(), 0o755)
         for name in applets():
             tar.addfile(_entry(f"bin/{name}", tarfile.SYMTYPE, 0o777, link="busybox"))
         for name, text in _FILES.items():
@@ -109,7 +109,9 @@ def layer(files: Mapping[str, bytes], *, mode: int, owner: int = 0) -> bytes:
     return buffer.getvalue()
 
 
-def image_blobs(layers: Sequence[bytes] = (), settings: Mapping[str, object] | None = None) -> tuple[str, Blobs]:
+def image_blobs(
+    layers: Sequence[bytes] = (), settings: Mapping[str, object] | None = None, architecture: str = "amd64"
+) -> tuple[str, Blobs]:
     """(digest of the manifest, blobs by digest) of an image with settings, of the payload's layers unless given."""
     settings = {
         **_CONFIG["config"],
@@ -125,7 +127,12 @@ def image_blobs(layers: Sequence[bytes] = (), settings: Mapping[str, object] | N
 
     described = [{"mediaType": f"{_KINDS}.layer.v1.tar", **keep(layer)} for layer in layers or payload_layers()]
     diff_ids = [layer["digest"] for layer in described]
-    config = {**_CONFIG, "config": settings, "rootfs": {"type": "layers", "diff_ids": diff_ids}}
+    config = {
+        **_CONFIG,
+        "architecture": architecture,
+        "config": settings,
+        "rootfs": {"type": "layers", "diff_ids": diff_ids},
+    }
     config_blob = {"mediaType": f"{_KINDS}.config.v1+json", **keep(json.dumps(config, sort_keys=True).encode())}
     manifest = {"schemaVersion": 2, "mediaType": MANIFEST, "config": config_blob, "layers": described}
     return str(keep(json.dumps(manifest, sort_keys=True).encode())["digest"]), blobs
@@ -138,17 +145,18 @@ def write_archive(
     *,
     layers: Sequence[bytes] = (),
     settings: Mapping[str, object] | None = None,
+    architecture: str = "amd64",
 ) -> str:
     """An OCI image layout at `path`, of the payload's two layers unless `layers` are given.
 
     Returns the manifest's digest; equal busybox means equal digest.
     """
     digest, blobs = image_blobs(
-        layers, {**(settings or {}), **({"Entrypoint": list(entrypoint)} if entrypoint else {})}
+        layers, {**(settings or {}), **({"Entrypoint": list(entrypoint)} if entrypoint else {})}, architecture
     )
     top = {"digest": digest, "size": len(blobs[digest])}
     names = {"io.containerd.image.name": name, "org.opencontainers.image.ref.name": name.rsplit(":", 1)[-1]}
-    platform = {"architecture": "amd64", "os": "linux"}
+    platform = {"architecture": architecture, "os": "linux"}
     listed = {"mediaType": MANIFEST, **top, "annotations": names, "platform": platform}
     with tarfile.open(path, mode="w", format=tarfile.USTAR_FORMAT) as tar:
         _add(tar, "oci-layout", b'{"imageLayoutVersion":"1.0.0"}')

@@ -15,7 +15,7 @@ from qemu.qmp import QMPClient
 from qemu.qmp.error import QMPError
 
 from pyshim.host.processes.identity import start_ticks
-from pyshim.pod.plan.kernel_params import X86_PARAMS
+from pyshim.model.architecture import X86_64
 
 from .disks import CONFIG_SERIAL, IMAGES_IN_GUEST, IMAGES_SERIAL
 
@@ -25,7 +25,7 @@ _KERNEL_PARAMS = (
     *("console=hvc0", "root=/dev/vda1", "rootfstype=erofs", "ro", "quiet", "panic=1"),
     # As the shim's own VMs boot. Without `no_timer_check` a kernel under emulation on a busy host finds that its
     # timer does not work, and panics before it has a console.
-    *(param for param in X86_PARAMS if param != "tsc=reliable"),
+    *(param for param in X86_64.kernel_params if param != "tsc=reliable"),
     # Ten kernels that gauge the TSC on two busy CPUs get it wrong, and one of them lives an hour in a few seconds.
     "clocksource=hpet",
     "agent.server_addr=unix:///run/kata-containers/agent.sock",

@@ -170,7 +170,7 @@ def with_annotations(
         return effective
     _reset_other_plug_way(effective, changed)
     result = replace(effective.with_settings(changed), findings=(*effective.findings, *findings))
-    result = result.with_settings(derived(result.settings))
+    result = result.with_settings(derived(result.settings, result.hypervisor, result.architecture))
     for problem in contradictions(result.settings, result.hypervisor):
         names = ", ".join(sorted(setting.annotation for setting in changed.values()))
         raise InvalidArgument(f"apply annotations {names}: {problem.subject}: {problem.text}")

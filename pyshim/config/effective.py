@@ -18,10 +18,11 @@ from pyshim.config.keys import Alias, Key, Table, Verdict, document_table
 from pyshim.config.keys_runtime import EXPECTED, OTHER_VMMS, REMOVED, REMOVED_TABLES
 from pyshim.config.sources import Source, SourceLine
 from pyshim.config.values import PATH, WithoutEffect, toml_value
+from pyshim.model.architecture import ARCHITECTURES, MACHINE_TYPES, X86_64, machine_types_of
 from pyshim.model.units import HUGEPAGE_MIB
 
 PROGRAM_PATHS: Mapping[str, tuple[str, ...]] = {
-    "path": ("/usr/bin/qemu-system-x86_64", "/opt/kata/bin/qemu-system-x86_64", "/usr/libexec/qemu-kvm"),
+    "path": tuple(dict.fromkeys(path for each in ARCHITECTURES.values() for path in each.qemu_paths)),
     "virtio_fs_daemon": (
         "/usr/libexec/virtiofsd",
         "/usr/lib/virtiofsd",
@@ -34,7 +35,8 @@ PROGRAM_PATHS: Mapping[str, tuple[str, ...]] = {
         "/usr/local/bin/vhost-device-vsock",
     ),
 }
-"""By key, the paths where a program is searched for if its key is empty: those of Debian, Fedora and kata-deploy."""
+"""By key, the paths where a program is searched for if its key is empty: those of Debian, Fedora and kata-deploy. Of
+`path`, those of the architecture of `machine_type` count."""
 FORCE_GUEST_PULL = "force_guest_pull"
 """The only feature that `experimental` may name."""
 SUPPORTED_HYPERVISORS = frozenset({"qemu", REMOTE})
@@ -93,6 +95,8 @@ class Effective(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     source: Source
     hypervisor: str
     """The hypervisor of its sandboxes: NAME of the table `hypervisor.NAME`."""
+    architecture: str
+    """The node's, as `uname -m` says it."""
     settings: Mapping[tuple[Table, str], Setting]
     findings: tuple[Finding, ...]
 
@@ -110,11 +114,14 @@ class Effective(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return tuple(finding for finding in self.findings if finding.level is Level.ERROR)
 
 
-def examine(source: Source, hypervisor_name: str = "") -> Effective:
-    """The effective configuration of `source`. `hypervisor_name`, unless empty, replaces the choice of the document."""
+def examine(source: Source, hypervisor_name: str = "", architecture: str = os.uname().machine) -> Effective:
+    """The effective configuration of `source` on a node of this architecture, as `uname -m` says it.
+
+    `hypervisor_name`, unless empty, replaces the choice of the document.
+    """
     reader = _Reader(source, hypervisor_name)
     settings = {(key.table, key.name): reader.setting(key) for key in keys_for(reader.hypervisor)}
-    settings |= derived(settings)
+    settings |= derived(settings, reader.hypervisor, architecture)
     if reader.hypervisor in SUPPORTED_HYPERVISORS:
         findings = [*reader.findings, *reader.unknown(), *contradictions(settings, reader.hypervisor)]
     else:  # the keys may be right for that hypervisor
@@ -122,18 +129,29 @@ def examine(source: Source, hypervisor_name: str = "") -> Effective:
     return Effective(
         source=source,
         hypervisor=reader.hypervisor,
+        architecture=architecture,
         settings=settings,
         findings=tuple(sorted(findings, key=_document_order)),
     )
 
 
-def derived(settings: Mapping[tuple[Table, str], Setting]) -> Mapping[tuple[Table, str], Setting]:
-    """The settings that follow from others, as in Kata's Rust runtime.
+def derived(
+    settings: Mapping[tuple[Table, str], Setting], hypervisor: str, architecture: str
+) -> Mapping[tuple[Table, str], Setting]:
+    """The settings that follow from others, and from the node's architecture; the first two as in Kata's Rust runtime.
 
     - sizing_policy is `overhead` if overhead_vcpus or overhead_memory is set and no policy is.
     - experimental_force_guest_pull is true if `experimental` names this feature.
+    - An empty machine_type is the first of the node's architecture, and an empty path is the QEMU for it.
     """
     changed: dict[tuple[Table, str], Setting] = {}
+    if hypervisor != REMOTE:
+        machine_type, path = settings[Table.HYPERVISOR, "machine_type"], settings[Table.HYPERVISOR, "path"]
+        own = machine_types_of(ARCHITECTURES.get(architecture, X86_64))[0]
+        machine_type = machine_type._replace(value=machine_type.value or own)
+        if not path.value:
+            path = _first_present(path, MACHINE_TYPES[machine_type.value].architecture.qemu_paths)
+        changed |= {(Table.HYPERVISOR, "machine_type"): machine_type, (Table.HYPERVISOR, "path"): path}
     policy = settings[Table.RUNTIME, "sizing_policy"]
     for name in ("overhead_memory", "overhead_vcpus"):
         overhead = settings[Table.HYPERVISOR, name]
@@ -306,16 +324,19 @@ class _Reader:
 def _located(setting: Setting, source: Source) -> Setting:
     """`setting` with an absolute path: one that starts with a dot is relative to the file's directory.
 
-    An empty path of a program is replaced by the first of PROGRAM_PATHS that exists.
+    An empty path of a program but QEMU is replaced by the first of PROGRAM_PATHS that exists.
     """
     if setting.key.kind is not PATH:
         return setting
     if setting.value.startswith("."):
         return setting._replace(value=os.path.normpath(os.path.join(source.directory, setting.value)))
-    if not setting.value and setting.key.name in PROGRAM_PATHS:
-        paths = PROGRAM_PATHS[setting.key.name]
-        return setting._replace(value=next((path for path in paths if os.access(path, os.X_OK)), paths[0]))
+    if not setting.value and setting.key.name in PROGRAM_PATHS and setting.key.name != "path":
+        return _first_present(setting, PROGRAM_PATHS[setting.key.name])
     return setting
+
+
+def _first_present(setting: Setting, paths: tuple[str, ...]) -> Setting:
+    return setting._replace(value=next((path for path in paths if os.access(path, os.X_OK)), paths[0]))
 
 
 def contradictions(settings: Mapping[tuple[Table, str], Setting], hypervisor: str) -> Iterator[Finding]:

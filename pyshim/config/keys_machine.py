@@ -19,12 +19,13 @@ from pyshim.config.values import (
     memory,
     whole,
 )
+from pyshim.model.architecture import MACHINE_TYPES
 from pyshim.model.places import SWAP_ROOT
 
 _OTHER_VMM = "only other hypervisors have it"
 _NO_FILE = "guest memory is anonymous or in hugepages, not in a file"
 _SWAP_AS_ASKED = "a swap disk is made for each container that requests swap"
-_ARM = "only arm64 guests need it"
+_PFLASH = "`firmware` is the one image; the variables of UEFI are not kept"
 _H = Rows(table=Table.HYPERVISOR)
 _RS = Rows(table=Table.HYPERVISOR, dialect=Dialect.RUST)
 
@@ -68,11 +69,10 @@ BOOT: tuple[Key, ...] = (
     _H.later("firmware_volume", PATH, "", "The firmware's variable store.", ann=True),
     _H.used(
         "machine_type",
-        choice("q35", "microvm"),
-        "q35",
-        "QEMU's machine; microvm has no PCI and no hotplug.",
+        choice("", *MACHINE_TYPES),
+        "",
+        "QEMU's machine: q35; microvm, which has no PCI and no hotplug; virt on arm64. Empty: the node's first.",
         ann=True,
-        blank="",
     ),
     _H.used("machine_accelerators", TEXT, "", "Options to add to -machine, comma-separated.", ann=True),
     _H.used("cpu_features", TEXT, "pmu=off", "Options to add to -cpu with KVM, comma-separated.", ann=True),
@@ -83,8 +83,14 @@ BOOT: tuple[Key, ...] = (
         "`auto`: KVM if a test VM runs with it, else emulation, with a warning.",
         own=True,
     ),
-    _H.used("cpu_model", TEXT, "", "QEMU's -cpu. Empty: `host` with KVM, an x86-64-v2 model with emulation.", own=True),
-    _H.never("pflashes", WORDS, (), "Flash images of the machine.", _ARM),
+    _H.used(
+        "cpu_model",
+        TEXT,
+        "",
+        "QEMU's -cpu. Empty: `host` with KVM; with emulation an x86-64-v2 model, on arm64 `max`.",
+        own=True,
+    ),
+    _H.never("pflashes", WORDS, (), "Flash images of the machine.", _PFLASH),
     _H.used(
         "guest_extension_images",
         EXTENSIONS,

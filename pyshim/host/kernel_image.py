@@ -1,6 +1,11 @@
-"""What a file with a Linux kernel says of itself."""
+"""What the files that a guest boots from say of themselves."""
 
+import os
 import re
+import stat
+from typing import BinaryIO
+
+from pyshim.model.architecture import ARCHITECTURES
 
 _SIGNATURE_AT, _SIGNATURE, _VERSION_AT, _HEADER_BYTES = 0x202, b"HdrS", 0x20E, 0x210
 """Of a bzImage. `_VERSION_AT` has the place of its version text, counted from 0x200. Source: kernel
@@ -30,3 +35,52 @@ def kernel_release(path: str) -> str:
                 return found[1].decode("ascii", "replace")
             if not more:
                 return ""
+
+
+_ELF = b"\x7fELF\x02\x01"
+_ELF_MACHINE = slice(18, 20)
+_CPIO, _CPIO_HEADER_BYTES = b"070701", 110
+"""Source: kernel Documentation/driver-api/early-userspace/buffer-format.rst."""
+_MAX_ENTRIES = 64
+
+
+def boot_file_architecture(path: str) -> str:
+    """The architecture, as `uname -m` says it, of a kernel, or of the programs in an uncompressed initramfs.
+
+    Empty if the file does not say. Raises OSError; a file that is not a regular one says nothing.
+    """
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            return ""
+        head = file.read(_HEADER_BYTES)
+        if head.startswith(_CPIO):
+            head = _first_program(file)
+    for each in ARCHITECTURES.values():
+        offset, magic = each.kernel_magic
+        of_elf = head.startswith(_ELF) and int.from_bytes(head[_ELF_MACHINE], "little") == each.elf_machine
+        if of_elf or head[offset:].startswith(magic):
+            return each.name
+    return ""
+
+
+def _first_program(file: BinaryIO) -> bytes:
+    """The head of the first ELF file among the first entries; empty without one."""
+    at = 0
+    for _ in range(_MAX_ENTRIES):
+        file.seek(at)
+        header = file.read(_CPIO_HEADER_BYTES)
+        try:
+            size_bytes, name_bytes = int(header[54:62], 16), int(header[94:102], 16)
+        except ValueError:
+            break
+        content_at = at + _aligned(_CPIO_HEADER_BYTES + name_bytes)
+        file.seek(content_at)
+        head = file.read(_HEADER_BYTES)
+        if size_bytes > len(_ELF) and head.startswith(_ELF):
+            return head
+        at = content_at + _aligned(size_bytes)
+    return b""
+
+
+def _aligned(length: int) -> int:
+    return -(-length // 4) * 4

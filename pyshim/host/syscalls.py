@@ -1,8 +1,7 @@
 """The system calls Python 3.11 does not offer, one thin function each, failing as OSError.
 
 Import-light: `delete` uses it in an interpreter that lives for a tenth of a second. From 424 on every architecture has
-the same numbers (Documentation/process/adding-syscalls.rst). Lower ones differ and are given for x86-64, which is the
-one architecture whose VMs the shim makes.
+the same numbers (Documentation/process/adding-syscalls.rst). Lower ones differ: `model/architecture.py` has them.
 """
 
 import ctypes
@@ -12,6 +11,8 @@ import struct
 from collections.abc import Collection
 from contextlib import suppress
 from typing import NamedTuple
+
+from pyshim.model.architecture import ARCHITECTURES, SystemCalls
 
 MS_RDONLY = 1
 MS_NOSUID = 2
@@ -85,8 +86,6 @@ _INOTIFY_BYTES = 1 << 16
 CAP_DAC_OVERRIDE, CAP_IPC_LOCK = 1, 14
 _CAPABILITY_VERSION_3 = 0x20080522
 _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 24, 38
-_SYS_SETGROUPS, _SYS_SETRESUID, _SYS_SETRESGID, _SYS_SECCOMP, _SYS_BPF = 116, 117, 119, 317, 321
-"""Of x86-64. Source: arch/x86/entry/syscalls/syscall_64.tbl."""
 _BPF_ATTR_BYTES = 128
 """The kernel takes any size, if the members it does not know are zero."""
 _SECCOMP_SET_MODE_FILTER, _SECCOMP_FILTER_FLAG_TSYNC = 1, 1
@@ -202,35 +201,41 @@ def limit_capabilities_of_thread(kept: Collection[int]) -> None:
     _checked(_libc.capset(ctypes.byref(_CapabilityHeader()), ctypes.byref(held)))
 
 
+def _numbers() -> SystemCalls:
+    machine = os.uname().machine
+    if machine not in ARCHITECTURES:
+        raise OSError(errno.ENOSYS, f"the numbers of the system calls of {machine} are not known")
+    return ARCHITECTURES[machine].system_calls
+
+
 def become_user(user_id: int, group_ids: Collection[int]) -> None:
     """This thread and the programs it executes run as this user and group, also in `group_ids`, without capabilities.
 
     By the system calls: the functions of libc change all threads of the process. The kernel then lets only root trace
     the process or take a core dump of it (credentials(7), prctl(2) PR_SET_DUMPABLE), until its next exec.
     """
-    if os.uname().machine != "x86_64":
-        raise OSError(errno.ENOSYS, "the numbers of the system calls are those of x86-64 only")
+    numbers = _numbers()
     groups = (ctypes.c_uint32 * len(group_ids))(*group_ids)
-    _system_call(_SYS_SETGROUPS, len(group_ids), groups)
-    _system_call(_SYS_SETRESGID, user_id, user_id, user_id)
-    _system_call(_SYS_SETRESUID, user_id, user_id, user_id)
+    _system_call(numbers.setgroups, len(group_ids), groups)
+    _system_call(numbers.setresgid, user_id, user_id, user_id)
+    _system_call(numbers.setresuid, user_id, user_id, user_id)
 
 
 def filter_calls(program: bytes) -> None:
     """All threads of this process, and what they start, are bound by the program and gain no right by an exec.
 
-    seccomp(2) of x86-64. Raises ESRCH when a thread has another filter.
+    seccomp(2). Raises ESRCH when a thread has another filter.
     """
     _checked(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
     wanted = _FilterProgram(len(program) // _SECCOMP_INSTRUCTION_BYTES, program)
-    if _system_call(_SYS_SECCOMP, _SECCOMP_SET_MODE_FILTER, _SECCOMP_FILTER_FLAG_TSYNC, ctypes.byref(wanted)):
+    if _system_call(_numbers().seccomp, _SECCOMP_SET_MODE_FILTER, _SECCOMP_FILTER_FLAG_TSYNC, ctypes.byref(wanted)):
         raise OSError(errno.ESRCH, os.strerror(errno.ESRCH))
 
 
 def bpf(command: int, request: bytes) -> int:
-    """bpf(2) of x86-64 with the members of `union bpf_attr` that the command reads; the others are zero."""
+    """bpf(2) with the members of `union bpf_attr` that the command reads; the others are zero."""
     attr = ctypes.create_string_buffer(request, _BPF_ATTR_BYTES)
-    return _system_call(_SYS_BPF, command, attr, len(attr))
+    return _system_call(_numbers().bpf, command, attr, len(attr))
 
 
 def madvise(start: int, length: int, advice: int) -> None:

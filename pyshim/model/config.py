@@ -9,6 +9,8 @@ from fractions import Fraction
 
 import msgspec
 
+from pyshim.model.architecture import MACHINE_TYPES, MachineType
+
 HYPERVISOR_PREFIX = "io.katacontainers.config.hypervisor."
 """Prefix of the annotations that set keys of the hypervisor's table."""
 FILE_SYSTEM_OPTION_PREFIX = "io.katacontainers.fs-opt."
@@ -141,6 +143,11 @@ class HypervisorConfig(msgspec.Struct, frozen=True, kw_only=True):
     remote_hypervisor_timeout_s: float
     default_gpus: int
     default_gpu_model: str
+
+    @property
+    def machine(self) -> MachineType:
+        """Of a VM on this host: a remote VM's `machine_type` is the service's name for a kind of instance."""
+        return MACHINE_TYPES[self.machine_type]
 
 
 AGENT_CDH_API_TIMEOUT_S = 50.0

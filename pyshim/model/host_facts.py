@@ -68,6 +68,8 @@ class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The rate of the time stamp counter; 0 if the host does not report it."""
     hostname: str = ""
     """The node's host name; empty if it has none."""
+    architecture: str = "x86_64"
+    """Of its processor, as `uname -m` says it."""
 
 
 def unbounded(host: HostFacts) -> HostFacts:

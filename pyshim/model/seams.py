@@ -235,6 +235,9 @@ class Host(Protocol):
     async def kernel_release(self, path: str) -> str:
         """The release of the Linux kernel in the file, such as `6.12.57-amd64`; empty if the file does not say."""
 
+    async def boot_architectures(self, paths: Collection[str]) -> Mapping[str, str]:
+        """For each boot file that says so, the architecture that it is for, as `uname -m` says it."""
+
     async def disk_bytes(self, path: str) -> int:
         """The size of a block device or file."""
 

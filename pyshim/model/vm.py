@@ -5,6 +5,7 @@ from enum import StrEnum
 
 import msgspec
 
+from pyshim.model.architecture import MACHINE_TYPES, MachineType
 from pyshim.model.confidential import Guard
 from pyshim.model.confinement import NO_LABELS, ProcessLabels
 from pyshim.model.errors import InvalidArgument
@@ -388,6 +389,10 @@ class LocalVm(msgspec.Struct, frozen=True, kw_only=True):
     saved_machine: str = ""
     """The directory of the template from which the VM continues, paused at first; empty: it boots. A template has no
     share, which is plugged afterwards."""
+
+    @property
+    def machine(self) -> MachineType:
+        return MACHINE_TYPES[self.machine_type]
 
     @property
     def has_empty_netns(self) -> bool:

@@ -61,8 +61,23 @@ async def plan_sandbox(env: Environment, request: SandboxRequest, config: Config
         dns=await _dns(env.host, spec),
     )
     if not config.is_remote:
+        await _check_boot_files(env.host, plan)
         plan = await _with_guest_nodes(env, await _place(env, plan, spec))
     return plan, facts
+
+
+async def _check_boot_files(host: Host, plan: SandboxPlan) -> None:
+    """Raises InvalidArgument for a kernel or an initrd of another processor than the VM's."""
+    vm = plan.local_vm
+    files = {"kernel": vm.boot.kernel, **({"initrd": vm.boot.initrd} if vm.boot.initrd else {})}
+    found = await host.boot_architectures(files.values())
+    wanted = vm.machine.architecture.name
+    for key, path in files.items():
+        if found.get(path, "") not in ("", wanted):
+            raise InvalidArgument(
+                f"start vm: {key} '{path}' in {plan.config.origin(key)} is for {found[path]}, and machine type"
+                f" {vm.machine_type} is of {wanted}"
+            )
 
 
 async def _instances(host: Host, config: Config) -> InstanceTable | None:

@@ -11,7 +11,7 @@ from typing import BinaryIO, ParamSpec, TypeVar
 from pyshim.concurrency.deadlines import CHANGE_S, MARGIN_S, READ_S, within_s
 from pyshim.host.fds import OwnedFd, with_spare_descriptors
 from pyshim.host.files import list_tree, read_piece
-from pyshim.host.kernel_image import kernel_release
+from pyshim.host.kernel_image import boot_file_architecture, kernel_release
 from pyshim.host.mounts.mounting import perform_mount
 from pyshim.host.mounts.table import mounted_files
 from pyshim.host.os_errors import os_errors
@@ -132,6 +132,21 @@ class LinuxHost:
     async def kernel_release(self, path: str) -> str:
         """The release of a kernel's file; see `kernel_image.py`."""
         return await _reading(path, kernel_release, path)
+
+    @within_s(READ_S, "read the headers of kernel and initrd")
+    async def boot_architectures(self, paths: Collection[str]) -> Mapping[str, str]:
+        """For each boot file that says so, its architecture; see `kernel_image.py`. One that cannot be read says
+        nothing here: the VMM names it.
+        """
+
+        def look() -> Mapping[str, str]:
+            found: dict[str, str] = {}
+            for path in paths:
+                with contextlib.suppress(OSError):
+                    found[path] = boot_file_architecture(path)
+            return found
+
+        return await in_thread(look)
 
     @within_s(READ_S, "measure '{path}'")
     async def disk_bytes(self, path: str) -> int:

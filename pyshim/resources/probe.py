@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 from pyshim.host.fds import OwnedFd, open_error
 from pyshim.host.os_errors import describe_os_error
+from pyshim.model.architecture import ARCHITECTURES
 from pyshim.model.host_facts import CgroupMode, HostFacts, known_cpus
 from pyshim.resources.cgroups.host.hierarchies import read
 from pyshim.resources.confidential.host import QUOTE_SOCKET, probe_tee
 
 _KVM_CREATE_VM = 0xAE01
-_VIRTUALISATION_FLAGS = frozenset({"vmx", "svm"})
 _KHZ_PER_BOGOMIPS = 500
 """The kernel counts two instructions for each loop. With a constant rate of the time stamp counter, one tick is one
 loop. Source: arch/x86/kernel/tsc.c (lpj_fine), arch/x86/kernel/cpu/proc.c.
@@ -31,11 +31,14 @@ def probe_host(
     dev_root: str = "/dev",
     run_root: str = "/run",
     create_vm: Callable[[int], int] = create_kvm_vm,
+    architecture: str = os.uname().machine,
 ) -> HostFacts:
     """The facts on which plans are based. A file that cannot be read means "no" and raises nothing."""
     cpuinfo = read(f"{proc_root}/cpuinfo")
     flags = frozenset(_field(cpuinfo, "flags").split())
-    kvm_usable, kvm_reason = _probe_kvm(flags, f"{dev_root}/kvm", create_vm)
+    known = ARCHITECTURES.get(architecture)
+    wanted = known.virtualisation_flags if known else frozenset()
+    kvm_usable, kvm_reason = _probe_kvm(flags, wanted, f"{dev_root}/kvm", create_vm)
     return HostFacts(
         cpu_count=_cpu_count(proc_root, sys_root),
         memory_mib=_memory_mib(proc_root),
@@ -52,16 +55,20 @@ def probe_host(
         ),
         tsc_khz=_tsc_khz(cpuinfo, flags),
         hostname=read(f"{proc_root}/sys/kernel/hostname").strip(),
+        architecture=architecture,
     )
 
 
-def _probe_kvm(flags: frozenset[str], device: str, create_vm: Callable[[int], int]) -> tuple[bool, str]:
+def _probe_kvm(
+    flags: frozenset[str], wanted: frozenset[str], device: str, create_vm: Callable[[int], int]
+) -> tuple[bool, str]:
     """True if KVM is usable, and the reason.
 
-    The CPU's flags decide first: a paravirtual kvm module offers a device on which stock kernels hang.
+    The CPU's flags decide first, where it has some: a paravirtual kvm module offers a device on which stock kernels
+    hang.
     """
-    if not flags & _VIRTUALISATION_FLAGS:
-        return False, "the CPU shows neither vmx nor svm"
+    if wanted and not flags & wanted:
+        return False, f"the CPU shows neither {' nor '.join(sorted(wanted, reverse=True))}"
     try:
         with OwnedFd(os.open(device, os.O_RDWR | os.O_CLOEXEC)) as kvm:
             try:
@@ -70,8 +77,8 @@ def _probe_kvm(flags: frozenset[str], device: str, create_vm: Callable[[int], in
                 return False, f"create a VM on {device!r}: {describe_os_error(error)}"
     except OSError as error:
         return False, f"open {device!r}: {describe_os_error(error)}"
-    flag = " and ".join(sorted(flags & _VIRTUALISATION_FLAGS))
-    return True, f"the CPU shows {flag} and {device!r} makes VMs"
+    flag = " and ".join(sorted(flags & wanted))
+    return True, f"the CPU shows {flag} and {device!r} makes VMs" if flag else f"{device!r} makes VMs"
 
 
 def _field(text: str, name: str) -> str:

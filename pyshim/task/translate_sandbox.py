@@ -10,6 +10,7 @@ from google.protobuf.message import DecodeError
 from protos.containerd import sandbox_pb2 as pb
 from protos.containerd import types_pb2
 from protos.cri import pod_sandbox_pb2 as cri
+from pyshim.model.architecture import go_architecture
 from pyshim.model.errors import InvalidArgument, Unimplemented
 from pyshim.model.ids import SandboxId, checked_id
 from pyshim.model.sandbox import CreateSandbox, PodConfig, PodDns, PodResourceSums, SandboxReport
@@ -28,8 +29,6 @@ _CRI_RESOURCES = {
     "memory_limit_in_bytes": ("memory", "limit"),
 }
 """The members of the CRI's LinuxContainerResources that a pod has, and OCI's for them."""
-_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
-"""The kernel's name of a machine, and Go's."""
 
 
 class SandboxRef(NamedTuple):
@@ -121,7 +120,7 @@ def start_reply(state: SandboxReport) -> bytes:
 
 
 def platform_reply(machine: str) -> bytes:
-    platform = types_pb2.Platform(os="linux", architecture=_ARCHITECTURES.get(machine, machine))
+    platform = types_pb2.Platform(os="linux", architecture=go_architecture(machine))
     return pb.PlatformResponse(platform=platform).SerializeToString()
 
 

@@ -135,6 +135,7 @@ class FakeHost:
         self.daemons: set[FakeVirtiofsd] = set()
         self.share_takes_groups = True
         self.kernel = "6.12.57-amd64"
+        self.architectures: dict[str, str] = {}
         """The guest's kernel, its release."""
         self.streams: dict[str, FakeStreams] = {}
         self.sources: dict[str, SourceFacts] = {}
@@ -215,6 +216,9 @@ class FakeHost:
     async def kernel_release(self, path: str) -> str:
         self.faults.hit("kernel_release")
         return self.kernel
+
+    async def boot_architectures(self, paths: Collection[str]) -> Mapping[str, str]:
+        return {path: self.architectures[path] for path in paths if path in self.architectures}
 
     async def make_disk_file(self, path: str, size_bytes: int, head: bytes = b"") -> None:
         self.faults.hit("make_disk_file")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 TABLES = Path(__file__).parents[1] / "golden" / "qemu" / "grammar"
+AARCH64_TABLES = TABLES / "aarch64"
 OBJECTS = (
     *("memory-backend-ram", "memory-backend-memfd", "memory-backend-file", "rng-random", "iothread", "iommufd"),
     *("sev-guest", "sev-snp-guest", "tdx-guest"),
@@ -105,9 +106,9 @@ def loaded(text: str) -> Grammar:
     )
 
 
-def tables() -> dict[str, Grammar]:
+def tables(directory: Path = TABLES) -> dict[str, Grammar]:
     """Every version there is a table of, oldest first."""
-    found = [loaded(path.read_text()) for path in TABLES.glob("*.json")]
+    found = [loaded(path.read_text()) for path in directory.glob("*.json")]
     return {grammar.version: grammar for grammar in sorted(found, key=lambda one: _numbers(one.version))}
 
 

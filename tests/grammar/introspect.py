@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
@@ -11,8 +12,8 @@ from typing import Any
 from tests.grammar.check import DEVICES, OBJECTS, OPTIONS, Grammar
 
 _ARGV = ("-machine", "none", "-accel", "tcg", "-S", "-nodefaults", "-display", "none", "-qmp", "stdio")
-_CPU = "-x86_64-cpu"
-_EXTRA_TYPES = frozenset({"virtserialport", "isa-serial", "virtio-scsi-device"})
+_CPU = re.compile("-(x86_64|arm)-cpu$")
+_EXTRA_TYPES = frozenset({"virtserialport", "isa-serial", "virtio-scsi-device", "pvpanic-pci"})
 """Device types an argv may name whose properties are left out."""
 
 
@@ -45,12 +46,12 @@ def introspected(binary: str) -> Grammar:
     )
     device_types = {entry["name"] for entry in types}
     devices = [name for name in DEVICES if name in device_types]
-    q35 = next(machine["name"] for machine in machines if machine.get("alias") == "q35")
+    machine_type = next(machine["name"] for machine in machines if machine.get("alias") in ("q35", "virt"))
     properties = asked(
         binary,
         [
             *({"execute": "device-list-properties", "arguments": {"typename": name}} for name in devices),
-            {"execute": "qom-list-properties", "arguments": {"typename": f"{q35}-machine"}},
+            {"execute": "qom-list-properties", "arguments": {"typename": f"{machine_type}-machine"}},
         ],
     )
     *of_devices, of_machine = [_names(found or ()) for found in properties]
@@ -63,7 +64,7 @@ def introspected(binary: str) -> Grammar:
         objects=_variants(entities, "object-add", OBJECTS),
         devices=dict(zip(devices, of_devices, strict=True)),
         device_types=frozenset({*devices, *(_EXTRA_TYPES & device_types)}),
-        cpus=frozenset(name.removesuffix(_CPU) for name in device_types if name.endswith(_CPU)),
+        cpus=frozenset(_CPU.sub("", name) for name in device_types if _CPU.search(name)),
         tap=frozenset(netdevs["tap"]),
         vhost_user=frozenset(netdevs["vhost-user"]),
         machine=frozenset(name.replace("_", "-") for name in of_machine | lists.get("machine", frozenset())),

@@ -11,6 +11,7 @@ import os
 from functools import cache
 
 from pyshim.host import syscalls
+from pyshim.model.architecture import ARCHITECTURES
 
 KEPT_CAPABILITIES = {
     "chown": 0,
@@ -46,7 +47,7 @@ DENIED_CALLS = (
     *("iopl", "ioperm", "modify_ldt", "vm86", "vm86old"),
     *("syslog", "vhangup", "nfsservctl", "uselib", "_sysctl"),
 )
-"""They return EPERM, also under their numbers in the 32-bit and x32 tables."""
+"""They return EPERM, also under their numbers in the tables of 32-bit programs and of x32."""
 START_CALLS = ("io_uring_setup", "io_uring_enter", "io_uring_register")
 """Denied once the VM runs. Children inherit a filter, and QEMU uses these for its disks."""
 DEVICE_LIST_CALL = "bpf"
@@ -57,9 +58,8 @@ _LIBRARY = "libseccomp.so.2"
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
 _BAD_ARCHITECTURE, _OPTIMIZE = 2, 8
 _BINARY_TREE = 2
-_X86, _X86_64, _X32 = 0x40000003, 0xC000003E, 0x4000003E
 _UNKNOWN_CALL = -1
-"""Source: seccomp.h of libseccomp 2.5; linux/audit.h."""
+"""Source: seccomp.h of libseccomp 2.5."""
 
 
 def give_up_capabilities() -> None:
@@ -124,9 +124,10 @@ def _fill(library: ctypes.CDLL, context: ctypes.c_void_p, names: tuple[str, ...]
     _checked(library.seccomp_attr_set(context, _BAD_ARCHITECTURE, denied), "set up")
     library.seccomp_attr_set(context, _OPTIMIZE, ctypes.c_uint32(_BINARY_TREE))  # from 2.5 on; a matter of speed only
     library.seccomp_arch_native.restype = ctypes.c_uint32
-    if library.seccomp_arch_native() == _X86_64:
-        for architecture in (_X86, _X32):
-            _checked(library.seccomp_arch_add(context, ctypes.c_uint32(architecture)), "set up")
+    native = library.seccomp_arch_native()
+    families = (each.seccomp_family for each in ARCHITECTURES.values())
+    for other in next((family[1:] for family in families if family[0] == native), ()):
+        _checked(library.seccomp_arch_add(context, ctypes.c_uint32(other)), "set up")
     for name in names:
         number = library.seccomp_syscall_resolve_name(name.encode())
         if number != _UNKNOWN_CALL:  # of a later kernel than this library's

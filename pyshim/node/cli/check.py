@@ -23,6 +23,7 @@ from pyshim.config.keys import Table
 from pyshim.config.load import build_config
 from pyshim.config.sources import named_file, read_source
 from pyshim.config.values import toml_value
+from pyshim.model.architecture import go_architecture
 from pyshim.model.config import Config
 from pyshim.model.errors import FailedPrecondition, NotFound, ShimError
 from pyshim.model.host_facts import HostFacts
@@ -37,7 +38,6 @@ from pyshim.resources.probe import probe_host
 _FORMAT = "1.0.27"
 _OCI = "1.1.0"
 """The version of the OCI runtime specification that specs are read by."""
-_GO_MACHINES = {"x86_64": "amd64", "aarch64": "arm64", "i686": "386"}
 Document = dict[str, Any]
 
 
@@ -168,7 +168,7 @@ def document(effective: Effective, facts: HostFacts, *, run: RunProgram) -> Docu
         "Host": {
             "AvailableGuestProtections": sorted(facts.tee.available) or ["none"],
             "Kernel": platform.release(),
-            "Architecture": _GO_MACHINES.get(platform.machine(), platform.machine()),
+            "Architecture": go_architecture(facts.architecture),
             "VMContainerCapable": facts.kvm_usable,
             "SupportVSocks": facts.vhost_vsock,
             "Distro": _distribution(),

@@ -7,7 +7,9 @@ from fractions import Fraction
 
 from msgspec import Struct
 
+from pyshim.model.architecture import ARCHITECTURES
 from pyshim.model.config import Config
+from pyshim.model.errors import ShimError
 from pyshim.model.host_facts import CgroupMode, lacks_groups
 from pyshim.model.units import MIB
 from pyshim.node.cli.check_host import HostReport
@@ -16,6 +18,7 @@ from pyshim.node.install.runtime import CRIO
 from pyshim.node.kubernetes.overhead import class_overhead
 from pyshim.node.kubernetes.pod_size import cpu_text, memory_text
 from pyshim.node.kubernetes.pod_vm import policy_in_force
+from pyshim.pod.plan.sandbox import check_machine
 from pyshim.resources.sizing.plan.capacity import host_side_mib
 from pyshim.start.dialect import BINARY, RUNTIME
 
@@ -78,10 +81,16 @@ def _missing(subject: str, text: str, hint: str) -> HostVerdict:
 def _machine(host: HostReport) -> Iterator[HostVerdict]:
     facts = host.facts
     nested = ", itself a virtual machine" if facts.nested else ""
-    if host.machine == "x86_64":
+    if host.machine in ARCHITECTURES:
         yield _ok("cpu", f"{host.machine}, {facts.cpu_count} CPUs, {facts.memory_mib} MiB{nested}")
     else:
-        yield _missing("cpu", f"{host.machine}: the VM's machine is made for x86_64", "use an x86_64 node")
+        known = " or ".join(ARCHITECTURES)
+        yield _missing("cpu", f"{host.machine}: VMs are made for {known}", f"use a node of {known}")
+    if host.config is not None and not host.config.is_remote:
+        try:
+            check_machine(host.config, facts)
+        except ShimError as error:
+            yield _missing("machine type", str(error), "use the machine types and the QEMU of this node's processor")
     if not host.is_root:
         yield _warning("user", "not root: devices may look as if they were not usable", "run it as root")
     wanted = host.config.hypervisor.accelerator if host.config and not host.config.is_remote else "auto"
@@ -98,7 +107,8 @@ def _machine(host: HostReport) -> Iterator[HostVerdict]:
 
 def _kvm_hint(host: HostReport) -> str:
     if "neither vmx nor svm" not in host.facts.kvm_reason:
-        return "modprobe kvm_intel or kvm_amd, and let root open /dev/kvm"
+        known = ARCHITECTURES.get(host.machine)
+        return f"{known.kvm_advice if known else 'load kvm'}, and let root open /dev/kvm"
     if host.facts.nested:
         return "enable nested virtualization where this virtual machine is made"
     return "enable VT-x or AMD-V in the firmware"
@@ -314,7 +324,7 @@ def _unreachable_root(host: HostReport, snapshotter: str) -> str:
     if config is None or config.runtime.experimental_force_guest_pull:
         return ""
     gets_layers = snapshotter == "erofs" and (_version(host.runtime.version.text) or _LAYERS_SINCE) >= _LAYERS_SINCE
-    if gets_layers and (config.is_remote or config.hypervisor.machine_type == "microvm"):
+    if gets_layers and (config.is_remote or not config.hypervisor.machine.is_pci):
         return "an image's layers are disks, which this VM cannot take while it runs"
     no_share = not config.is_remote and config.hypervisor.shared_fs == "none"
     if no_share and not gets_layers and snapshotter in (*_DIRECTORIES, "erofs"):

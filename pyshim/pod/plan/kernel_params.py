@@ -1,6 +1,6 @@
 """The guest kernel's command line, in Kata's order: platform, root, console, verbosity, agent, then the operator's.
 
-Source: the parameters of Kata's Go runtime on x86. A parameter of the operator replaces ours of the same name. Pure.
+Source: the parameters of Kata's Go runtime. A parameter of the operator replaces ours of the same name. Pure.
 """
 
 import math
@@ -13,20 +13,6 @@ from pyshim.resources.sizing.plan.static import is_resizable
 
 SERIAL_AGENT_PORT = "org.pykata.agent.0"
 
-X86_PARAMS = (
-    "tsc=reliable",
-    "no_timer_check",
-    "rcupdate.rcu_expedited=1",
-    "i8042.direct=1",
-    "i8042.dumbkbd=1",
-    "i8042.nopnp=1",
-    "i8042.noaux=1",
-    "noreplace-smp",
-    "reboot=k",
-    "cryptomgr.notests",
-    "net.ifnames=0",
-    "pci=lastbus=0",
-)
 _SYSTEMD_PARAMS = (
     "systemd.unit=kata-containers.target",
     "systemd.mask=systemd-networkd.service",
@@ -50,13 +36,16 @@ def kernel_params(
     `tsc_khz` is the rate of the host's time stamp counter, 0 if it is unknown.
     """
     hypervisor = config.hypervisor
-    params = [*X86_PARAMS, *(_emulated_clock(tsc_khz, hypervisor.kernel_hz) if emulated else ())]
+    architecture = hypervisor.machine.architecture
+    params = [*architecture.kernel_params]
+    if emulated and architecture.measures_clock:
+        params += _emulated_clock(tsc_khz, hypervisor.kernel_hz)
     if hypervisor.image and hypervisor.kernel_verity_params:
         params += _verity_root(hypervisor.kernel_verity_params, hypervisor.rootfs_type, on_pmem=root_on_pmem)
     elif hypervisor.image:
         params += _root("/dev/pmem0p1" if root_on_pmem else "/dev/vda1", hypervisor.rootfs_type, dax=root_on_pmem)
     # A panic before the driver of the virtio console is loaded appears on the serial port only.
-    params += ["earlyprintk=ttyS0,115200", "console=hvc0", "debug" if hypervisor.enable_debug else "quiet"]
+    params += [architecture.early_console, "console=hvc0", "debug" if hypervisor.enable_debug else "quiet"]
     if hypervisor.image:
         params += [f"systemd.show_status={'true' if hypervisor.enable_debug else 'false'}", *_SYSTEMD_PARAMS]
     params.append("panic=1")
@@ -64,7 +53,7 @@ def kernel_params(
         params.append(f"nr_cpus={max_vcpus}")
     params.append("selinux=0")
     if hypervisor.enable_iommu:
-        params += ["intel_iommu=on", "iommu=pt"]
+        params += architecture.iommu_params
     if is_resizable(config):
         params.append(_ONLINE_AT_ONCE)
         params += [_MOVABLE] if hypervisor.enable_virtio_mem else []

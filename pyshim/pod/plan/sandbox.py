@@ -1,11 +1,13 @@
 """The plan of one sandbox: VM, share, cgroups, and CreateSandbox for the agent; `pod/sandbox.py` carries it out."""
 
+import posixpath
 from collections.abc import Mapping
 from functools import partial
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from pyshim.model.architecture import ARCHITECTURES, machine_types_of
 from pyshim.model.confidential import Guard, Initdata
 from pyshim.model.config import Config
 from pyshim.model.confinement import NO_LABELS, ProcessLabels, vmm_selinux_label
@@ -57,10 +59,6 @@ EMULATED_BOOT_S = 60.0
 KVM_BOOT_S = 10.0
 """A `dial_timeout` below this is meant for KVM: the files of Kata's Rust runtime say 3 s."""
 _NO_DEVICES = PodDevices()
-EMULATED_CPU = "qemu64,+ssse3,+sse4.1,+sse4.2,+popcnt,-mtrr"
-"""The fewest features that run x86-64-v2 programs: `max` boots measurably slower under emulation (docs/GUEST.md).
-
-No MTRRs: they have no effect on emulated memory, and to set them for a new CPU the kernel makes all others spin."""
 
 
 def sandbox_plan(
@@ -151,8 +149,9 @@ def _remote(asked: _Asked, instances: InstanceTable | None) -> _Made:
 
 
 def _local(asked: _Asked, capacity: CapacityFacts) -> _Made:
-    spec, config, host = asked.spec, asked.config, pods_host(asked.host, capacity)
+    spec, config, host = asked.spec, without_acpi(asked.config), pods_host(asked.host, capacity)
     _check(config)
+    check_machine(config, host)
     initdata = _initdata(config)
     guard = guard_of(config, host, initdata)
     sizing = _sized(asked.kind, spec, config, host, capacity)
@@ -224,10 +223,8 @@ def _sized(
     kind: ContainerKind, spec: OciSpec, config: Config, host: HostFacts, capacity: CapacityFacts
 ) -> SizingRecord:
     """The size at boot; a VM that follows its containers boots with the defaults."""
-    if is_resizable(config):
-        sizing = boot_size(config, host)
-    else:
-        sizing = static_size(config, host, workload(kind, spec.annotations, spec.raw))
+    size = boot_size if is_resizable(config) else static_size
+    sizing = size(config, host, workload(kind, spec.annotations, spec.raw))
     return sizing.with_warnings(*capacity_check(sizing, config, host, capacity))
 
 
@@ -301,6 +298,34 @@ def accelerator(config: Config, host: HostFacts) -> Accelerator:
     return Accelerator.KVM if host.kvm_usable and wanted != "tcg" else Accelerator.TCG
 
 
+def check_machine(config: Config, host: HostFacts) -> None:
+    """Raises FailedPrecondition for a machine of another processor than the host's, unless it is to be emulated."""
+    hypervisor = config.hypervisor
+    wanted, present = hypervisor.machine.architecture, host.architecture
+    if wanted.name != present and hypervisor.accelerator != "tcg":
+        own = " and ".join(machine_types_of(ARCHITECTURES[present])) if present in ARCHITECTURES else "none"
+        raise FailedPrecondition(
+            f'start vm: machine_type "{hypervisor.machine_type}" in {config.origin("machine_type")} is of'
+            f" {wanted.name}, and this host's processor is {present}, with {own}"
+            ' (hint: accelerator = "tcg" emulates the other processor)'
+        )
+    program = posixpath.basename(hypervisor.path)
+    others = {posixpath.basename(path) for each in ARCHITECTURES.values() for path in each.qemu_paths}
+    if program in others - {posixpath.basename(path) for path in wanted.qemu_paths}:
+        raise InvalidArgument(
+            f"start vm: path '{hypervisor.path}' in {config.origin('path')}: {program} has no machine type"
+            f' "{hypervisor.machine_type}", which is of {wanted.name}'
+        )
+
+
+def without_acpi(config: Config) -> Config:
+    """`config` for a guest that finds no ACPI: memory grows by virtio-mem, not by DIMMs, and the root is a disk."""
+    hypervisor = config.hypervisor
+    if not hypervisor.machine.needs_uefi_for_acpi or hypervisor.firmware:
+        return config
+    return replace(config, hypervisor=replace(hypervisor, enable_virtio_mem=True, disable_image_nvdimm=True))
+
+
 def agent_channel(config: Config, host: HostFacts, vm_dir: str) -> AgentChannel:
     """As `agent_channel` says; `auto` is vhost-vsock if the host has it, else a virtio-serial port."""
     wanted = config.hypervisor.agent_channel
@@ -326,6 +351,10 @@ def _check(config: Config) -> None:
             raise InvalidArgument(f"read {key} in {config.origin(key)}: {value!r} is not an absolute path")
     if not hypervisor.image and not hypervisor.initrd:
         raise InvalidArgument(f"read '{config.source}': neither image nor initrd is set: the guest has no root")
+    if hypervisor.enable_iommu and not hypervisor.machine.has_iommu:
+        raise InvalidArgument(
+            f"read enable_iommu in {config.origin('enable_iommu')}: {hypervisor.machine_type} has no IOMMU"
+        )
 
 
 def _initdata(config: Config) -> Initdata | None:
@@ -347,7 +376,7 @@ def _boot(config: Config, host: HostFacts, room: Headroom) -> BootConfig:
         bool(hypervisor.image)
         and not hypervisor.disable_image_nvdimm
         and not hypervisor.confidential_guest
-        and hypervisor.machine_type != "microvm"
+        and hypervisor.machine.is_pci
     )
     serial = isinstance(agent_channel(config, host, ""), SerialChannel)
     return BootConfig(
@@ -370,7 +399,13 @@ def _boot(config: Config, host: HostFacts, room: Headroom) -> BootConfig:
 def _cpu(config: Config, host: HostFacts, sizing: SizingRecord, room: Headroom, guard: Guard | None) -> CpuConfig:
     hypervisor = config.hypervisor
     chosen = accelerator(config, host)
-    usual = cpu_model(guard) if guard else "host" if chosen is Accelerator.KVM else EMULATED_CPU
+    usual = (
+        cpu_model(guard)
+        if guard
+        else "host"
+        if chosen is Accelerator.KVM
+        else hypervisor.machine.architecture.emulated_cpu
+    )
     model = hypervisor.cpu_model or usual
     features = hypervisor.cpu_features if chosen is Accelerator.KVM else ""
     return CpuConfig(

@@ -57,7 +57,7 @@ def reason_to_boot(vm: LocalVm, base: LocalVm) -> str:
         base.memory.max_mib, base.memory.boot_mib
     )
     reasons = {
-        f"{vm.machine_type} takes no devices while it runs": vm.machine_type != "q35",
+        f"{vm.machine_type} cannot be saved": not vm.machine.can_be_saved,
         "a confidential guest's memory cannot be copied": vm.guard is not None,
         "its guest reads initdata": bool(vm.initdata),
         "it has a NUMA topology of its own (enable_numa)": bool(vm.numa or memory.host_nodes),

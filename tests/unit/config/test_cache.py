@@ -89,14 +89,14 @@ def test_a_change_of_its_files_is_seen(
 
 
 def test_a_program_that_is_installed_later_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    places = (str(tmp_path / "local" / "qemu"), str(tmp_path / "qemu"))
-    monkeypatch.setitem(effective.PROGRAM_PATHS, "path", places)  # type: ignore[arg-type]  # a dict
+    places = (str(tmp_path / "local" / "virtiofsd"), str(tmp_path / "virtiofsd"))
+    monkeypatch.setitem(effective.PROGRAM_PATHS, "virtio_fs_daemon", places)  # type: ignore[arg-type]  # a dict
     path, cache = write(tmp_path / "c.toml", "[hypervisor.qemu]\n"), later()
-    before = cache.get(options(path), {}).of(Table.HYPERVISOR, "path").value
-    write(tmp_path / "qemu", "").chmod(0o755)
+    before = cache.get(options(path), {}).of(Table.HYPERVISOR, "virtio_fs_daemon").value
+    write(tmp_path / "virtiofsd", "").chmod(0o755)
 
     assert before == places[0]
-    assert cache.get(options(path), {}).of(Table.HYPERVISOR, "path").value == places[1]
+    assert cache.get(options(path), {}).of(Table.HYPERVISOR, "virtio_fs_daemon").value == places[1]
 
 
 def test_a_file_changed_just_now_is_not_cached(tmp_path: Path) -> None:

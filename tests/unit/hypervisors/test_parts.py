@@ -13,6 +13,7 @@ from hypervisors.qemu.options import node_name
 from hypervisors.qemu.pci import BridgeSlots
 from hypervisors.qemu.process import SHOWN_LINES, ExitFacts, vm_exit
 from hypervisors.qemu.vsock import FIRST_CID, LAST_CID, candidate_cids, reserve_cid
+from pyshim.model.architecture import MACHINE_TYPES
 from pyshim.model.errors import FailedPrecondition, ResourceExhausted
 from pyshim.model.vm import VmExitKind
 from tests.fakes.open_files import same_open_files
@@ -121,7 +122,7 @@ def test_no_cid_leaves_no_descriptor(number: int, error: type[Exception], text: 
 
 
 def test_the_first_free_slot_is_taken_and_a_freed_one_again() -> None:
-    slots = BridgeSlots(2)
+    slots = BridgeSlots(MACHINE_TYPES["q35"], 2)
     taken = [slots.take(f"d{number}") for number in range(31)]
 
     assert (taken[0], taken[29], taken[30]) == ((0, 1), (0, 30), (1, 1))
@@ -131,7 +132,7 @@ def test_the_first_free_slot_is_taken_and_a_freed_one_again() -> None:
 
 
 def test_full_bridges_are_an_error() -> None:
-    slots = BridgeSlots(1)
+    slots = BridgeSlots(MACHINE_TYPES["q35"], 1)
     for number in range(30):
         slots.take(f"d{number}")
 

@@ -64,10 +64,11 @@ def cpu_model(guard: Guard) -> str:
 
 def _check(config: Config) -> None:
     hypervisor = config.hypervisor
+    refusal = hypervisor.machine.refuses_confidential
     problems = (
         (hypervisor.shared_fs != "none", f'shared_fs = "{hypervisor.shared_fs}": confidential_guest needs "none"'),
         (not hypervisor.firmware, "firmware is not set: a confidential guest's first code is measured"),
-        (hypervisor.machine_type != "q35", f'machine_type = "{hypervisor.machine_type}": only q35 can be confidential'),
+        (bool(refusal), f'machine_type = "{hypervisor.machine_type}": {refusal}'),
         (hypervisor.enable_hugepages, "enable_hugepages = true: a confidential guest has private memory"),
         (hypervisor.enable_virtio_mem, "enable_virtio_mem = true: a confidential guest has memory of fixed size"),
         (

@@ -18,8 +18,6 @@ from pyshim.model.vm import FIRST_BRIDGE_SLOT, PciDevice, PciLayout, PciPort, Pl
 
 MAX_PORTS = 16
 """Of each kind; Kata's limit."""
-BRIDGE_SLOTS = 30
-"""Of one PCI bridge: 1 to 30."""
 _END_OF_ROOT_BUS = 0x1F
 ROOT_BUS = "pcie.0"
 _PORT_KEYS = {PortKind.ROOT: "pcie_root_port", PortKind.SWITCH: "pcie_switch_port"}
@@ -97,21 +95,18 @@ def _placed(
 
 def _behind_bridges(config: Config, devices: Sequence[PciDevice]) -> tuple[PlacedDevice, ...]:
     bridges = config.hypervisor.default_bridges
-    places = bridges * BRIDGE_SLOTS
+    machine = config.hypervisor.machine
+    places = bridges * machine.bridge_slots
     if len(devices) > places:
         raise ResourceExhausted(
             f"place {len(devices)} devices: default_bridges = {bridges} in '{config.source}' gives {places} slots"
         )
-    behind_port = "00/" if config.hypervisor.firmware else ""
+    behind_port = "00/" if config.hypervisor.firmware or not machine.has_acpi_bridges else ""
+    behind_slot = "" if machine.has_acpi_bridges else "/00"
     placed = []
     for index, device in enumerate(devices):
-        bridge, slot = index // BRIDGE_SLOTS, index % BRIDGE_SLOTS + 1
-        placed.append(
-            PlacedDevice(
-                device=device,
-                bus=f"pci-bridge-{bridge}",
-                slot=slot,
-                pci_path=f"{FIRST_BRIDGE_SLOT + bridge:02x}/{behind_port}{slot:02x}",
-            )
-        )
+        bridge, slot = index // machine.bridge_slots, index % machine.bridge_slots + 1
+        bus, address = machine.place_behind(bridge, slot)
+        path = f"{FIRST_BRIDGE_SLOT + bridge:02x}/{behind_port}{slot:02x}{behind_slot}"
+        placed.append(PlacedDevice(device=device, bus=bus, slot=address, pci_path=path))
     return tuple(placed)

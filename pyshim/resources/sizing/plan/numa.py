@@ -107,8 +107,8 @@ def _check(config: Config) -> None:
             f"read enable_numa {where}: a VM with NUMA nodes keeps the size it boots with"
             " (hint: static_sandbox_resource_mgmt = true)"
         )
-    if config.hypervisor.machine_type == "microvm":
-        raise InvalidArgument(f"read enable_numa {where}: microvm has no NUMA nodes")
+    if not config.hypervisor.machine.is_pci:
+        raise InvalidArgument(f"read enable_numa {where}: {config.hypervisor.machine_type} has no NUMA nodes")
 
 
 def _mapping(config: Config, machine: Machine) -> list[frozenset[int]]:

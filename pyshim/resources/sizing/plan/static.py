@@ -91,10 +91,14 @@ def _size(config: Config, host: HostFacts, request: Workload) -> SizingRecord:
     )
 
 
-def boot_size(config: Config, host: HostFacts) -> SizingRecord:
-    """The size a VM boots with when it is resized later: the defaults, whatever the policy."""
+def boot_size(config: Config, host: HostFacts, request: Workload = NO_LIMITS) -> SizingRecord:
+    """The size a VM boots with when it is resized later: the defaults, whatever the policy.
+
+    If its machine plugs no vCPUs, it has those of `request` from the start.
+    """
     sized = _size(config, host, NO_LIMITS)
-    return SizingRecord(policy=DYNAMIC, vcpus=sized.vcpus, memory_mib=sized.memory_mib, warnings=())
+    vcpus = sized.vcpus if config.hypervisor.machine.plugs_vcpus else static_size(config, host, request).vcpus
+    return SizingRecord(policy=DYNAMIC, vcpus=vcpus, memory_mib=sized.memory_mib, warnings=())
 
 
 def template_size(config: Config, host: HostFacts) -> SizingRecord:
@@ -109,11 +113,12 @@ def template_size(config: Config, host: HostFacts) -> SizingRecord:
 def is_resizable(config: Config) -> bool:
     """True if the VM boots at the defaults and follows its containers; else it gets its size before it boots.
 
-    Confidential guests and microvm keep their size: they have no hotplug of CPUs and memory.
+    Confidential guests and microvm keep their size: they have no hotplug of CPUs and memory. Where only memory can be
+    plugged, the VM boots with the vCPUs that its workload states.
     """
     hypervisor = config.hypervisor
-    can_grow = not hypervisor.confidential_guest and hypervisor.machine_type != "microvm"
-    return can_grow and not config.runtime.static_sandbox_resource_mgmt
+    is_fixed = config.runtime.static_sandbox_resource_mgmt or hypervisor.confidential_guest
+    return not is_fixed and hypervisor.machine.is_pci
 
 
 def headroom(config: Config, host: HostFacts, record: SizingRecord) -> Headroom:
@@ -121,8 +126,9 @@ def headroom(config: Config, host: HostFacts, record: SizingRecord) -> Headroom:
     vcpus, memory_mib = record.vcpus.granted, record.memory_mib.granted
     if not is_resizable(config):
         return Headroom(max_vcpus=vcpus, max_memory_mib=memory_mib, memory_slots=0)
+    most_vcpus = maximum_vcpus(config.hypervisor, host) if config.hypervisor.machine.plugs_vcpus else vcpus
     return Headroom(
-        max_vcpus=max(vcpus, maximum_vcpus(config.hypervisor, host)),
+        max_vcpus=max(vcpus, most_vcpus),
         max_memory_mib=max(memory_mib, maximum_memory_mib(config.hypervisor, host)),
         memory_slots=config.hypervisor.memory_slots,
     )

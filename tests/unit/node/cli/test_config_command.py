@@ -33,7 +33,7 @@ FOUND = [
     "4: error: hypervisor.qemu.default_vcpus: expected a number",
     "5: error: hypervisor.qemu.default_memory: -1 is not between 64 and 4294967296",
     "6: error: hypervisor.qemu.default_maxmemory: 1e400 is not a usable number",
-    '7: error: hypervisor.qemu.machine_type: \'pc\' is not one of "q35", "microvm"',
+    '7: error: hypervisor.qemu.machine_type: \'pc\' is not one of "", "q35", "microvm", "virt"',
     "8: error: hypervisor.qemu.enable_annotations: '(broken' is not a regular expression: missing ), unterminated "
     "subpattern at position 0",
     "9: error: hypervisor.qemu.block_device_logical_sector_size: 1000 is neither 0 nor a power of two between 512 and "

@@ -41,7 +41,7 @@ def test_an_ordinary_vm_may_continue_whatever_its_pod_brings() -> None:
 @pytest.mark.parametrize(
     ("vm", "reason"),
     [
-        (vm_config(machine_type="microvm"), "microvm takes no devices while it runs"),
+        (vm_config(machine_type="microvm"), "microvm cannot be saved"),
         (vm_config(guard=SevGuard(policy=0, launch_hook="")), "memory cannot be copied"),
         (vm_config(initdata="/initdata.img"), "initdata"),
         (vm_config(numa=(NODE,)), "enable_numa"),
