@@ -2,8 +2,9 @@
 
 `python -m integration.framework.enclosure .venv/bin/python -m integration.framework.long_lived --minutes 10` asks the
 webhook (reviews over TLS connections of their own, bodies cut off, handshakes given up), the node's monitor (scrapes,
-also unread ones) and the NRI plugin (placements of shims that end), and prints a line for each a minute. The first
-third is for what is filled once. A shim with many execs is `bench.stub_rounds`.
+also unread ones), the NRI plugin (placements of shims that end), the DRA driver (claims prepared and removed, and one
+that the API server does not have) and the zygote (shims, and requests cut off), and prints a line for each a minute.
+The first third is for what is filled once. A shim with many execs is `bench.stub_rounds`.
 """
 
 from __future__ import annotations
@@ -12,9 +13,12 @@ import argparse
 import asyncio
 import contextlib
 import datetime
+import itertools
 import json
 import os
 import re
+import shutil
+import signal
 import socket
 import ssl
 import subprocess
@@ -25,12 +29,25 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import grpc
+
+from protos.kubelet import dra_v1_pb2 as pb
+from protos.kubelet.dra_v1_pb2_grpc import DRAPluginStub
 from pyshim.model.sizing import PlacementRequest
+from pyshim.node.dra.slices import DRIVER, POOL
+from pyshim.node.kubernetes.api import Access
 from pyshim.resources.placement_call import ask_for_placement
+from pyshim.start import zygote_client
+from pyshim.ttrpc import RemoteError
+from tests.fakes.api_server import FakeApiServer
 from tests.fakes.self_signed import self_signed
 from tests.unit.node.webhook.reviews import pod, review
 
+from . import oci
+from . import zygote as zygotes
 from .cri_soak import private_kib
+from .direct import direct_shim
+from .runtime import Runtime
 from .waiting import eventually
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -38,6 +55,20 @@ CLASS = f"pykata={PROJECT}/configs/configuration-qemu.toml"
 GROWTH_KIB = 3072
 """Private memory that may come after the first third: the C library's heap grows in steps of this order."""
 _PLACEMENT_MIB = 256
+_TURN_S = 0.5
+"""Of a service, before the next has its turn: their rounds take from 5 to 500 ms."""
+_TYPES = """
+[[type]]
+name = "gpu-1"
+vcpus = 16
+memory_mib = 262144
+device = "h100"
+devices = 1
+
+[device.h100]
+kind = "nvidia.com/gpu"
+count = 9
+"""
 _REVIEW = json.dumps(review(pod({"requests": {"cpu": "3", "memory": "4Gi"}}))).encode()
 
 
@@ -150,20 +181,99 @@ def nri(directory: Path) -> Iterator[Service]:
     with _run(log, "nri", *words) as process:
         eventually(path.exists, what="the plugin serves shims")
 
-        def ask() -> None:
-            pid = os.fork()  # a placement ends with the process that asked for it
-            if pid == 0:
-                code = 1
-                with contextlib.suppress(BaseException):
-                    asyncio.run(ask_for_placement(str(path), need))
-                    code = 0
-                os._exit(code)
-            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0, log.read_text()[-500:]
+        def ask() -> None:  # a placement ends with the process that asked for it
+            _in_child(lambda: asyncio.run(ask_for_placement(str(path), need)), log)
 
         yield Service(name="nri", pid=process.pid, ask=ask)
 
 
-SERVICES = {"webhook": webhook, "monitor": monitor, "nri": nri}
+def _in_child(call: Callable[[], object], log: Path) -> None:
+    """A process of its own has made the call, without an error."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        with contextlib.suppress(BaseException):
+            call()
+            code = 0
+        os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0, log.read_text()[-500:]
+
+
+@contextlib.contextmanager
+def _api_server(directory: Path) -> Iterator[Access]:
+    """Serves the claim `ns/c`, whose uid is `u1`."""
+    results = [{"request": "a", "driver": DRIVER, "pool": POOL, "device": "h100-3"}]
+    server = FakeApiServer()
+    server.claims["ns/c"] = {
+        "metadata": {"namespace": "ns", "name": "c", "uid": "u1"},
+        "status": {"allocation": {"devices": {"results": results}}},
+    }
+    answer, said = os.pipe()
+
+    async def serve() -> None:
+        async with server.serving(directory) as access:
+            os.write(said, json.dumps(access).encode())
+            await asyncio.Event().wait()
+
+    pid = os.fork()
+    if pid == 0:
+        asyncio.run(serve())
+    try:
+        yield Access(*json.loads(os.read(answer, 1 << 16)))
+    finally:
+        os.kill(pid, signal.SIGTERM)
+        os.waitpid(pid, 0)
+
+
+@contextlib.contextmanager
+def dra(directory: Path) -> Iterator[Service]:
+    log, types, root = directory / "dra.log", directory / "instances.toml", directory / "kubelet"
+    types.write_text(_TYPES)
+    pki = directory / "api"
+    pki.mkdir()
+    requests = [pb.Claim(namespace="ns", uid="u1", name="c"), pb.Claim(namespace="ns", uid="u2", name="none")]
+
+    def as_kubelet() -> None:
+        with grpc.insecure_channel(f"unix:{root}/plugins/{DRIVER}/dra.sock") as channel:
+            driver = DRAPluginStub(channel)
+            for _ in range(2):
+                prepared = driver.NodePrepareResources(pb.NodePrepareResourcesRequest(claims=requests)).claims
+                assert prepared["u1"].devices
+                assert prepared["u2"].error
+            removed = driver.NodeUnprepareResources(pb.NodeUnprepareResourcesRequest(claims=requests)).claims
+            assert not removed["u1"].error
+
+    with _api_server(pki) as access:
+        place = ("--server", access.server, "--token", access.token, "--authority", access.authority)
+        where = ("--types", str(types), "--kubelet-root", str(root), "--cdi", str(directory / "cdi"))
+        with _run(log, "dra", "run", *where, *place) as process:
+            eventually((root / "plugins" / DRIVER / "dra.sock").exists, what="the driver serves the kubelet")
+            yield Service(name="dra", pid=process.pid, ask=lambda: _in_child(as_kubelet, log))
+
+
+@contextlib.contextmanager
+def zygote(directory: Path) -> Iterator[Service]:
+    runtime, binaries, numbers = Runtime.chosen(), PROJECT / "bin", itertools.count(1)
+    with zygotes.Zygote(binaries / runtime.binary, directory / "zygote.log") as program:
+
+        def ask() -> None:
+            name = f"forked{next(numbers)}"
+            spec = oci.spec("true", name=name, rootfs=directory)
+            with direct_shim(runtime, binaries, name, directory / name, spec) as shim:
+                shim.start()
+                with contextlib.suppress(RemoteError):  # it serves: there is no such container
+                    shim.call("State")
+                (made,) = runtime.shims(name)
+                assert made.never_executed
+            shutil.rmtree(directory / name)
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as caller:
+                caller.connect(zygote_client.address(str(zygotes.DIRECTORY)))
+                caller.send(b"cut")
+
+        yield Service(name="zygote", pid=program.pid, ask=ask)
+
+
+SERVICES = {"webhook": webhook, "monitor": monitor, "nri": nri, "dra": dra, "zygote": zygote}
 
 
 def main() -> int:
@@ -171,15 +281,18 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--service", action="append", choices=SERVICES, help="default: all")
     asked = parser.parse_args()
+    Path("/run/containerd").mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as ground, contextlib.ExitStack() as end:
         names = asked.service or list(SERVICES)
         services = [end.enter_context(SERVICES[name](Path(ground))) for name in names]
         began = shown = time.monotonic()
         while (now := time.monotonic()) < began + asked.minutes * 60:
             for service in services:
-                with contextlib.suppress(OSError):
-                    service.ask()
-                service.rounds += 1
+                until = time.monotonic() + _TURN_S
+                while time.monotonic() < until:
+                    with contextlib.suppress(OSError):
+                        service.ask()
+                    service.rounds += 1
                 if service.warm is None and now > began + asked.minutes * 20:
                     time.sleep(1)  # what is about to end has ended
                     service.warm = Sizes.of(service.pid)
