@@ -1,6 +1,6 @@
-"""What a shim of the release 0.1.0 left is read by this release, and its `cleanup` undoes it.
+"""What a shim of a former release left is read by this release, and its `cleanup` undoes it.
 
-tests/golden/state/0.1.0 was written by that release's own code: a pod of two containers whose shim has died.
+tests/golden/state/VERSION was written by that release's own code: a pod of two containers whose shim has died.
 """
 
 import os
@@ -19,23 +19,29 @@ from pyshim.node.cli import cleanup
 from pyshim.state.schema import StateDamaged
 from pyshim.state.store import StateStore
 
-LEFT = Path(__file__).parents[2] / "golden" / "state" / "0.1.0"
+VERSIONS = {"0.1.0": "", "0.2.0": "0.2.0"}
+"""Of the shim, in the state: 0.1.0 did not write it."""
 
 
-def test_a_state_of_the_former_release_is_read_whole() -> None:
-    store = StateStore(root=str(LEFT / "sbs"), register=str(LEFT / "register"))
+@pytest.fixture(params=VERSIONS)
+def left(request: pytest.FixtureRequest) -> Path:
+    return Path(__file__).parents[2] / "golden" / "state" / str(request.param)
+
+
+def test_a_state_of_the_former_release_is_read_whole(left: Path) -> None:
+    store = StateStore(root=str(left / "sbs"), register=str(left / "register"))
 
     state, entered = store.load("sb1"), store.entered("sb1")
 
     assert entered == state.shim
-    assert (state.shim.pid, state.shim.version) == (4194303, "")
+    assert (state.shim.pid, state.shim.version) == (4194303, VERSIONS[left.name])
     assert [entry.kind for entry in state.ledger].count(ResourceKind.PROCESS) == 2
     assert state.snapshot is not None
     assert (state.snapshot.status, len(state.snapshot.containers)) == (SandboxStatus.RUNNING, 2)
 
 
-def test_one_changed_byte_of_it_is_damage(tmp_path: Path) -> None:
-    shutil.copytree(LEFT / "sbs", tmp_path / "sbs")
+def test_one_changed_byte_of_it_is_damage(left: Path, tmp_path: Path) -> None:
+    shutil.copytree(left / "sbs", tmp_path / "sbs")
     path = tmp_path / "sbs" / "sb1" / "persist.json"
     path.write_bytes(path.read_bytes().replace(b"4194303", b"4194304"))
 
@@ -44,10 +50,10 @@ def test_one_changed_byte_of_it_is_damage(tmp_path: Path) -> None:
 
 
 @pytest.mark.root
-def test_cleanup_undoes_what_a_shim_of_the_former_release_left(private_mounts: None) -> None:
+def test_cleanup_undoes_what_a_shim_of_the_former_release_left(left: Path, private_mounts: None) -> None:
     syscalls.mount("tmpfs", "/run", "tmpfs", 0, "")
-    shutil.copytree(LEFT / "sbs", STATE_ROOT)
-    shutil.copytree(LEFT / "register", REGISTER)
+    shutil.copytree(left / "sbs", STATE_ROOT)
+    shutil.copytree(left / "register", REGISTER)
     vm_dir, shared = Path(VM_ROOT, "sb1"), Path(SHARED_ROOT, "sb1", "shared")
     for directory in (vm_dir, shared):
         directory.mkdir(parents=True)
