@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from protos.agent import agent_pb2 as pb
 
-from guest.agent.container.cgroup import OomEvents, cgroup_stats
+from guest.agent.container.cgroup import OomEvents, read_stats
 from guest.agent.container.container import Containers
 from guest.agent.files import read_text
 
@@ -26,13 +26,18 @@ class StatsCalls:
     async def container(self, request: pb.StatsContainerRequest) -> pb.StatsContainerResponse:
         """What the container uses. The network is the pod's: no container has counters of its own."""
         found = self._containers.find(request.container_id)
-        cgroup = cgroup_stats(found.cgroup_files) if found.cgroup else None
-        return pb.StatsContainerResponse(cgroup_stats=cgroup)
+        reply = pb.StatsContainerResponse()
+        if found.cgroup:
+            read_stats(found.cgroup_files, reply.cgroup_stats)
+        return reply
 
     async def all_containers(self, request: pb.StatsContainersRequest) -> pb.StatsContainersResponse:
         """Of each container as `container` answers, in one reply."""
-        found = {each.cid: cgroup_stats(each.cgroup_files) for each in self._containers if each.cgroup}
-        return pb.StatsContainersResponse(containers=found)
+        reply = pb.StatsContainersResponse()
+        for each in self._containers:
+            if each.cgroup:
+                read_stats(each.cgroup_files, reply.containers[each.cid])
+        return reply
 
     async def oom_event(self, request: pb.GetOOMEventRequest) -> pb.OOMEvent:
         """The next container that lost a process to the OOM killer; waits for one."""

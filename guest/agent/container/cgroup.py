@@ -78,58 +78,48 @@ class CgroupFiles:
 # -- statistics --------------------------------------------------------------------------------------------------------
 
 
-def cgroup_stats(files: CgroupFiles) -> pb.CgroupStats:
-    return pb.CgroupStats(
-        cpu_stats=_cpu(files),
-        memory_stats=_memory(files),
-        pids_stats=pb.PidsStats(current=files.number("pids.current"), limit=_limit(files.number("pids.max"))),
-        blkio_stats=_block_io(files),
-        hugetlb_stats=_hugetlb(files),
-    )
+def read_stats(files: CgroupFiles, stats: pb.CgroupStats) -> None:
+    """`stats`, a part of the reply, has what the cgroup uses. Filled in place: to copy messages takes as long again."""
+    _read_cpu(files, stats.cpu_stats)
+    _read_memory(files, stats.memory_stats)
+    stats.pids_stats.current = files.number("pids.current")
+    stats.pids_stats.limit = _limit(files.number("pids.max"))
+    _read_block_io(files, stats.blkio_stats)
+    for size in files.page_sizes:
+        huge = stats.hugetlb_stats[size]
+        huge.usage = files.number(f"hugetlb.{size}.current")
+        huge.failcnt = files.flat_keyed(f"hugetlb.{size}.events").get("max", 0)
 
 
 def _limit(value: int) -> int:
     return 0 if value == _NO_LIMIT else value
 
 
-def _cpu(files: CgroupFiles) -> pb.CpuStats:
-    stat = files.flat_keyed("cpu.stat")
-    return pb.CpuStats(
-        cpu_usage=pb.CpuUsage(
-            total_usage=stat.get("usage_usec", 0) * 1000,
-            usage_in_kernelmode=stat.get("system_usec", 0) * 1000,
-            usage_in_usermode=stat.get("user_usec", 0) * 1000,
-        ),
-        throttling_data=pb.ThrottlingData(
-            periods=stat.get("nr_periods", 0),
-            throttled_periods=stat.get("nr_throttled", 0),
-            throttled_time=stat.get("throttled_usec", 0) * 1000,
-        ),
-    )
+def _read_cpu(files: CgroupFiles, stats: pb.CpuStats) -> None:
+    value = files.flat_keyed("cpu.stat").get
+    usage, throttling = stats.cpu_usage, stats.throttling_data
+    usage.total_usage = value("usage_usec", 0) * 1000
+    usage.usage_in_kernelmode = value("system_usec", 0) * 1000
+    usage.usage_in_usermode = value("user_usec", 0) * 1000
+    throttling.periods = value("nr_periods", 0)
+    throttling.throttled_periods = value("nr_throttled", 0)
+    throttling.throttled_time = value("throttled_usec", 0) * 1000
 
 
-def _memory(files: CgroupFiles) -> pb.MemoryStats:
-    stat = files.flat_keyed("memory.stat")
-    events = files.flat_keyed("memory.events")
-    usage = files.number("memory.current")
-    limit = files.number("memory.max")
-    swap = files.number("memory.swap.current")
-    swap_limit = files.number("memory.swap.max")
-    return pb.MemoryStats(
-        cache=stat.get("file", 0),
-        usage=pb.MemoryData(
-            usage=usage,
-            max_usage=files.number("memory.peak"),
-            failcnt=events.get("max", 0),
-            limit=limit,
-        ),
-        # v1 readers expect memory and swap together here.
-        swap_usage=pb.MemoryData(
-            usage=usage + swap, limit=min(limit + swap_limit, _NO_LIMIT), failcnt=events.get("max", 0)
-        ),
-        use_hierarchy=True,
-        stats={key: value for key, value in stat.items() if value},  # half of some 60 lines are zero
-    )
+def _read_memory(files: CgroupFiles, stats: pb.MemoryStats) -> None:
+    detail = files.flat_keyed("memory.stat")
+    usage, limit = stats.usage, files.number("memory.max")
+    usage.usage = files.number("memory.current")
+    usage.max_usage = files.number("memory.peak")
+    usage.failcnt = files.flat_keyed("memory.events").get("max", 0)
+    usage.limit = limit
+    # v1 readers expect memory and swap together here.
+    stats.swap_usage.usage = usage.usage + files.number("memory.swap.current")
+    stats.swap_usage.limit = min(limit + files.number("memory.swap.max"), _NO_LIMIT)
+    stats.swap_usage.failcnt = usage.failcnt
+    stats.cache = detail.get("file", 0)
+    stats.use_hierarchy = True
+    stats.stats.update({key: value for key, value in detail.items() if value})  # half of some 60 lines are zero
 
 
 _IO_KEYS = (
@@ -140,8 +130,7 @@ _IO_KEYS = (
 )
 
 
-def _block_io(files: CgroupFiles) -> pb.BlkioStats:
-    stats = pb.BlkioStats()
+def _read_block_io(files: CgroupFiles, stats: pb.BlkioStats) -> None:
     for line in files.text("io.stat").splitlines():
         device, _, rest = line.partition(" ")
         major, _, minor = device.partition(":")
@@ -151,19 +140,7 @@ def _block_io(files: CgroupFiles) -> pb.BlkioStats:
         for field, key, operation in _IO_KEYS:
             value = values.get(key, "")
             if value.isdigit():
-                entry = pb.BlkioStatsEntry(major=int(major), minor=int(minor), op=operation, value=int(value))
-                getattr(stats, field).append(entry)
-    return stats
-
-
-def _hugetlb(files: CgroupFiles) -> dict[str, pb.HugetlbStats]:
-    return {
-        size: pb.HugetlbStats(
-            usage=files.number(f"hugetlb.{size}.current"),
-            failcnt=files.flat_keyed(f"hugetlb.{size}.events").get("max", 0),
-        )
-        for size in files.page_sizes
-    }
+                getattr(stats, field).add(major=int(major), minor=int(minor), op=operation, value=int(value))
 
 
 # -- events of the OOM killer ------------------------------------------------------------------------------------------

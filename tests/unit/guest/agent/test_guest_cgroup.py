@@ -5,6 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from guest.agent.container import cgroup
+from protos.agent import agent_pb2 as pb
+
+
+def _stats(files: cgroup.CgroupFiles) -> pb.CgroupStats:
+    found = pb.CgroupStats()
+    cgroup.read_stats(files, found)
+    return found
 
 
 def test_cgroup_files_become_the_apis_statistics(tmp_path: Path) -> None:
@@ -25,12 +32,12 @@ def test_cgroup_files_become_the_apis_statistics(tmp_path: Path) -> None:
         (tmp_path / name).write_text(text)
 
     files = cgroup.CgroupFiles(str(tmp_path))
-    cgroup.cgroup_stats(files)
+    _stats(files)
     (tmp_path / "pids.current").write_text("2\n")
-    stats = cgroup.cgroup_stats(files)
+    stats = _stats(files)
     files.close()
 
-    assert cgroup.cgroup_stats(files).pids_stats.current == 0
+    assert _stats(files).pids_stats.current == 0
     assert stats.cpu_stats.cpu_usage.total_usage == 1_000_000
     assert stats.cpu_stats.throttling_data.throttled_time == 40_000
     assert (stats.memory_stats.usage.usage, stats.memory_stats.usage.max_usage) == (4096, 8192)
@@ -43,7 +50,7 @@ def test_cgroup_files_become_the_apis_statistics(tmp_path: Path) -> None:
 
 
 def test_a_cgroup_that_is_gone_counts_zero(tmp_path: Path) -> None:
-    stats = cgroup.cgroup_stats(cgroup.CgroupFiles(str(tmp_path / "gone")))
+    stats = _stats(cgroup.CgroupFiles(str(tmp_path / "gone")))
 
     assert stats.memory_stats.usage.usage == 0
     assert stats.hugetlb_stats == {}
