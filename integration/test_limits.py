@@ -1,4 +1,7 @@
-"""A shim at a real limit of its host: calls are answered by declared errors, and what was made is undone within it."""
+"""A shim at a real limit of its host: calls are answered by declared errors, and what was made is undone within it.
+
+A slow disk is no limit: it costs time.
+"""
 
 from __future__ import annotations
 
@@ -87,5 +90,23 @@ def test_a_pod_at_a_limit_is_refused_by_name_and_undone(runtime: Runtime, pod: F
 
     assert re.search(hint, str(pod.refused[0]))
     assert system_calls.unanswered(pod) == ""
+    pod.clean_up()
+    pod.assert_nothing_left()
+
+
+@pytest.mark.skipif(bool(system_calls.missing()), reason=system_calls.missing())
+def test_a_disk_that_takes_a_second_for_each_write_costs_a_pod_time_only(
+    runtime: Runtime, pod: FaultyPod, scratch: Path
+) -> None:
+    (shim,) = runtime.shims(pod.name)
+    slow = ["-f", "-qq", "-e", "trace=fsync", "-e", "inject=fsync:delay_enter=1s", "-e", "signal=none"]
+
+    with system_calls.attached(shim.pid, slow, log := scratch / "fsync.strace"):
+        pod.live()
+        pod.shim.call("State", None, 30)
+        pod.end()
+
+    assert log.read_text().count("(DELAYED)") >= 5
+    assert pod.refused == []
     pod.clean_up()
     pod.assert_nothing_left()

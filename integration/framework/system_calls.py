@@ -173,9 +173,9 @@ def known(call: str) -> bool:
 
 
 @contextlib.contextmanager
-def attached(pid: int, fault: Fault, log: Path) -> Iterator[None]:
-    """Each thread of the process, and what it starts, meets the fault."""
-    with subprocess.Popen(["strace", *fault.words, "-o", str(log), "-p", str(pid)], stderr=subprocess.PIPE) as tracer:
+def attached(pid: int, words: list[str], log: Path) -> Iterator[None]:
+    """Each thread of the process, and what it starts, meets the fault that these options of strace are."""
+    with subprocess.Popen(["strace", *words, "-o", str(log), "-p", str(pid)], stderr=subprocess.PIPE) as tracer:
         try:
             eventually(lambda: _is_traced(pid), what=f"strace is attached to {pid}", within_s=_ATTACHED_S)
             yield
@@ -247,7 +247,7 @@ def _of_calls(pod: FaultyPod, runtime: Runtime, fault: Fault, log: Path, during:
     problem = ""
     try:
         (shim,) = runtime.shims(pod.name)
-        with attached(shim.pid, fault, log):
+        with attached(shim.pid, fault.words, log):
             calls()
             if during == "life":  # after its end there is no shim
                 with contextlib.suppress(RemoteError):  # NotFound is an answer
