@@ -16,6 +16,7 @@ import datetime
 import itertools
 import json
 import os
+import platform
 import re
 import shutil
 import signal
@@ -26,11 +27,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import grpc
 
+from bench import chart
 from protos.kubelet import dra_v1_pb2 as pb
 from protos.kubelet.dra_v1_pb2_grpc import DRAPluginStub
 from pyshim.model.sizing import PlacementRequest
@@ -96,6 +98,8 @@ class Service:
     ask: Callable[[], None]
     rounds: int = 0
     warm: Sizes | None = None
+    seen: list[tuple[float, float]] = field(default_factory=list)
+    """Minutes and MiB."""
 
     def problem(self) -> str:
         """What has grown since `warm`."""
@@ -279,12 +283,12 @@ SERVICES = {"webhook": webhook, "monitor": monitor, "nri": nri, "dra": dra, "zyg
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--picture", type=Path, metavar="FILE", help="an SVG of the sizes")
     parser.add_argument("--service", action="append", choices=SERVICES, help="default: all")
     asked = parser.parse_args()
     Path("/run/containerd").mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as ground, contextlib.ExitStack() as end:
-        names = asked.service or list(SERVICES)
-        services = [end.enter_context(SERVICES[name](Path(ground))) for name in names]
+        services = [end.enter_context(SERVICES[name](Path(ground))) for name in asked.service or SERVICES]
         began = shown = time.monotonic()
         while (now := time.monotonic()) < began + asked.minutes * 60:
             for service in services:
@@ -293,6 +297,7 @@ def main() -> int:
                     with contextlib.suppress(OSError):
                         service.ask()
                     service.rounds += 1
+                service.seen.append(((now - began) / 60, Sizes.of(service.pid).kib / 1024))
                 if service.warm is None and now > began + asked.minutes * 20:
                     time.sleep(1)  # what is about to end has ended
                     service.warm = Sizes.of(service.pid)
@@ -306,6 +311,12 @@ def main() -> int:
         time.sleep(2)
         for service in services:
             print(f"{service.name:8} {service.rounds} rounds: {service.warm} to {Sizes.of(service.pid)}", flush=True)
+        if asked.picture:
+            lines = {
+                f"{each.name}: {each.rounds} rounds, {Sizes.of(each.pid).fds} descriptors": each for each in services
+            }
+            caption = f"services of a node under callers that come and go, Python {platform.python_version()}"
+            chart.write_sizes(asked.picture, {name: each.seen for name, each in lines.items()}, caption)
         problems = [problem for service in services if (problem := service.problem())]
     print("\n".join(problems) or "flat")
     return 1 if problems else 0

@@ -131,6 +131,6 @@ def _carry_out(work: Work, action: str, report: Reporter) -> bool:
     try:
         work(report)
     except Exception as error:
-        report(Report.ERROR, f"{action}: {error}")
+        report(Report.ERROR, f"{action}: {str(error) or type(error).__name__}")
         return False
     return True

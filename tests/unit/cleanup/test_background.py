@@ -119,6 +119,7 @@ def carried_out(*work: str, has_room: bool = True) -> str:
         pytest.param(["report(Report.ANSWER, '7')"], "0|7|[]", id="answers"),
         pytest.param(["report(Report.ERROR, 'two\\nlines')"], "0||['two lines']", id="fails in part"),
         pytest.param(["raise ValueError('why')"], "0||['work: why']", id="fails"),
+        pytest.param(["raise MemoryError"], "0||['work: MemoryError']", id="fails without a text"),
         pytest.param(["os._exit(3)"], "0||['work: the process that was to do it ended with status 3']", id="dies"),
         pytest.param(["print('lost')"], "0||[]", id="prints"),
     ],
