@@ -18,8 +18,10 @@ guest: setup ## build the guest's kernel, initrd and root image into .build/gues
 payload: setup guest ## what an image brings to a node, into .build/payload: wheels for every Python, the guest (docs/INSTALL.md)
 	@$(PYTHON) -m scripts.dist payload .build/payload
 
-dist: setup guest ## the files of a release, from the commit, into .build/dist (docs/RELEASES.md)
-	@$(PYTHON) -m scripts.dist all .build/dist
+dist: setup guest ## the files of a release, from the commit, into .build/dist (MACHINE=aarch64 for arm64 nodes; docs/RELEASES.md)
+	@[ -z "$(MACHINE)" ] || [ "$(MACHINE)" = "$$(uname -m)" ] || scripts/setup arm64
+	@[ -z "$(MACHINE)" ] || $(PYTHON) -m guest.image build --arch $(MACHINE)
+	@MACHINE=$(MACHINE) $(PYTHON) -m scripts.dist all .build/dist
 
 demo: setup guest ## run containers in virtual machines through a private containerd, and show what happens
 	@$(PYTHON) -m integration.framework.enclosure $(PYTHON) -m integration.demo

@@ -27,12 +27,15 @@ from typing import Any, NamedTuple
 from guest.image.recipe import MTIME_S
 from guest.image.sbom import SBOM, part, related
 from pyshim import PYTHONS, __version__
+from pyshim.model.architecture import go_architecture
 from pyshim.model.errors import FailedPrecondition, ShimError
 from pyshim.node.cli.command import PYSHIM, manual_page
 from pyshim.node.install.release import GUEST_FILES, Sources
 from scripts.install import SUMS
 
 PROJECT = Path(__file__).resolve().parents[1]
+MACHINE = os.environ.get("MACHINE") or platform.machine()
+"""The processor of the nodes, as `uname -m` says it."""
 LIBRARIES = ("ttrpc", "cdi")
 _LOCKS = ("requirements.lock", "requirements-image.lock")
 _GLIBC_MINOR = 36
@@ -77,7 +80,7 @@ def lay_out(out: Path, *, source: Path, guest: Path, wheels: Path, wheel: Path, 
     release = {
         "version": __version__,
         "commit": origin.commit,
-        "machine": platform.machine(),
+        "machine": MACHINE,
         "pythons": PYTHONS,
         "glibc": f"2.{max(map(glibc_minor, names), default=0)}",
     }
@@ -146,8 +149,8 @@ def _spdx_checksum(path: Path) -> dict[str, str]:
 
 def download_wheels(out: Path) -> None:
     """`out` has the locked dependencies and pip for every supported Python. Raises CalledProcessError."""
-    platforms = [f"manylinux_2_{minor}_{platform.machine()}" for minor in range(_GLIBC_MINOR, 4, -1)]
-    platforms += [f"{name}_{platform.machine()}" for name in ("manylinux2014", "manylinux2010", "manylinux1")]
+    platforms = [f"manylinux_2_{minor}_{MACHINE}" for minor in range(_GLIBC_MINOR, 4, -1)]
+    platforms += [f"{name}_{MACHINE}" for name in ("manylinux2014", "manylinux2010", "manylinux1")]
     for version in PYTHONS:
         print(f"==> wheels for Python {version}", flush=True)
         pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet", "--no-deps"]
@@ -304,6 +307,12 @@ def build_python(source: Path, out: Path, epoch_s: int) -> list[Path]:
         return [out / packed.name, Path(shutil.copy(wheel, out))]
 
 
+def guest_directory() -> Path:
+    """Where the guest for the nodes' processor was built."""
+    is_native = platform.machine() == MACHINE
+    return PROJECT / ".build" / ("guest" if is_native else f"guest-{go_architecture(MACHINE)}")
+
+
 def make_payload(out: Path) -> None:
     """The payload of this checkout's files, in a commit or not."""
     origin = Origin(commit="", epoch_s=int(os.environ.get("SOURCE_DATE_EPOCH", MTIME_S)))
@@ -312,8 +321,9 @@ def make_payload(out: Path) -> None:
         Sources(checkout=str(PROJECT), guest="", lock="", wheel=None, wheels=None) as sources,
     ):
         download_wheels(Path(made))
-        guest = PROJECT / ".build" / "guest"
-        lay_out(out, source=PROJECT, guest=guest, wheels=Path(made), wheel=Path(sources.wheel()), origin=origin)
+        lay_out(
+            out, source=PROJECT, guest=guest_directory(), wheels=Path(made), wheel=Path(sources.wheel()), origin=origin
+        )
 
 
 def make_all(out: Path) -> None:
@@ -322,7 +332,7 @@ def make_all(out: Path) -> None:
     with tempfile.TemporaryDirectory() as made:
         source = Path(made, "source")
         export(PROJECT, origin.commit, source)
-        words = [str(out.absolute()), origin.commit, str(origin.epoch_s), str(PROJECT / ".build" / "guest")]
+        words = [str(out.absolute()), origin.commit, str(origin.epoch_s), str(guest_directory())]
         subprocess.run([sys.executable, "-m", "scripts.dist", "files", *words], cwd=source, check=True)
 
 
@@ -339,7 +349,7 @@ def make_files(out: Path, commit: str, epoch_s: str, guest: str) -> None:
         (wheel,) = out.glob("pyshim-*.whl")
         lay_out(payload, source=PROJECT, guest=Path(guest), wheels=wheels, wheel=wheel, origin=origin)
         print("==> archive", flush=True)
-        name = f"pyshim-{__version__}-linux-{platform.machine()}"
+        name = f"pyshim-{__version__}-linux-{MACHINE}"
         write_tar(out / f"{name}.tar.gz", payload, name, origin.epoch_s)
         shutil.copy(payload / SBOM, out / f"{name}.spdx.json")
         write_chart(out, PROJECT, origin.epoch_s)

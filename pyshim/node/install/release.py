@@ -13,6 +13,7 @@ from functools import partial
 from hashlib import file_digest, sha256
 
 from pyshim import PYTHONS, __version__
+from pyshim.host.kernel_image import boot_file_architecture
 from pyshim.host.writers import writable_below, writable_by_others
 from pyshim.model.errors import FailedPrecondition, NotFound
 from pyshim.node.install.plan import Release, packages_path, python_path
@@ -49,6 +50,7 @@ class Sources:
 
         Raises NotFound for a missing part, FailedPrecondition for an unsupported Python.
         """
+        require_own_guest(f"{self.guest}/{GUEST_FILES[0]}", os.uname().machine)
         python = supported_python(f"{sys.version_info.major}.{sys.version_info.minor}")
         digest = sha256(f"{python}\n".encode())
         with zipfile.ZipFile(self.wheel()) as archive:
@@ -126,6 +128,14 @@ def supported_python(version: str) -> str:
     if version not in PYTHONS:
         raise FailedPrecondition(f"install for Python {version}: the supported versions are {', '.join(PYTHONS)}")
     return version
+
+
+def require_own_guest(kernel: str, machine: str) -> None:
+    """The guest's kernel is for this machine, or does not say. Raises FailedPrecondition."""
+    with suppress(OSError):  # a missing part is named later
+        found = boot_file_architecture(kernel)
+        if found and found != machine:
+            raise FailedPrecondition(f"take the guest of '{kernel}': it is for {found}, and this node is {machine}")
 
 
 def _built_wheel(checkout: str, directory: str) -> str:

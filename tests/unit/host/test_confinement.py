@@ -4,6 +4,8 @@ Each attempt is a system call by its number, with arguments that the kernel answ
 without these walls: the control.
 """
 
+import ctypes
+import errno
 import json
 import os
 import subprocess
@@ -19,6 +21,7 @@ from pyshim.host.processes.confinement import (
     START_CALLS,
     hides_processes,
 )
+from pyshim.model.architecture import ARCHITECTURES, Architecture
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: others are refused these calls anyway")
 
@@ -52,6 +55,31 @@ ATTEMPTS = {
     "pidfd_getfd": (438, -1, 0, 0),
 }
 """Number and arguments for x86-64."""
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES.values(), ids=list(ARCHITECTURES))
+def test_the_numbers_of_system_calls_are_those_of_libseccomp(architecture: Architecture) -> None:
+    library = ctypes.CDLL("libseccomp.so.2")
+    token = ctypes.c_uint32(architecture.seccomp_family[0])
+    calls = architecture.system_calls._asdict()
+
+    found = {name: library.seccomp_syscall_resolve_name_arch(token, name.encode()) for name in calls}
+
+    assert found == calls
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES.values(), ids=list(ARCHITECTURES))
+def test_a_filter_binds_the_other_programs_that_the_architectures_kernel_runs(architecture: Architecture) -> None:
+    """The filter begins with a comparison of AUDIT_ARCH for each table; the library knows all of them."""
+    library = ctypes.CDLL("libseccomp.so.2")
+    library.seccomp_init.restype = ctypes.c_void_p
+    context = ctypes.c_void_p(library.seccomp_init(ctypes.c_uint32(0x7FFF0000)))
+    try:
+        for token in architecture.seccomp_family:
+            assert library.seccomp_arch_add(context, ctypes.c_uint32(token)) in (0, -errno.EEXIST)
+    finally:
+        library.seccomp_release(context)
+
 
 _TRY = """
 import ctypes, errno, json, sys

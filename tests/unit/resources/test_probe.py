@@ -30,11 +30,11 @@ class Roots:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
 
-    def probe(self, create_vm: Callable[[int], int] | None = None) -> HostFacts:
+    def probe(self, create_vm: Callable[[int], int] | None = None, architecture: str = "x86_64") -> HostFacts:
         options: dict[str, Any] = {f"{name}_root": str(self.path / name) for name in ("proc", "sys", "dev", "run")}
         if create_vm is not None:
             options["create_vm"] = create_vm
-        return probe_host(**options)
+        return probe_host(**options, architecture=architecture)
 
 
 @pytest.fixture
@@ -64,6 +64,20 @@ def test_a_host_that_shows_nothing_has_one_cpu_and_no_abilities(roots: Roots) ->
         cgroup_mode=CgroupMode.NONE,
         systemd=False,
     )
+
+
+def test_on_arm64_the_device_alone_decides(roots: Roots) -> None:
+    """/proc/cpuinfo shows no virtualisation there."""
+    roots.write("proc/cpuinfo", "processor\t: 0\nFeatures\t: fp asimd\n")
+
+    without = roots.probe(make_vm, architecture="aarch64")
+    roots.write("dev/kvm")
+    facts = roots.probe(make_vm, architecture="aarch64")
+
+    assert not without.kvm_usable
+    assert "ENOENT" in without.kvm_reason
+    assert (facts.kvm_usable, facts.tsc_khz, facts.architecture) == (True, 0, "aarch64")
+    assert facts.kvm_reason.endswith("dev/kvm' makes VMs")
 
 
 def test_kvm_needs_flag_device_and_a_vm(roots: Roots) -> None:

@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import threading
+from contextlib import nullcontext
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -15,7 +16,7 @@ from pyshim import PYTHONS
 from pyshim.model.errors import FailedPrecondition
 from pyshim.node.cli.installation import undone_at_sigterm
 from pyshim.node.install.plan import is_earlier
-from pyshim.node.install.release import run_step, supported_python
+from pyshim.node.install.release import require_own_guest, run_step, supported_python
 
 
 class Step:
@@ -74,6 +75,17 @@ def test_a_python_without_locked_wheels_is_refused_by_name() -> None:
     assert [supported_python(version) for version in PYTHONS] == list(PYTHONS)
     with pytest.raises(FailedPrecondition, match=r"install for Python 3\.10: the supported versions are 3\.11, "):
         supported_python("3.10")
+
+
+@pytest.mark.parametrize(("content", "refused"), [(b"ARMd", True), (b"none", False)])
+def test_a_guest_of_another_processor_is_refused(tmp_path: Path, content: bytes, refused: bool) -> None:
+    kernel = tmp_path / "vmlinux"
+    kernel.write_bytes(bytes(0x38) + content)
+
+    with (
+        pytest.raises(FailedPrecondition, match="is for aarch64, and this node is x86_64") if refused else nullcontext()
+    ):
+        require_own_guest(str(kernel), "x86_64")
 
 
 VERSIONS = ("0.1.0", "0.2.0.dev0", "0.2.0.dev9", "0.2.0.dev10", "0.2.0rc1", "0.2.0", "0.2.1", "0.10.0", "10.0.0")
