@@ -1,4 +1,4 @@
-"""A small part of `make peers WHAT=faults`: system calls of a shim, and of `delete`, that fail."""
+"""A small part of `make peers WHAT=faults`: system calls of `start`, of a shim and of `delete` that fail."""
 
 from __future__ import annotations
 

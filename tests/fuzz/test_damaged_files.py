@@ -21,7 +21,7 @@ from pyshim.model.ids import SandboxId
 from pyshim.model.oci import parse_spec
 from pyshim.model.sizing import Placement
 from pyshim.model.task import ExitStatus
-from pyshim.node.dra.claims import Prepared
+from pyshim.node.dra.claims import Claims, Prepared
 from pyshim.node.install.daemon_json import members_in
 from pyshim.node.install.disk import Disk
 from pyshim.node.install.manifest import Manifest, ManifestEntry, encoded, manifest_path, read_manifest
@@ -45,7 +45,7 @@ TEMPLATE = Template(key="k", kernel="/k", vcpus=1, memory_mib=2, state_bytes=3, 
 PLACEMENT = Placement(
     vcpu_cpus=(0, 1), service_cpus=(2,), cpu_nodes=(0,), memory_nodes=(0,), exclusive=True, why="near its memory"
 )
-PREPARED = Prepared(requests=("gpu",), pool="p", device="d", cdi="pyshim.dev/gpu=d")
+PREPARED = Prepared(requests=("gpu",), pool="p", device="gpu-1", cdi="pyshim.dev/gpu=gpu-1")
 CONFIG = b'[hypervisor.qemu]\npath = "/usr/bin/qemu"\ndefault_vcpus = 1.5\n[runtime]\nenable_debug = true\n'
 INSTANCES = b"""[device.gpu]
 kind = "nvidia.com/gpu"
@@ -133,6 +133,21 @@ def _register(root: Path) -> tuple[bytes, Read]:
     return path.read_bytes(), read
 
 
+def _claim(root: Path) -> tuple[bytes, Read]:
+    """A damaged record is made anew from the API server's claim."""
+    claims = Claims(specs=root / "cdi", records=root)
+    claims.prepare("u1", "c", (PREPARED,))
+    path = root / "u1.json"
+
+    def read(data: bytes) -> object:
+        _write(path, data)
+        if not (devices := claims.recorded("u1")):
+            raise InvalidArgument("made anew")
+        return devices
+
+    return path.read_bytes(), read
+
+
 def _manifest(root: Path) -> tuple[bytes, Read]:
     manifest = Manifest(release="0.2.0", entries=(ManifestEntry(path="/etc/x", digests=("0" * 64,)),))
     path = Path(manifest_path(str(root)))
@@ -180,7 +195,7 @@ KINDS: dict[str, Callable[[Path], tuple[bytes, Read]]] = {
     "configuration": _config,
     "template": lambda _: (msgspec.json.encode(TEMPLATE), _json(Template)),
     "tombstone": lambda _: (msgspec.json.encode(LostVm(id="v", service="/s", found_s=5)), _json(LostVm)),
-    "claim": lambda _: (msgspec.json.encode((PREPARED,)), _json(tuple[Prepared, ...])),
+    "claim": _claim,
     "placement": lambda _: (msgspec.json.encode(PLACEMENT), _json(Placement)),
     "instances": lambda _: (INSTANCES, lambda data: read_instances(data, "/i")),
     "direct network": lambda _: (DIRECT, lambda data: direct_network(data, "/d", sandbox_id="s", queues=1)),
@@ -191,7 +206,7 @@ KINDS: dict[str, Callable[[Path], tuple[bytes, Read]]] = {
     "initdata": lambda _: (INITDATA, lambda data: initdata.parse(data, "annotation")),
     "runtimes": lambda _: (b'{"runtimes": {"pykata": {"runtimeType": "x"}}}\n', _runtimes),
 }
-SEALED = frozenset({"state", "state of delete", "manifest"})
+SEALED = frozenset({"state", "state of delete", "manifest", "claim"})
 
 
 @pytest.mark.parametrize("kind", KINDS)

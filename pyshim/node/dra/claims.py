@@ -1,9 +1,11 @@
 """Claims prepared on this node. Each has a device spec (CDI), which containerd needs, and a record.
 
 The device is not on this node, so the spec only sets a variable that names the claim: CDI refuses a device without
-edits. The record has the answer to the kubelet, which a restarted driver gives again.
+edits. The record has the answer to the kubelet, which a restarted driver gives again; its last line is the checksum of
+what is before it, since another digit would be another pod's device.
 """
 
+import hashlib
 import logging
 import re
 from collections.abc import Mapping, Sequence
@@ -98,10 +100,17 @@ class Claims:
         self._records = records
 
     def recorded(self, uid: str) -> tuple[Prepared, ...]:
-        """The devices prepared for the claim; empty if there are none. Raises InvalidArgument for a malformed uid."""
+        """The devices prepared for the claim; empty if there are none, or the record is damaged.
+
+        Raises InvalidArgument for a malformed uid.
+        """
         record = self._record(uid)
+        refused = damaged(str(record), FailedPrecondition)
         try:
-            return from_json(record.read_bytes(), tuple[Prepared, ...], damaged(str(record), FailedPrecondition))
+            body, _, checksum = record.read_bytes().rpartition(b"\n")
+            if checksum != _checksum(body):
+                raise refused("its checksum is wrong")
+            return from_json(body, tuple[Prepared, ...], refused)
         except FileNotFoundError:
             return ()
         except FailedPrecondition as error:
@@ -118,7 +127,8 @@ class Claims:
                 path = self._specs / _file_name(product, uid)
                 replace_file(str(path), msgspec.json.encode(spec), mode=0o644, durable=False)
             record.parent.mkdir(parents=True, exist_ok=True)
-            replace_file(str(record), msgspec.json.encode(devices), mode=0o600, durable=True)
+            body = msgspec.json.encode(devices)
+            replace_file(str(record), body + b"\n" + _checksum(body), mode=0o600, durable=True)
         except OSError as error:
             self.unprepare(uid)
             raise FailedPrecondition(f"prepare claim {name!r}: {error.strerror}: '{error.filename}'") from error
@@ -137,6 +147,10 @@ class Claims:
         if not _UID.fullmatch(uid):
             raise InvalidArgument(f"use claim {uid[:100]!r}: not a uid")
         return self._records / f"{uid}.json"
+
+
+def _checksum(body: bytes) -> bytes:
+    return hashlib.sha256(body).hexdigest().encode()
 
 
 def _file_name(product: str, uid: str) -> str:

@@ -161,11 +161,13 @@ async def test_a_directory_that_takes_no_file_is_named_and_leaves_nothing(node: 
         assert not (await prepared(stub)).error
 
 
-async def test_a_damaged_record_is_made_again(node: Node) -> None:
+@pytest.mark.parametrize(("old", "new"), [(b'"requests"', b'"'), (b"h100-0", b"h100-1"), (b"\n", b" ")])
+async def test_a_damaged_record_is_made_again(node: Node, old: bytes, new: bytes) -> None:
     node.server.claims["ns/c"] = claim("u1", result("a", "h100-0"))
     async with node.driver() as stub:
         answer = await prepared(stub)
-        (node.root / "claims" / "u1.json").write_text('[{"requests"')
+        record = node.root / "claims" / "u1.json"
+        record.write_bytes(record.read_bytes().replace(old, new))
         assert await prepared(stub) == answer
 
 
