@@ -45,6 +45,8 @@ class Architecture(NamedTuple):
     iommu_params: tuple[str, ...]
     emulated_cpu: str
     """QEMU's -cpu without KVM."""
+    maps_pmem: bool
+    """A root on persistent memory is mounted with `dax`. Kata's arm64 kernels panicked with it."""
     measures_clock: bool
     """Its CPUs measure their time stamp counter and their delay loop at boot, unless the command line has the rates."""
 
@@ -110,6 +112,7 @@ X86_64 = Architecture(
     # The fewest features that run x86-64-v2 programs: `max` boots measurably slower under emulation (docs/GUEST.md).
     # No MTRRs: they have no effect on emulated memory, and to set them for a new CPU the kernel makes all others spin.
     emulated_cpu="qemu64,+ssse3,+sse4.1,+sse4.2,+popcnt,-mtrr",
+    maps_pmem=True,
     measures_clock=True,
 )
 AARCH64 = Architecture(
@@ -128,6 +131,7 @@ AARCH64 = Architecture(
     early_console="earlycon",  # of the device tree's stdout-path: the PL011
     iommu_params=(),
     emulated_cpu="max,pauth-impdef=on",  # pointer authentication by the architecture's own cipher is slow to emulate
+    maps_pmem=False,
     measures_clock=False,
 )
 

@@ -7,15 +7,16 @@ import os
 import platform
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from pyshim.host.fds import open_error
-from pyshim.host.kernel_image import kernel_release
+from pyshim.host.kernel_image import boot_file_architecture, kernel_release
 from pyshim.host.os_errors import describe_os_error
 from pyshim.host.processes.confinement import has_filter
-from pyshim.model.config import Config
+from pyshim.model.config import Config, HypervisorConfig
 from pyshim.model.errors import FailedPrecondition
 from pyshim.model.host_facts import HostFacts
 from pyshim.node.install import runtime
@@ -89,6 +90,8 @@ class HostReport(Struct, frozen=True, kw_only=True):
     """The release of the guest's kernel; empty if its file does not say."""
     missing_files: tuple[str, ...]
     """Files of the guest that the configuration names and that are not there."""
+    foreign_files: tuple[str, ...]
+    """Kernel and initrd, if they are for another processor than the machine type's."""
     runtime: RuntimeFacts
     has_filter: bool
     """The shim finds libseccomp."""
@@ -145,6 +148,7 @@ def host_report(
         virtiofsd=_ask(run, root, hypervisor.virtio_fs_daemon if hypervisor and shares else "", "--version"),
         kernel_release=_kernel_release(f"{root}{hypervisor.kernel}" if hypervisor else ""),
         missing_files=tuple(path for path in files if path and not os.path.exists(f"{root}{path}")),
+        foreign_files=_foreign_files(hypervisor, root) if hypervisor else (),
         runtime=_runtime(container_runtime(root=root), root, run),
         has_filter=has_filter(),
         shim_path=next(
@@ -158,6 +162,15 @@ def _kernel_release(path: str) -> str:
         return kernel_release(path) if path else ""
     except OSError:
         return ""
+
+
+def _foreign_files(hypervisor: HypervisorConfig, root: str) -> tuple[str, ...]:
+    found = []
+    for path in filter(None, (hypervisor.kernel, hypervisor.initrd)):
+        with suppress(OSError):
+            if boot_file_architecture(f"{root}{path}") not in ("", hypervisor.machine.architecture.name):
+                found.append(path)
+    return tuple(found)
 
 
 def _ask(run: RunProgram, root: str, path: str, *words: str) -> ProgramOutput:

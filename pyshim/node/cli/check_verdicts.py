@@ -195,7 +195,9 @@ def _configuration(host: HostReport) -> Iterator[HostVerdict]:
         return
     if host.qemu.error or not host.qemu.text:
         yield _missing(
-            "qemu", f"'{host.qemu.path}': {host.qemu.error or 'it says no version'}", "install qemu-system-x86"
+            "qemu",
+            f"'{host.qemu.path}': {host.qemu.error or 'it says no version'}",
+            "install QEMU: Debian's qemu-system-x86, or qemu-system-arm on arm64",
         )
     elif (version := _version(host.qemu.text)) and version < QEMU_AT_LEAST:
         wanted = ".".join(map(str, QEMU_AT_LEAST))
@@ -230,6 +232,9 @@ def _configuration(host: HostReport) -> Iterator[HostVerdict]:
             f"not there: {', '.join(host.missing_files)}",
             "make guest, or name a kernel and an image in the configuration",
         )
+    elif host.foreign_files:
+        text = f"of another processor than {config.hypervisor.machine_type}'s: {', '.join(host.foreign_files)}"
+        yield _missing("guest", text, "a guest of this node's processor: make guest")
     else:
         yield _ok("guest", f"kernel '{config.hypervisor.kernel}' and its root are there")
 

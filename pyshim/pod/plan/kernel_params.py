@@ -43,7 +43,11 @@ def kernel_params(
     if hypervisor.image and hypervisor.kernel_verity_params:
         params += _verity_root(hypervisor.kernel_verity_params, hypervisor.rootfs_type, on_pmem=root_on_pmem)
     elif hypervisor.image:
-        params += _root("/dev/pmem0p1" if root_on_pmem else "/dev/vda1", hypervisor.rootfs_type, dax=root_on_pmem)
+        params += _root(
+            "/dev/pmem0p1" if root_on_pmem else "/dev/vda1",
+            hypervisor.rootfs_type,
+            dax=root_on_pmem and architecture.maps_pmem,
+        )
     # A panic before the driver of the virtio console is loaded appears on the serial port only.
     params += [architecture.early_console, "console=hvc0", "debug" if hypervisor.enable_debug else "quiet"]
     if hypervisor.image:

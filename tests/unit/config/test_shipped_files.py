@@ -138,6 +138,34 @@ def test_the_verdict_on_each_file(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert all(finding.level < Level.WARNING for finding in effective.findings if finding.verdict is not None)
 
 
+KATAS_ARM64 = {
+    "machine_type": "virt",
+    "machine_accelerators": "",
+    "cpu_features": "pmu=off",
+    "kernel_params": "cgroup_no_v1=all systemd.unified_cgroup_hierarchy=1",
+    "path": "/opt/kata/bin/qemu-system-aarch64",
+    "valid_hypervisor_paths": ["/opt/kata/bin/qemu-system-aarch64"],
+    "firmware": "/opt/kata/share/aavmf/AAVMF_CODE.fd",
+    "firmware_volume": "/opt/kata/share/aavmf/AAVMF_VARS.fd",
+    "pflashes": [],
+}
+"""Where Kata's configuration-qemu.toml of arm64 differs from that of x86-64. Source: Kata's arch/arm64-options.mk and
+Makefile."""
+
+
+def test_katas_file_for_arm64_has_the_verdicts_of_that_for_x86(tmp_path: Path) -> None:
+    file = KATA_FILES["go/configuration-qemu"]
+    settings = {**file["settings"], **{f"hypervisor.qemu.{key}": value for key, value in KATAS_ARM64.items()}}
+    text = "\n".join(f"{dotted} = {toml_value(value)}" for dotted, value in settings.items())
+
+    effective = examined(tmp_path / "configuration.toml", text)
+
+    assert effective.errors() == ()
+    named = {warning.partition(" ")[0] for warning in warnings(effective)}
+    assert named == {*file["in_vain"], "hypervisor.qemu.firmware_volume"}
+    assert effective.of(Table.HYPERVISOR, "machine_type").value == "virt"
+
+
 def _qemu(keys: str) -> str:
     return f'[hypervisor.qemu]\npath = "/bin/true"\nkernel = "/etc/passwd"\nimage = "/etc/passwd"\n{keys}\n'
 

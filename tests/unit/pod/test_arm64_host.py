@@ -81,6 +81,7 @@ def test_memory_grows_and_vcpus_are_those_of_the_limits() -> None:
 
     assert (plain.cpu.boot_vcpus, plain.cpu.max_vcpus) == (4, 4)  # the default one, and 2.5 of the limit
     assert (plain.memory.boot_mib, plain.memory.max_mib, plain.memory.virtio_mem) == (2048, 4096, True)
+    assert "rootflags=dax" not in uefi.boot.kernel_params  # as in Kata
     assert (uefi.memory.virtio_mem, uefi.memory.slots, uefi.boot.image_driver) == (False, 10, ImageDriver.PMEM)
 
 

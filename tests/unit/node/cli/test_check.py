@@ -165,6 +165,8 @@ def test_a_node_on_which_nothing_is_amiss_is_ok_in_every_line(made_up: Callable[
         ({"k": "\x7fELF Linux version 6.12.57 (debian)"}, {}, {}, "virtiofsd", "ok", "virtiofsd 1.13.0"),
         ({}, {"shared_fs": "none"}, {"v": FileNotFoundError(2, "x")}, "virtiofsd", "ok", "not needed"),
         ({"k": None}, {}, {}, "guest", "missing", "not there: /k"),
+        ({"k": "\0" * 0x38 + "ARMd"}, {}, {}, "guest", "missing", "of another processor than q35's: /k"),
+        ({}, {"machine_type": "virt"}, {}, "machine type", "missing", "is of aarch64, and this host's processor is"),
         ({}, {"confidential_guest": True, "confidential_technology": "tdx"}, {}, "tee", "missing", "kvm_intel"),
         ({}, {}, {"containerd": FileNotFoundError(2, "x")}, "containerd", "missing", "ENOENT"),
         ({}, {}, {"containerd": "containerd x 1.5.9"}, "containerd", "missing", "older than 1.6"),
