@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.stub_pods import options
-from pyshim.ttrpc import RemoteError
+from pyshim.ttrpc import ConnectionClosed, RemoteError
 
 from . import images, stubs, zygote
 from .faulty_pod import FaultyPod, faulty_pod
@@ -126,6 +126,8 @@ FAULTS: dict[str, str] = {
 """Calls of a shim, each with an error that Linux gives for it; one that the host's strace does not know is left out."""
 PLACES = ("1", "3", "9", "1+40")
 """Which of a thread's calls fails, as strace counts them; the last: the first and each 40th after it."""
+_OF_CONNECTIONS = frozenset({"sendto", "sendmsg", "recvfrom", "recvmsg"})
+"""Where one of these fails, the connection ends, as its caller sees."""
 _NEVER_FIRST = frozenset({"mmap", "mprotect"})
 """A thread's first ones give it memory: without, `Thread.start` waits for ever. Source: python/cpython#140746."""
 _ATTACHED_S = 30.0
@@ -225,7 +227,7 @@ def of_start(pod: FaultyPod, runtime: Runtime, fault: Fault, log: Path) -> Met:
         during="start",
         times=_injected(log),
         answer=answer or pod.error,
-        problem=_traceback(lines) or unanswered(pod) or _cleaned(pod),
+        problem=_traceback(lines) or unanswered(pod, fault) or _cleaned(pod),
     )
 
 
@@ -259,7 +261,7 @@ def _of_calls(pod: FaultyPod, runtime: Runtime, fault: Fault, log: Path, during:
         during=during,
         times=_injected(log),
         answer=pod.error,
-        problem=problem or unanswered(pod) or _cleaned(pod),
+        problem=problem or unanswered(pod, fault) or _cleaned(pod),
     )
 
 
@@ -293,9 +295,11 @@ def _traceback(lines: list[str]) -> str:
     return f"a traceback: {lines[-1]}" if is_ours else ""
 
 
-def unanswered(pod: FaultyPod) -> str:
+def unanswered(pod: FaultyPod, fault: Fault | None = None) -> str:
     """A problem of the calls: one without an answer, or, of a bug, one answered with where to look."""
     for error in pod.refused:
+        if fault and fault.call in _OF_CONNECTIONS and isinstance(error, ConnectionClosed):
+            continue
         if not isinstance(error, RemoteError):
             return f"no answer: {error}"
         if "the shim's log has more" in str(error):
