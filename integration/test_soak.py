@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from collections import Counter
 from itertools import cycle
 
 import pytest
 
-from .framework import soak
+from .framework import cri_losses, soak
+from .framework.cri import Cri
 from .framework.runtime import Runtime
 
 LOSSES = {"shim": 2, "frozen": 1, "agent": 1}
@@ -22,6 +24,20 @@ def test_pods_that_lose_a_part_at_a_random_moment_leave_nothing(soak_ground: soa
 
     assert len(found) == sum(LOSSES.values())
     assert any(loss.met for loss in found if loss.victim == "shim")
+    assert not [str(loss) for loss in found if loss.problem]
+
+
+@pytest.mark.vm
+@pytest.mark.timeout(600)
+def test_what_is_left_of_a_kubelets_pod_that_lost_a_part_can_be_removed(cri: Cri, runtime: Runtime) -> None:
+    chance, there_s = random.Random(SEED), cri_losses.undisturbed(cri, runtime)
+
+    found = [
+        cri_losses.lose(cri, runtime, victim, chance.uniform(0, there_s[victim]))
+        for victim in ("shim", "vmm", "containerd")
+    ]
+
+    assert any(loss.met for loss in found)
     assert not [str(loss) for loss in found if loss.problem]
 
 

@@ -79,7 +79,7 @@ def found(runtime: Runtime, victim: str) -> list[Process]:
     """Those of the one pod that there is."""
     match victim:
         case "shim":
-            return [each for each in processes.find(runtime.binary) if each.command[-1] not in ("start", "delete")]
+            return [each for each in processes.find(runtime.binary) if each.command[-1] == "serve"]
         case "virtiofsd":
             return [each for each in processes.find("virtiofsd") if "virtiofsd" in each.command[0]]
     return [each for each in processes.find("qemu-system-") if "qemu-system-" in each.command[0]]
