@@ -14,6 +14,7 @@ from guest.image.archive import Progress
 from guest.image.build import MANIFEST, Inputs, Origin, build, read_manifest
 from guest.image.errors import BuildError
 from guest.image.rootfs import PARTITION_OFFSET_BYTES
+from pyshim.host.kernel_image import boot_file_architecture
 
 CHECKOUT = Path(__file__).resolve().parents[4]
 CACHE = CHECKOUT / ".build/cache/guest"
@@ -253,6 +254,36 @@ def test_a_guest_of_another_suite_imports_the_agent(
     assert manifest["suite"] == suite
     root = unpacked(tmp_path / "out", tmp_path_factory)
     assert in_guest(root, "import guest.agent.__main__, yaml\nprint(sys.version_info >= (3, 11))") == "True\n"
+
+
+def test_a_guest_of_another_processor_has_its_programs_and_the_same_byte_code(
+    built: Path, cache: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    other = next(each for each in recipe.ARCHITECTURES if each.machine != os.uname().machine)
+    if not (cache / "indexes" / f"{SUITE.codename}-{other.name}").is_dir():
+        pytest.skip(f"no packages for {other.name} in {cache}: run make guest GUEST='--arch {other.name}'")
+    origin = Origin(architecture=other.name)
+
+    one, two = (
+        build(checkout=CHECKOUT, out=tmp_path / name, cache=cache, progress=silent, origin=origin)
+        for name in ("one", "two")
+    )
+
+    assert one == two
+    assert (tmp_path / "one/rootfs.img").read_bytes() == (tmp_path / "two/rootfs.img").read_bytes()
+    assert (one["architecture"], one["kernel_release"].rpartition("-")[2]) == (other.name, other.name)
+    assert boot_file_architecture(str(tmp_path / "one/vmlinux")) == other.machine
+    assert boot_file_architecture(str(tmp_path / "one/initrd.img")) == other.machine
+    own, foreign = unpacked(built, tmp_path_factory), unpacked(tmp_path / "one", tmp_path_factory)
+    programs = [path for path in foreign.rglob("*") if path.is_file() and not path.is_symlink()]
+    found = {boot_file_architecture(str(path)) for path in programs if path.read_bytes()[:4] == b"\x7fELF"}
+    assert found == {other.machine}
+    compiled = [path.relative_to(foreign) for path in foreign.rglob("*.pyc")]
+    shared = [path for path in compiled if (own / path).exists()]
+    assert [path for path in shared if (own / path).read_bytes() != (foreign / path).read_bytes()] == []
+    # Debian names the settings of the interpreter's own build after the processor.
+    assert [path.name for path in compiled if path not in shared and other.triplet not in path.name] == []
+    assert len(compiled) > 500
 
 
 def test_a_kata_agent_that_is_not_there_is_named(cache: Path, tmp_path: Path) -> None:
