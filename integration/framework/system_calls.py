@@ -290,7 +290,7 @@ def _traceback(lines: list[str]) -> str:
     The interpreter and the linker fail by themselves where they find or load a module, ours or a library's.
     """
     frames = [line for line in lines if line.startswith('  File "')]
-    loading = rf"frozen importlib|{sysconfig.get_path('stdlib')}"
+    loading = rf"<frozen |{sysconfig.get_path('stdlib')}"
     is_ours = frames and not re.search(loading, frames[-1] + lines[-1]) and not lines[-1].startswith("ImportError")
     return f"a traceback: {lines[-1]}" if is_ours else ""
 
