@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.stub_pods import options
+from pyshim.start import address
 from pyshim.ttrpc import ConnectionClosed, RemoteError
 
 from . import images, stubs, zygote
@@ -128,6 +129,8 @@ PLACES = ("1", "3", "9", "1+40")
 """Which of a thread's calls fails, as strace counts them; the last: the first and each 40th after it."""
 _OF_CONNECTIONS = frozenset({"sendto", "sendmsg", "recvfrom", "recvmsg"})
 """Where one of these fails, the connection ends, as its caller sees."""
+_SOCKETS = (address.SOCKET_DIR, address.NOTES)
+"""Of a pod whose `start` failed only these names say that there was one; there is one pod at a time."""
 _NEVER_FIRST = frozenset({"mmap", "mprotect"})
 """A thread's first ones give it memory: without, `Thread.start` waits for ever. Source: python/cpython#140746."""
 _ATTACHED_S = 30.0
@@ -313,7 +316,10 @@ def _cleaned(pod: FaultyPod) -> str:
         pod.assert_nothing_left()
     except AssertionError as error:
         return str(error).splitlines()[0]
-    return ""
+    left = [
+        f"{directory}/{name}" for directory in _SOCKETS if os.path.isdir(directory) for name in os.listdir(directory)
+    ]
+    return f"left: {left}" if left else ""
 
 
 PARTS = {"start": of_start, "life": of_a_life, "end": of_an_end, "delete": of_delete}

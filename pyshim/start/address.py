@@ -37,7 +37,7 @@ def socket_name(containerd_address: str, namespace: str, group: str) -> str:
 def claim(path: str, notes: str = "") -> socket.socket | None:
     """The listening socket at `path`, ours from now on; None when a live shim listens there already.
 
-    With `notes`, a directory, it was noted there first.
+    With `notes`, a directory, it was noted there first. Raises CommandError; then a socket or note of ours is gone.
 
     Of any number of processes that claim the same path at the same time, one gets the socket and the others None: they
     take turns under a lock on the directory, and a process that finds the name in use connects to it. A socket that
@@ -50,25 +50,31 @@ def claim(path: str, notes: str = "") -> socket.socket | None:
         raise os_failure("open socket directory", directory, error) from error
     try:
         fcntl.flock(lock_fd, fcntl.LOCK_EX)
-        if notes:
-            _note(path, notes)
-        return _bind_or_yield(path)
+        is_new = bool(notes) and _note(path, notes)
+        try:
+            return _bind_or_yield(path)
+        except OSError:
+            if is_new:  # another one is of a socket that is there
+                forget(path, notes)
+            raise
     except OSError as error:
         raise os_failure("bind socket", path, error) from error
     finally:
         os.close(lock_fd)
 
 
-def _note(path: str, notes: str) -> None:
+def _note(path: str, notes: str) -> bool:
+    """The socket is noted; False if it was before."""
     link = f"{notes}/{os.path.basename(path)}"
     for _ in range(2):
         try:
-            return os.symlink(path, link)
+            os.symlink(path, link)
+            return True
         except FileNotFoundError:
             os.makedirs(notes, mode=0o700, exist_ok=True)
         except FileExistsError:
             if os.readlink(link) == path:
-                return None
+                return False
             unlink(link)
     raise OSError(errno.EEXIST, "in use", link)
 
@@ -97,7 +103,11 @@ def _bind_or_yield(path: str) -> socket.socket | None:
             unlink(path)
             if not _bind(listener, path):
                 raise OSError(errno.EADDRINUSE, "in use")
-        listener.listen(_BACKLOG)
+        try:
+            listener.listen(_BACKLOG)
+        except OSError:
+            unlink(path)
+            raise
     except BaseException:
         listener.close()
         raise

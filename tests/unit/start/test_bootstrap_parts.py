@@ -1,14 +1,17 @@
 """The parts of `start`: its words, what `-info` says, the socket of an address, and the daemon."""
 
+import errno
 import json
 import os
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from protos.containerd.types_pb2 import RuntimeInfo
 from pyshim import __version__
+from pyshim.start import address
 from pyshim.start.address import abandon, claim, socket_path
 from pyshim.start.daemonize import join_cgroup, spawn
 from pyshim.start.dialect import runtime_info
@@ -154,6 +157,43 @@ def test_file_that_is_no_socket_is_replaced_like_a_dead_one(tmp_path: Path) -> N
 
     assert listener is not None
     abandon(listener, str(path))
+
+
+class _Deaf(socket.socket):
+    def listen(self, backlog: int, /) -> None:
+        raise OSError(errno.ENOBUFS, "no buffer space")
+
+
+def _no_socket() -> socket.socket:
+    raise OSError(errno.EMFILE, "too many open files")
+
+
+@pytest.mark.parametrize("new_socket", [_no_socket, lambda: _Deaf(socket.AF_UNIX, socket.SOCK_STREAM)])
+def test_a_claim_that_fails_leaves_neither_socket_nor_note(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, new_socket: Callable[[], socket.socket]
+) -> None:
+    notes = tmp_path / "notes"
+    monkeypatch.setattr(address, "_new_socket", new_socket)
+
+    with pytest.raises(CommandError, match="bind socket"):
+        claim(f"{tmp_path}/x", str(notes))
+
+    assert [path.name for path in tmp_path.rglob("*")] == ["notes"]
+
+
+def test_a_claim_that_fails_leaves_the_note_of_another_shims_socket(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, notes = f"{tmp_path}/x", str(tmp_path / "notes")
+    other = claim(path, notes)
+    assert other is not None
+    monkeypatch.setattr(address, "_new_socket", _no_socket)
+
+    with pytest.raises(CommandError, match="bind socket"):
+        claim(path, notes)
+
+    assert sorted(each.name for each in tmp_path.rglob("*")) == ["notes", "x", "x"]
+    abandon(other, path, notes)
 
 
 def test_directory_in_the_way_is_named(tmp_path: Path) -> None:
