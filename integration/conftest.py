@@ -37,7 +37,7 @@ PROJECT = Path(__file__).resolve().parents[1]
 # Below /run, so that it is private to the enclosure; not counted as a leak, unlike everything else there.
 GROUND = Path("/run/pyshim-integration")
 EVIDENCE = PROJECT / ".build" / "integration"
-_NEEDED = ("containerd", "ctr", "runc", "ip", "qemu-system-x86_64")
+_NEEDED = ("containerd", "ctr", "runc", "ip", f"qemu-system-{os.uname().machine}")
 _kept: set[Path] = set()
 template = boots.Template(GROUND / "template")
 session_zygote = zygote.Zygote(PROJECT / "bin" / BINARY, GROUND / "zygote.log")

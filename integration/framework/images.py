@@ -7,13 +7,17 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 import subprocess
 import tarfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from pyshim.model.architecture import go_architecture
+
 BUSYBOX = Path("/bin/busybox")
+ARCHITECTURE = go_architecture(os.uname().machine)
 IMAGE = "local/busybox:test"
 _EMPTY_DIRECTORIES = (
     "dev",
@@ -36,7 +40,7 @@ _FILES = {
     "etc/os-release": 'NAME="busybox payload"\nID=busybox-payload\n',
 }
 _CONFIG: dict[str, Any] = {
-    "architecture": "amd64",
+    "architecture": ARCHITECTURE,
     "os": "linux",
     "config": {"Env": ["PATH=/bin:/sbin:/usr/bin:/usr/sbin"], "Cmd": ["/bin/sh"], "WorkingDir": "/"},
 }
@@ -110,7 +114,7 @@ def layer(files: Mapping[str, bytes], *, mode: int, owner: int = 0) -> bytes:
 
 
 def image_blobs(
-    layers: Sequence[bytes] = (), settings: Mapping[str, object] | None = None, architecture: str = "amd64"
+    layers: Sequence[bytes] = (), settings: Mapping[str, object] | None = None, architecture: str = ARCHITECTURE
 ) -> tuple[str, Blobs]:
     """(digest of the manifest, blobs by digest) of an image with settings, of the payload's layers unless given."""
     settings = {
@@ -145,7 +149,7 @@ def write_archive(
     *,
     layers: Sequence[bytes] = (),
     settings: Mapping[str, object] | None = None,
-    architecture: str = "amd64",
+    architecture: str = ARCHITECTURE,
 ) -> str:
     """An OCI image layout at `path`, of the payload's two layers unless `layers` are given.
 
