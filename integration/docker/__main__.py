@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -27,6 +28,8 @@ from .restarts import PHASES
 from .verbs import VERBS, Scene
 
 GROUND = Path("/run/pyshim-docker")
+LOG = PROJECT / ".build" / "docker-containerd.log"
+"""containerd's log of the last run, in which the shims' lines are."""
 _PORTS = {RUNC: 18080, PYSHIM: 18081}
 
 
@@ -88,8 +91,11 @@ def main() -> int:
         print(version, flush=True)
         table = rows(made, asked.words)
         failed = [name for name, runc, pyshim, differs in table if runc != pyshim and not differs]
-        if rounds:
-            compose.run_rounds(made.docker, GROUND, PYSHIM, rounds, GROUND)
+        try:
+            if rounds:
+                compose.run_rounds(made.docker, GROUND, PYSHIM, rounds, GROUND)
+        finally:
+            shutil.copyfile(daemon.directories.log, LOG)
     remove_daemon_files(daemon.directories)
     equal = sum(runc == pyshim for _, runc, pyshim, _ in table)
     documented = len(table) - equal - len(failed)

@@ -23,7 +23,7 @@ from pyshim.cleanup.sockets import remove_dead_socket
 from pyshim.host.mounts.table import has_mount, unmount_all
 from pyshim.host.processes.stat import start_ticks_of
 from pyshim.model.places import REGISTER, STATE_ROOT
-from pyshim.start.delete import EXIT_KILLED, delete_response
+from pyshim.start.delete import delete_response, recorded_exit
 from pyshim.start.invocation import CommandError, Invocation, checked_id, group_id, os_failure
 
 CarryOut = Callable[[Work, str, float], Outcome]
@@ -74,7 +74,8 @@ def delete(
     container_id = checked_id(call.id, "flag -id")
     bundle = os.path.abspath(call.bundle or ".")
     sandbox_id = _sandbox_of(container_id, bundle, state_root, register)
-    pid, status, exited_at_ns = 0, EXIT_KILLED, time.time_ns()
+    # Read here as well: on a busy node the other process may not come to it within containerd's seconds.
+    exited = recorded_exit(call, sandbox_id, state_root=state_root)
     if sandbox_id:
 
         def clean(report: Reporter) -> None:
@@ -93,12 +94,12 @@ def delete(
         outcome = carry_out(clean, f"clean sandbox {sandbox_id!r}", deadline)
         errors += outcome.errors
         _print_notes(sandbox_id, outcome)
-        pid, *exited = map(int, outcome.answer.split() or "0")
-        if exited:
-            status, exited_at_ns = exited
+        if outcome.answer:
+            pid, *told = map(int, outcome.answer.split())
+            exited = (pid, *(told or exited[1:]))
     errors += _unmount_rootfs(bundle, carry_out, deadline)
     _remove_dead_socket(bundle)
-    return delete_response(pid, status, exited_at_ns)
+    return delete_response(*exited)
 
 
 def _print_notes(sandbox_id: str, outcome: Outcome) -> None:

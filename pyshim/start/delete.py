@@ -20,6 +20,8 @@ STATE_ROOT = "/run/vc/sbs"
 """`STATE_ROOT` of `pyshim/model/places.py`."""
 STATE_VERSION = 4
 """Of the state's format (`pyshim/state/schema.py`). Another release's state is read by the rules of its own."""
+UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
+"""What reading a state raises that is not there, or damaged."""
 _MAX_STATE_BYTES = 64 << 20
 _SEAL, _SEALED_END = b',"Checksum":"', b'"}}'
 """What is around the checksum of all before it, at the state's end (`pyshim/state/store.py`)."""
@@ -56,11 +58,23 @@ def served_answer(call: Invocation, *, state_root: str) -> bytes | None:
     try:
         state: Any = _whole_state(f"{state_root}/{sandbox_id}/persist.json")
         own = state["Pyshim"]
-        if own["Version"] != STATE_VERSION or not _is_callers_running_shim(own["Shim"], sandbox_id, call):
+        if own["Version"] != STATE_VERSION or not _is_callers(own["Shim"], sandbox_id, call) or not _runs(own["Shim"]):
             return None
-        return _answer(own["Snapshot"], container_id)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        return None  # no state, or a damaged one
+        return delete_response(*_exit_of(own["Snapshot"], container_id))
+    except UNREADABLE:
+        return None
+
+
+def recorded_exit(call: Invocation, sandbox_id: str, *, state_root: str) -> tuple[int, int, int]:
+    """As `_exit_of` for the container of `call`; with pid 0 without a readable state of this release and caller."""
+    try:
+        state: Any = _whole_state(f"{state_root}/{sandbox_id}/persist.json")
+        own = state["Pyshim"]
+        if own["Version"] == STATE_VERSION and _is_callers(own["Shim"], sandbox_id, call):
+            return _exit_of(own["Snapshot"], call.id)
+    except UNREADABLE:
+        pass
+    return 0, EXIT_KILLED, time.time_ns()
 
 
 def _whole_state(path: str) -> object:
@@ -73,14 +87,16 @@ def _whole_state(path: str) -> object:
     return parse_json(body)
 
 
-def _is_callers_running_shim(shim: "dict[str, Any]", sandbox_id: str, call: Invocation) -> bool:
-    """The shim of the state runs, in our pid namespace, and its socket is the one that `start` claimed for `call`."""
+def _is_callers(shim: "dict[str, Any]", sandbox_id: str, call: Invocation) -> bool:
+    """The shim's socket is the one that `start` claimed for `call`, in our pid namespace."""
     claimed = os.path.basename(shim["Socket"])
     wanted = address.socket_name(call.address, call.namespace, sandbox_id)
     if call.address and len(claimed) == len(wanted) and claimed != wanted:
         return False
-    if shim["Namespace"] != call.namespace or shim["PidNamespace"] not in (0, os.stat("/proc/self/ns/pid").st_ino):
-        return False
+    return shim["Namespace"] == call.namespace and shim["PidNamespace"] in (0, os.stat("/proc/self/ns/pid").st_ino)
+
+
+def _runs(shim: "dict[str, Any]") -> bool:
     with open(f"/proc/{shim['Pid']}/stat", "rb") as file:
         fields = file.read().rpartition(b")")[2].split()
     return fields[0] not in (b"Z", b"X") and int(fields[19]) == shim["StartTicks"]
@@ -93,12 +109,17 @@ def _is_mounted(rootfs: str) -> bool:
         return False
 
 
-def _answer(snapshot: "dict[str, Any]", container_id: str) -> bytes:
-    """The container's exit; without one in the state, a kill at this moment."""
-    for container in snapshot["Containers"]:
-        if container["ID"] == container_id and container["Exit"] is not None:
-            return delete_response(snapshot["VmmPid"], container["Exit"]["Status"], container["Exit"]["ExitedAtNs"])
-    return delete_response(snapshot["VmmPid"], EXIT_KILLED, time.time_ns())
+def _exit_of(snapshot: "dict[str, Any]", container_id: str) -> tuple[int, int, int]:
+    """(pid, status, time in nanoseconds) of the container's exit; without one in the state, a kill at this moment.
+
+    Raises ValueError for what no shim has written.
+    """
+    exits = (each["Exit"] for each in snapshot["Containers"] if each["ID"] == container_id)
+    known = next((found for found in exits if found is not None), None)
+    status, at_ns = (known["Status"], known["ExitedAtNs"]) if known else (EXIT_KILLED, time.time_ns())
+    if any(type(value) is not int or value < 0 for value in (snapshot["VmmPid"], status, at_ns)):
+        raise ValueError("its numbers are wrong")
+    return snapshot["VmmPid"], status, at_ns
 
 
 def delete_response(pid: int, status: int, exited_at_ns: int) -> bytes:

@@ -79,7 +79,7 @@ class CgroupFiles:
 
 
 def read_stats(files: CgroupFiles, stats: pb.CgroupStats) -> None:
-    """`stats`, a part of the reply, has what the cgroup uses. Filled in place: copies of messages were a fifth of the work."""
+    """`stats`, a part of the reply, has what the cgroup uses. In place: copies of messages were a fifth of the work."""
     _read_cpu(files, stats.cpu_stats)
     _read_memory(files, stats.memory_stats)
     stats.pids_stats.current = files.number("pids.current")

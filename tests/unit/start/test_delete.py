@@ -446,7 +446,8 @@ def test_without_time_left_it_answers_and_another_process_undoes_what_is_left(no
         rf"sandbox '{SANDBOX}': process (\d+) goes on with undoing what is left of it\n", ended.stderr.decode()
     )
     assert logged is not None
-    assert DeleteResponse.FromString(ended.stdout).exit_status == 137
+    answer = DeleteResponse.FromString(ended.stdout)
+    assert (answer.pid, answer.exit_status) == (vmm.pid, 137)
     assert vmm.wait() == -signal.SIGKILL
     until(lambda: is_clean(node))
 
