@@ -78,7 +78,7 @@ def _inside(ctr: Ctr, name: str, script: str) -> Result:
 @pytest.mark.parametrize("root", ["/dev/vda1", "/dev/pmem0p1"])
 def test_an_arm64_container_runs_to_its_end(ctr: Ctr, name: str, scratch: Path, root: str) -> None:
     """Its guest's root image is a disk; with UEFI, by which the guest finds it, it is persistent memory."""
-    keys = {"firmware": FIRMWARE, "disable_image_nvdimm": False} if "pmem" in root else {}
+    keys: dict[str, Any] = {"firmware": FIRMWARE, "disable_image_nvdimm": False} if "pmem" in root else {}
     if keys and not Path(FIRMWARE).exists():
         pytest.skip(f"needs {FIRMWARE} (hint: apt install qemu-efi-aarch64)")
     script = f"uname -m; cat /layer-marker; grep -q root={root} /proc/cmdline && read line; echo $line; exit 7"
