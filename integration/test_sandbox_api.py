@@ -76,6 +76,8 @@ def test_a_verbose_status_has_the_sizing_and_the_vmm(cri: Cri, pod: Pod) -> None
     vm = json.loads(info["vm"])
     assert vm["vmmPid"] in {vmm.pid for vmm in _vmms()}
     assert json.loads(info["sizing"])["vcpus"]["granted"] == vm["vcpus"]
+    namespaces = json.loads(info["info"])["runtimeSpec"]["linux"]["namespaces"]
+    assert [each["path"] for each in namespaces if each["type"] == "network"] == [str(pod.namespace)]
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from pyshim.concurrency.tasks import to_the_end
 from pyshim.model.errors import AlreadyExists, NotFound
 from pyshim.model.guest import ContainerStats
 from pyshim.model.ids import SandboxId
+from pyshim.model.oci import OciSpec
 from pyshim.model.sandbox import CreateSandbox, EndedBy, Phase, SandboxReport, SandboxRequest
 from pyshim.model.task import ExitStatus, RuntimeOptions
 from pyshim.model.vm import LocalVm
@@ -78,7 +79,7 @@ class SandboxCalls:
             is_ready=life.phase in (Phase.RUNNING, Phase.ENDING) and sandbox is not None,
             created_at_ns=at_ns,
             exit=life.exit.result() if life.exit.done() else None,
-            info=_info(sandbox) if sandbox and verbose else {},
+            info=_info(sandbox, request.spec) if sandbox and verbose else {},
             spec=request.spec.raw if sandbox else {},
         )
 
@@ -109,8 +110,10 @@ class SandboxCalls:
         return self._created
 
 
-def _info(sandbox: Sandbox) -> Mapping[str, str]:
-    """What `crictl inspectp` shows; each value is JSON."""
+def _info(sandbox: Sandbox, spec: OciSpec) -> Mapping[str, str]:
+    """What `crictl inspectp` shows; each value is JSON. `info` has what node agents look for in every pod's: pid, and
+    the network namespace's path in the spec. Source: containerd's internal/cri/server/podsandbox/types, SandboxInfo.
+    """
     plan, vm = sandbox.plan, sandbox.vm
     shown = {
         "vmmPid": vm.hypervisor.pid,
@@ -123,4 +126,5 @@ def _info(sandbox: Sandbox) -> Mapping[str, str]:
         "vcpus": vm.resizer.vcpus,
         "memoryMiB": vm.resizer.memory_mib,
     }
-    return {"vm": json.dumps(shown), "sizing": json.dumps(vm.resizer.record.as_json())}
+    known = {"pid": sandbox.pid, "runtimeSpec": spec.raw}
+    return {"info": json.dumps(known), "vm": json.dumps(shown), "sizing": json.dumps(vm.resizer.record.as_json())}

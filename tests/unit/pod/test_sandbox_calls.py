@@ -1,6 +1,7 @@
 """A pod by containerd's Sandbox API: its VM is there before and after its containers."""
 
 import asyncio
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -380,7 +381,10 @@ async def test_a_verbose_status_says_how_the_vm_came_to_be(stack: Stack, api: Sa
 
     info = api.status(POD, verbose=True).info
 
-    assert set(info) == {"vm", "sizing"}
+    assert set(info) == {"info", "vm", "sizing"}
+    known = json.loads(info["info"])
+    assert known["pid"] == stack.hypervisors[0].pid
+    assert {"type": "network", "path": "/run/netns/p1"} in known["runtimeSpec"]["linux"]["namespaces"]
     assert f'"vmmPid": {stack.hypervisors[0].pid}' in info["vm"]
     assert '"origin": "booted"' in info["vm"]
     assert "sandbox-cpu-quota" in info["sizing"]
