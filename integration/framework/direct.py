@@ -124,9 +124,13 @@ class DirectShim:
 
         return self._runner.run(gather())
 
+    def disconnect(self) -> None:
+        """The next call is on a new connection."""
+        while self._clients:
+            self._clients.pop().close()
+
     def close(self) -> None:
-        for client in self._clients:
-            client.close()
+        self.disconnect()
         self._runner.run(asyncio.sleep(0))
         self._runner.close()
 

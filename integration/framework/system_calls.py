@@ -128,7 +128,7 @@ FAULTS: dict[str, str] = {
 PLACES = ("1", "3", "9", "1+40")
 """Which of a thread's calls fails, as strace counts them; the last: the first and each 40th after it."""
 _OF_CONNECTIONS = frozenset({"sendto", "sendmsg", "recvfrom", "recvmsg"})
-"""Where one of these fails, the connection ends, as its caller sees."""
+"""Where one of these fails, the connection ends, as its caller sees; the next one is answered."""
 _SOCKETS = (address.SOCKET_DIR, address.NOTES)
 """Of a pod whose `start` failed only these names say that there was one; there is one pod at a time."""
 _NEVER_FIRST = frozenset({"mmap", "mprotect"})
@@ -254,6 +254,8 @@ def _of_calls(pod: FaultyPod, runtime: Runtime, fault: Fault, log: Path, during:
         (shim,) = runtime.shims(pod.name)
         with attached(shim.pid, fault.words, log):
             calls()
+            if fault.call in _OF_CONNECTIONS:
+                pod.shim.disconnect()
             if during == "life":  # after its end there is no shim
                 with contextlib.suppress(RemoteError):  # NotFound is an answer
                     pod.shim.call("State", None, 30)
