@@ -297,20 +297,25 @@ class Monitor:
         return tuple(sorted(slots, key=lambda slot: sorted(slot.props.items(), reverse=True)))
 
     async def memory_size(self) -> MemorySize:
+        """The guest's RAM. QEMU counts persistent memory as plugged, too: the root image, which is none."""
         name = "query-memory-size-summary"
         answer = _mapping(await self.execute(name), name)
         plugged = answer.get("plugged-memory", 0)
-        return MemorySize(_int(answer, "base-memory", name), plugged if isinstance(plugged, int) else 0)
+        plugged_bytes = plugged if isinstance(plugged, int) else 0
+        if plugged_bytes:
+            sizes = [data.get("size") for kind, data in await self._memory_devices() if kind == "nvdimm"]
+            plugged_bytes = max(0, plugged_bytes - sum(size for size in sizes if isinstance(size, int)))
+        return MemorySize(_int(answer, "base-memory", name), plugged_bytes)
 
     async def dimm_slots(self) -> frozenset[int]:
         """The numbers of the memory slots in use."""
+        slots = (data.get("slot") for _, data in await self._memory_devices())
+        return frozenset(slot for slot in slots if isinstance(slot, int))
+
+    async def _memory_devices(self) -> list[tuple[object, Mapping[str, Any]]]:
+        """The type of each memory device, and what QEMU says about it."""
         name = "query-memory-devices"
-        used = set()
-        for item in _list(await self.execute(name), name):
-            slot = _mapping(item.get("data"), name).get("slot")
-            if isinstance(slot, int):
-                used.add(slot)
-        return frozenset(used)
+        return [(item.get("type"), _mapping(item.get("data"), name)) for item in _list(await self.execute(name), name)]
 
     async def device_add(
         self, driver: str, device_id: str, fields: Mapping[str, object], timeout_s: float = COMMAND_TIMEOUT_S

@@ -308,7 +308,9 @@ async def test_qemus_answers_become_values() -> None:
             ]
         ),
         "query-memory-size-summary": value({"base-memory": 1024, "plugged-memory": 512}),
-        "query-memory-devices": value([{"type": "dimm", "data": {"slot": 3}}]),
+        "query-memory-devices": value(
+            [{"type": "nvdimm", "data": {"slot": 0, "size": 96}}, {"type": "dimm", "data": {"slot": 3, "size": 416}}]
+        ),
     }
 
     async with Session(answers) as session:
@@ -319,8 +321,8 @@ async def test_qemus_answers_become_values() -> None:
             CpuSlot("max-x86_64-cpu", {"socket-id": 0, "core-id": 0}, "/cpu[0]"),
             CpuSlot("max-x86_64-cpu", {"socket-id": 1, "core-id": 0}, ""),
         )
-        assert await monitor.memory_size() == (1024, 512)
-        assert await monitor.dimm_slots() == {3}
+        assert await monitor.memory_size() == (1024, 416)
+        assert await monitor.dimm_slots() == {0, 3}
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,7 @@ class Machine:
             "query-memory-size-summary": lambda peer, request: peer.reply(
                 request, {"base-memory": 256 << 20, "plugged-memory": self.size_mib << 20}
             ),
+            "query-memory-devices": lambda peer, request: peer.reply(request, []),
         }
 
     def _sockets(self, peer: QmpPeer, request: dict[str, Any]) -> None:
