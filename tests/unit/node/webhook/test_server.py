@@ -400,6 +400,7 @@ def test_bombs_of_sixty_callers_take_no_memory(tmp_path: Path) -> None:
 async def test_nothing_is_kept_of_ended_connections(running: Cluster) -> None:
     for _ in range(5):
         assert await running.call("GET", "/healthz") == (200, "ok\n")
-    (connections,) = (each for each in gc.get_objects() if isinstance(each, Connections))
+    kept = [len(each._since_s) for each in gc.get_objects() if isinstance(each, Connections)]
 
-    assert len(connections._since_s) <= 2
+    assert kept  # those of servers that have ended may be there, too
+    assert max(kept) <= 2
