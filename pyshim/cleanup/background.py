@@ -20,8 +20,6 @@ _MAX_TEXT_BYTES = 1 << 16
 class Report(StrEnum):
     """The kinds of lines that the work writes into the pipe."""
 
-    ANSWER = "answer"
-    """The answer to the caller, reported before the work is done."""
     ERROR = "error"
     NOTE = "note"
     LONG = "long"
@@ -38,15 +36,12 @@ class Outcome:
     def __init__(self) -> None:
         self.pid = 0
         """Pid of the process that still works; 0 when it has ended."""
-        self.answer = ""
         self.errors: list[str] = []
         self.notes: list[str] = []
         self.waits_for = ""
 
     def take(self, kind: Report, text: str) -> None:
         match kind:
-            case Report.ANSWER:
-                self.answer = text
             case Report.ERROR:
                 self.errors.append(text)
             case Report.NOTE:

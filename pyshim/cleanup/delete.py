@@ -74,7 +74,7 @@ def delete(
     container_id = checked_id(call.id, "flag -id")
     bundle = os.path.abspath(call.bundle or ".")
     sandbox_id = _sandbox_of(container_id, bundle, state_root, register)
-    # Read here as well: on a busy node the other process may not come to it within containerd's seconds.
+    # Read here: on a busy node the other process may not come to it within containerd's seconds.
     exited = recorded_exit(call, sandbox_id, state_root=state_root)
     if sandbox_id:
 
@@ -94,9 +94,6 @@ def delete(
         outcome = carry_out(clean, f"clean sandbox {sandbox_id!r}", deadline)
         errors += outcome.errors
         _print_notes(sandbox_id, outcome)
-        if outcome.answer:
-            pid, *told = map(int, outcome.answer.split())
-            exited = (pid, *(told or exited[1:]))
     errors += _unmount_rootfs(bundle, carry_out, deadline)
     _remove_dead_socket(bundle)
     return delete_response(*exited)

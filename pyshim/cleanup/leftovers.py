@@ -56,8 +56,6 @@ def clean_sandbox(
 ) -> None:
     """Everything of the sandbox that no shim serves is removed. For each thing that stays an error is reported.
 
-    Reports the answer first (`_answer`), if there is a state.
-
     A sandbox of that name in another namespace, or of another containerd (`address` is the caller's), is another
     sandbox: the state's path has neither.
     With a living daemon nothing is touched, unless the container is the sandbox's own: then containerd has given up the
@@ -65,10 +63,6 @@ def clean_sandbox(
     """
     store = StateStore(root=state_root, register=register)
     remains = _Remains(store, sandbox_id, Places(), one_timeout_s=UNDO_S)
-    with contextlib.suppress(ShimError):  # reported below
-        state = store.load(sandbox_id)
-        if _is_callers(state.shim, sandbox_id, address, namespace):
-            report(Report.ANSWER, _answer(state, container_id))
     with locked(store.directory(sandbox_id), time.monotonic() + LOCK_WAIT_S) as is_alone:
         try:
             left = _look(store, sandbox_id)
@@ -168,16 +162,6 @@ def locked(directory: str, deadline: float) -> Iterator[bool]:
         except OSError:  # such as ENOLCK
             is_alone = False
         yield is_alone
-
-
-def _answer(state: SandboxState, container_id: str) -> str:
-    """The pid of the VMM; behind it the container's exit status and its time in nanoseconds, where it has one."""
-    if state.snapshot is None:
-        return "0"
-    found = next((each for each in state.snapshot.containers if str(each.container_id) == container_id), None)
-    if found is None or found.exit is None:
-        return str(state.snapshot.vmm_pid)
-    return f"{state.snapshot.vmm_pid} {found.exit.status} {found.exit.exited_at_ns}"
 
 
 def _process(shim: ShimRecord) -> processes.ProcessRef:

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 EXIT_KILLED = 137
 STATE_ROOT = "/run/vc/sbs"
 """`STATE_ROOT` of `pyshim/model/places.py`."""
-STATE_VERSION = 4
-"""Of the state's format (`pyshim/state/schema.py`). Another release's state is read by the rules of its own."""
+STATE_VERSION, OLDEST_STATE_VERSION = 4, 3
+"""Of the state's format (`pyshim/state/schema.py`); between them, what is read here has had the same keys."""
 UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
 """What reading a state raises that is not there, or damaged."""
 _MAX_STATE_BYTES = 64 << 20
@@ -56,25 +56,29 @@ def served_answer(call: Invocation, *, state_root: str) -> bytes | None:
     if sandbox_id == container_id or _is_mounted(f"{bundle}/rootfs"):
         return None
     try:
-        state: Any = _whole_state(f"{state_root}/{sandbox_id}/persist.json")
-        own = state["Pyshim"]
-        if own["Version"] != STATE_VERSION or not _is_callers(own["Shim"], sandbox_id, call) or not _runs(own["Shim"]):
-            return None
-        return delete_response(*_exit_of(own["Snapshot"], container_id))
+        own = _state_of_caller(call, sandbox_id, state_root)
+        return delete_response(*_exit_of(own["Snapshot"], container_id)) if _runs(own["Shim"]) else None
     except UNREADABLE:
         return None
 
 
 def recorded_exit(call: Invocation, sandbox_id: str, *, state_root: str) -> tuple[int, int, int]:
-    """As `_exit_of` for the container of `call`; with pid 0 without a readable state of this release and caller."""
+    """As `_exit_of` for the container of `call`; with pid 0 without a readable state of this caller's sandbox."""
     try:
-        state: Any = _whole_state(f"{state_root}/{sandbox_id}/persist.json")
-        own = state["Pyshim"]
-        if own["Version"] == STATE_VERSION and _is_callers(own["Shim"], sandbox_id, call):
-            return _exit_of(own["Snapshot"], call.id)
+        return _exit_of(_state_of_caller(call, sandbox_id, state_root)["Snapshot"], call.id)
     except UNREADABLE:
-        pass
-    return 0, EXIT_KILLED, time.time_ns()
+        return 0, EXIT_KILLED, time.time_ns()
+
+
+def _state_of_caller(call: Invocation, sandbox_id: str, state_root: str) -> "dict[str, Any]":
+    """Our part of the sandbox's state. Raises one of UNREADABLE, also for a sandbox that another containerd made."""
+    state: Any = _whole_state(f"{state_root}/{sandbox_id}/persist.json")
+    own: dict[str, Any] = state["Pyshim"]
+    if not OLDEST_STATE_VERSION <= own["Version"] <= STATE_VERSION:
+        raise ValueError("another release wrote it")
+    if not _is_callers(own["Shim"], sandbox_id, call):
+        raise LookupError("it is of another sandbox of that name")
+    return own
 
 
 def _whole_state(path: str) -> object:
@@ -88,15 +92,17 @@ def _whole_state(path: str) -> object:
 
 
 def _is_callers(shim: "dict[str, Any]", sandbox_id: str, call: Invocation) -> bool:
-    """The shim's socket is the one that `start` claimed for `call`, in our pid namespace."""
+    """The shim's socket is the one that `start` claimed for `call`."""
     claimed = os.path.basename(shim["Socket"])
     wanted = address.socket_name(call.address, call.namespace, sandbox_id)
     if call.address and len(claimed) == len(wanted) and claimed != wanted:
         return False
-    return shim["Namespace"] == call.namespace and shim["PidNamespace"] in (0, os.stat("/proc/self/ns/pid").st_ino)
+    return bool(shim["Namespace"] == call.namespace)
 
 
 def _runs(shim: "dict[str, Any]") -> bool:
+    if shim["PidNamespace"] not in (0, os.stat("/proc/self/ns/pid").st_ino):
+        return False
     with open(f"/proc/{shim['Pid']}/stat", "rb") as file:
         fields = file.read().rpartition(b")")[2].split()
     return fields[0] not in (b"Z", b"X") and int(fields[19]) == shim["StartTicks"]

@@ -48,23 +48,22 @@ def pipe() -> Iterator[Pipe]:
 
 def test_everything_is_heard_of_work_that_ends_in_time(pipe: Pipe) -> None:
     outcome, clock = Outcome(), Clock()
-    pipe.say("answer 4711\nerror first: went wrong\nnote by the way\nerror second\n")
+    pipe.say("error first: went wrong\nnote by the way\nerror second\n")
     pipe.end()
 
     assert listen(pipe.ours, outcome, clock.now + 1, clock=clock)
 
-    assert (outcome.answer, outcome.errors) == ("4711", ["first: went wrong", "second"])
-    assert outcome.notes == ["by the way"]
+    assert (outcome.errors, outcome.notes) == (["first: went wrong", "second"], ["by the way"])
 
 
 @pytest.mark.parametrize("left_s", [0.0, -3.0], ids=["now", "over"])
 def test_without_time_left_what_was_told_is_heard_and_nothing_is_waited_for(pipe: Pipe, left_s: float) -> None:
     outcome, clock = Outcome(), Clock()
-    pipe.say("answer 4711 3 17\n")
+    pipe.say("note by the way\n")
 
     assert not listen(pipe.ours, outcome, clock.now + left_s, clock=clock)
 
-    assert outcome.answer == "4711 3 17"
+    assert outcome.notes == ["by the way"]
 
 
 def test_work_that_takes_long_is_waited_for_a_moment_only(pipe: Pipe) -> None:
@@ -79,12 +78,12 @@ def test_work_that_takes_long_is_waited_for_a_moment_only(pipe: Pipe) -> None:
 
 def test_a_line_that_was_cut_off_is_not_heard(pipe: Pipe) -> None:
     outcome, clock = Outcome(), Clock()
-    pipe.say("answer 1\nerror it was")
+    pipe.say("note whole\nerror it was")
     pipe.end()
 
     assert listen(pipe.ours, outcome, clock.now, clock=clock)
 
-    assert (outcome.answer, outcome.errors) == ("1", [])
+    assert (outcome.notes, outcome.errors) == (["whole"], [])
 
 
 PROGRAM = """
@@ -100,7 +99,7 @@ else:
         raise BlockingIOError(11, "no room")
     os.fork = refused
 outcome = run_in_background(work, "work", time.monotonic() + 60)
-print(outcome.pid, outcome.answer, outcome.errors, sep="|")
+print(outcome.pid, outcome.notes, outcome.errors, sep="|")
 """
 
 
@@ -116,12 +115,12 @@ def carried_out(*work: str, has_room: bool = True) -> str:
 @pytest.mark.parametrize(
     ("work", "heard"),
     [
-        pytest.param(["report(Report.ANSWER, '7')"], "0|7|[]", id="answers"),
-        pytest.param(["report(Report.ERROR, 'two\\nlines')"], "0||['two lines']", id="fails in part"),
-        pytest.param(["raise ValueError('why')"], "0||['work: why']", id="fails"),
-        pytest.param(["raise MemoryError"], "0||['work: MemoryError']", id="fails without a text"),
-        pytest.param(["os._exit(3)"], "0||['work: the process that was to do it ended with status 3']", id="dies"),
-        pytest.param(["print('lost')"], "0||[]", id="prints"),
+        pytest.param(["report(Report.NOTE, 'why')"], "0|['why']|[]", id="notes"),
+        pytest.param(["report(Report.ERROR, 'two\\nlines')"], "0|[]|['two lines']", id="fails in part"),
+        pytest.param(["raise ValueError('why')"], "0|[]|['work: why']", id="fails"),
+        pytest.param(["raise MemoryError"], "0|[]|['work: MemoryError']", id="fails without a text"),
+        pytest.param(["os._exit(3)"], "0|[]|['work: the process that was to do it ended with status 3']", id="dies"),
+        pytest.param(["print('lost')"], "0|[]|[]", id="prints"),
     ],
 )
 def test_how_the_work_ends_is_heard(work: list[str], heard: str) -> None:
@@ -129,4 +128,4 @@ def test_how_the_work_ends_is_heard(work: list[str], heard: str) -> None:
 
 
 def test_where_there_is_no_room_for_another_process_this_one_does_the_work() -> None:
-    assert carried_out("report(Report.ANSWER, str(os.getpid() > 0))", has_room=False) == "0|True|[]"
+    assert carried_out("report(Report.NOTE, 'done')", has_room=False) == "0|['done']|[]"

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -16,11 +17,12 @@ from pyshim.model.places import STATE_ROOT
 from pyshim.model.task import ExitStatus
 from pyshim.start import delete
 from pyshim.start.invocation import CommandError, Invocation
-from pyshim.state.schema import VERSION
+from pyshim.state.schema import OLDEST_VERSION, VERSION
 from pyshim.state.store import _sealed
 from tests.style.test_start_imports import SLOW
 from tests.unit.state.states import container
 
+GOLDEN = Path(__file__).parents[2] / "golden/state"
 EXITED_AT_NS = 1_700_000_000_000_000_007
 
 
@@ -121,8 +123,18 @@ def test_an_id_that_is_none_is_refused(served: Node) -> None:
         answer(served, "../x")
 
 
+def test_the_exit_in_an_earlier_releases_state_is_known(tmp_path: Path) -> None:
+    (tmp_path / "sb1").mkdir()
+    shutil.copy(GOLDEN / f"pyshim-{delete.OLDEST_STATE_VERSION}.json", tmp_path / "sb1/persist.json")
+    call = Invocation()
+    call.id, call.namespace = "c2", "k8s.io"
+
+    assert delete.recorded_exit(call, "sb1", state_root=str(tmp_path)) == (12, 137, 1_700_000_000_000_000_001)
+
+
 def test_it_knows_what_the_state_says_elsewhere() -> None:
-    assert (delete.STATE_VERSION, delete.STATE_ROOT) == (VERSION, STATE_ROOT)
+    assert (delete.STATE_VERSION, delete.OLDEST_STATE_VERSION) == (VERSION, OLDEST_VERSION)
+    assert delete.STATE_ROOT == STATE_ROOT
 
 
 def test_it_imports_what_start_may(served: Node) -> None:
