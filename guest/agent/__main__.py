@@ -8,7 +8,7 @@ import os
 import resource
 import sys
 
-from pyshim.ttrpc import Server, UnaryHandler
+from pyshim.ttrpc import Server
 
 from guest.agent import console, log, mounts, settings, syscalls, transport
 from guest.agent.calls.containers import ContainerCalls, ProcessCalls
@@ -25,7 +25,7 @@ from guest.agent.container.sandbox import Sandbox
 from guest.agent.errors import AgentError
 from guest.agent.files import read_text
 from guest.agent.pull.images import Images
-from guest.agent.service import services
+from guest.agent.service import Handler, services
 from guest.agent.settings import ForwarderSettings, Settings
 from guest.agent.storage.hotplug import Hotplug, load_drivers
 from guest.agent.storage.table import StorageTable
@@ -100,7 +100,7 @@ async def _serve(configured: Settings) -> None:
     await server.shutdown(_SHUTDOWN_GRACE_S)
 
 
-def _services(configured: Settings, children: Children, destroyed: asyncio.Event) -> dict[str, dict[str, UnaryHandler]]:
+def _services(configured: Settings, children: Children, destroyed: asyncio.Event) -> dict[str, dict[str, Handler]]:
     sandbox = Sandbox()
     crun = Crun(children, pipe_size=configured.container_pipe_size)
     containers = Containers(crun)

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from protos.agent import agent_pb2 as pb
 
-from guest.agent.container.cgroup import OomEvents, read_stats
+from guest.agent.container.cgroup import OomEvents
 from guest.agent.container.container import Containers
 from guest.agent.files import read_text
 
@@ -23,20 +23,20 @@ class StatsCalls:
         self._containers = containers
         self._oom_events = oom_events
 
-    async def container(self, request: pb.StatsContainerRequest) -> pb.StatsContainerResponse:
+    def container(self, request: pb.StatsContainerRequest) -> pb.StatsContainerResponse:
         """What the container uses. The network is the pod's: no container has counters of its own."""
         found = self._containers.find(request.container_id)
         reply = pb.StatsContainerResponse()
         if found.cgroup:
-            read_stats(found.cgroup_files, reply.cgroup_stats)
+            reply.cgroup_stats.CopyFrom(found.cgroup_stats.read())
         return reply
 
-    async def all_containers(self, request: pb.StatsContainersRequest) -> pb.StatsContainersResponse:
+    def all_containers(self, request: pb.StatsContainersRequest) -> pb.StatsContainersResponse:
         """Of each container as `container` answers, in one reply."""
         reply = pb.StatsContainersResponse()
         for each in self._containers:
             if each.cgroup:
-                read_stats(each.cgroup_files, reply.containers[each.cid])
+                reply.containers[each.cid].CopyFrom(each.cgroup_stats.read())
         return reply
 
     async def oom_event(self, request: pb.GetOOMEventRequest) -> pb.OOMEvent:

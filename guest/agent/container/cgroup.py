@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import os
 import select
-from functools import cached_property
+from collections.abc import Mapping
+from contextlib import suppress
 
 from protos.agent import agent_pb2 as pb
 
@@ -22,81 +23,103 @@ _NO_LIMIT = (1 << 64) - 1
 _MAX_FILE_BYTES = 1 << 16
 
 
-class CgroupFiles:
-    """The files of the cgroup at `folder`. Each stays open after its first use: callers ask every second."""
+class CgroupStats:
+    """The statistics of the cgroup at `folder`. Its files stay open: callers ask every second."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
         self._fds: dict[str, int] = {}
-        """By name; -1 for a file that is not there."""
-        self._is_closed = False
+        self._is_open = False
+        self._contents: list[bytes] = []
+        """Of the files that `_stats` tells."""
+        self._stats = pb.CgroupStats()
 
     def close(self) -> None:
-        """Every file is closed and reads as empty. Idempotent."""
-        self._is_closed = True
+        """Every file is closed and counts as zero. Idempotent."""
         for fd in self._fds.values():
-            if fd >= 0:
-                os.close(fd)
+            os.close(fd)
         self._fds.clear()
+        self._is_open = True  # for ever: nothing is left to open
 
-    def text(self, name: str) -> str:
-        """The file's content."""
-        try:
-            fd = self._fds.get(name)
-            if fd is None:
-                fd = self._fds[name] = self._open(name)
-            return os.pread(fd, _MAX_FILE_BYTES, 0).decode() if fd >= 0 else ""
-        except OSError:
-            return ""  # the cgroup is gone
+    def read(self) -> pb.CgroupStats:
+        """What the cgroup uses. The message stays this object's: the next call may change it.
 
-    def _open(self, name: str) -> int:
-        try:
-            return -1 if self._is_closed else os.open(f"{self._folder}/{name}", os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return -1
+        While a container rests none of its files changes, and reading them is all the work.
+        """
+        if not self._is_open:
+            self._open()
+        contents = [_content(fd) for fd in self._fds.values()]
+        if contents != self._contents:
+            self._stats.Clear()
+            _fill(self._stats, dict(zip(self._fds, contents, strict=True)))
+            self._contents = contents
+        return self._stats
 
-    def number(self, name: str) -> int:
-        """The file's one number; `max` is 2^64-1."""
-        text = self.text(name).strip()
-        return _NO_LIMIT if text == "max" else int(text) if text.isdigit() else 0
-
-    def flat_keyed(self, name: str) -> dict[str, int]:
-        """The file's `key value` lines."""
-        words = self.text(name).split()
-        try:
-            return dict(zip(words[::2], map(int, words[1::2]), strict=True))
-        except ValueError:
-            return {}
-
-    @cached_property
-    def page_sizes(self) -> tuple[str, ...]:
-        """Of huge pages, as the names of files have them."""
-        names = (name.split(".") for name in names_in(self._folder))
-        return tuple(words[1] for words in names if words[0] == "hugetlb" and words[2:] == ["current"])
+    def _open(self) -> None:
+        for name in (*_FILES, *filter(_is_of_huge_pages, names_in(self._folder))):
+            if name not in self._fds:
+                with suppress(FileNotFoundError):  # the controller is off, or the cgroup is gone
+                    self._fds[name] = os.open(f"{self._folder}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+        self._is_open = True
 
 
-# -- statistics --------------------------------------------------------------------------------------------------------
+def _is_of_huge_pages(name: str) -> bool:
+    words = name.split(".")
+    return words[0] == "hugetlb" and words[2:] in (["current"], ["events"])
 
 
-def read_stats(files: CgroupFiles, stats: pb.CgroupStats) -> None:
-    """`stats`, a part of the reply, has what the cgroup uses. In place: copies of messages were a fifth of the work."""
-    _read_cpu(files, stats.cpu_stats)
-    _read_memory(files, stats.memory_stats)
-    stats.pids_stats.current = files.number("pids.current")
-    stats.pids_stats.limit = _limit(files.number("pids.max"))
-    _read_block_io(files, stats.blkio_stats)
-    for size in files.page_sizes:
-        huge = stats.hugetlb_stats[size]
-        huge.usage = files.number(f"hugetlb.{size}.current")
-        huge.failcnt = files.flat_keyed(f"hugetlb.{size}.events").get("max", 0)
+def _content(fd: int) -> bytes:
+    try:
+        return os.pread(fd, _MAX_FILE_BYTES, 0)
+    except OSError:
+        return b""  # the cgroup is gone
+
+
+# -- from files to the API's numbers -----------------------------------------------------------------------------------
+
+_FILES = (
+    *("cpu.stat", "io.stat", "pids.current", "pids.max"),
+    *("memory.stat", "memory.events", "memory.current", "memory.peak", "memory.max"),
+    *("memory.swap.current", "memory.swap.max"),
+)
+
+
+def _fill(stats: pb.CgroupStats, contents: Mapping[str, bytes]) -> None:
+    """`stats` has the numbers of `contents`, a cgroup's files by name."""
+    _fill_cpu(stats.cpu_stats, contents)
+    _fill_memory(stats.memory_stats, contents)
+    stats.pids_stats.current = _number(contents, "pids.current")
+    stats.pids_stats.limit = _limit(_number(contents, "pids.max"))
+    _fill_block_io(stats.blkio_stats, contents.get("io.stat", b"").decode())
+    for name in contents:
+        if name.startswith("hugetlb.") and name.endswith(".current"):
+            size = name.split(".")[1]
+            huge = stats.hugetlb_stats[size]
+            huge.usage = _number(contents, name)
+            huge.failcnt = _flat_keyed(contents, f"hugetlb.{size}.events").get("max", 0)
+
+
+def _number(contents: Mapping[str, bytes], name: str) -> int:
+    """The file's one number; `max` is 2^64-1."""
+    text = contents.get(name, b"").strip()
+    return _NO_LIMIT if text == b"max" else int(text) if text.isdigit() else 0
+
+
+def _flat_keyed(contents: Mapping[str, bytes], name: str) -> dict[str, int]:
+    """The file's `key value` lines."""
+    words = contents.get(name, b"").decode().split()
+    try:
+        return dict(zip(words[::2], map(int, words[1::2]), strict=True))
+    except ValueError:
+        return {}
 
 
 def _limit(value: int) -> int:
     return 0 if value == _NO_LIMIT else value
 
 
-def _read_cpu(files: CgroupFiles, stats: pb.CpuStats) -> None:
-    value = files.flat_keyed("cpu.stat").get
+def _fill_cpu(stats: pb.CpuStats, contents: Mapping[str, bytes]) -> None:
+    value = _flat_keyed(contents, "cpu.stat").get
     usage, throttling = stats.cpu_usage, stats.throttling_data
     usage.total_usage = value("usage_usec", 0) * 1000
     usage.usage_in_kernelmode = value("system_usec", 0) * 1000
@@ -106,16 +129,16 @@ def _read_cpu(files: CgroupFiles, stats: pb.CpuStats) -> None:
     throttling.throttled_time = value("throttled_usec", 0) * 1000
 
 
-def _read_memory(files: CgroupFiles, stats: pb.MemoryStats) -> None:
-    detail = files.flat_keyed("memory.stat")
-    usage, limit = stats.usage, files.number("memory.max")
-    usage.usage = files.number("memory.current")
-    usage.max_usage = files.number("memory.peak")
-    usage.failcnt = files.flat_keyed("memory.events").get("max", 0)
+def _fill_memory(stats: pb.MemoryStats, contents: Mapping[str, bytes]) -> None:
+    detail = _flat_keyed(contents, "memory.stat")
+    usage, limit = stats.usage, _number(contents, "memory.max")
+    usage.usage = _number(contents, "memory.current")
+    usage.max_usage = _number(contents, "memory.peak")
+    usage.failcnt = _flat_keyed(contents, "memory.events").get("max", 0)
     usage.limit = limit
     # v1 readers expect memory and swap together here.
-    stats.swap_usage.usage = usage.usage + files.number("memory.swap.current")
-    stats.swap_usage.limit = min(limit + files.number("memory.swap.max"), _NO_LIMIT)
+    stats.swap_usage.usage = usage.usage + _number(contents, "memory.swap.current")
+    stats.swap_usage.limit = min(limit + _number(contents, "memory.swap.max"), _NO_LIMIT)
     stats.swap_usage.failcnt = usage.failcnt
     stats.cache = detail.get("file", 0)
     stats.use_hierarchy = True
@@ -130,8 +153,8 @@ _IO_KEYS = (
 )
 
 
-def _read_block_io(files: CgroupFiles, stats: pb.BlkioStats) -> None:
-    for line in files.text("io.stat").splitlines():
+def _fill_block_io(stats: pb.BlkioStats, text: str) -> None:
+    for line in text.splitlines():
         device, _, rest = line.partition(" ")
         major, _, minor = device.partition(":")
         if not (major.isdigit() and minor.isdigit()):

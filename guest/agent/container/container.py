@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 
 from protos.agent import oci_pb2
 
-from guest.agent.container.cgroup import CgroupFiles
+from guest.agent.container.cgroup import CgroupStats
 from guest.agent.container.crun import Crun, CrunStdio, Process, Stdio
 from guest.agent.container.spec import Json, oci_process
 from guest.agent.errors import AlreadyExists, FailedPrecondition, Internal, InvalidArgument, NotFound
@@ -59,7 +59,7 @@ class Container:
         self.spec = spec
         self.init = init
         self.cgroup = cgroup
-        self.cgroup_files = CgroupFiles(cgroup)
+        self.cgroup_stats = CgroupStats(cgroup)
         self.pci_addresses = pci_addresses
         self.processes: dict[str, Process] = {"": init}
         self._hooks = hooks
@@ -124,7 +124,7 @@ class Container:
                 await self._crun.delete(self.cid)
             for process in self.processes.values():
                 process.close()
-            self.cgroup_files.close()
+            self.cgroup_stats.close()
 
     # -- processes -------------------------------------------------------------------------------------------------
 

@@ -5,13 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from guest.agent.container import cgroup
-from protos.agent import agent_pb2 as pb
-
-
-def _stats(files: cgroup.CgroupFiles) -> pb.CgroupStats:
-    found = pb.CgroupStats()
-    cgroup.read_stats(files, found)
-    return found
 
 
 def test_cgroup_files_become_the_apis_statistics(tmp_path: Path) -> None:
@@ -31,26 +24,37 @@ def test_cgroup_files_become_the_apis_statistics(tmp_path: Path) -> None:
     for name, text in contents.items():
         (tmp_path / name).write_text(text)
 
-    files = cgroup.CgroupFiles(str(tmp_path))
-    _stats(files)
-    (tmp_path / "pids.current").write_text("2\n")
-    stats = _stats(files)
-    files.close()
+    stats = cgroup.CgroupStats(str(tmp_path)).read()
 
-    assert _stats(files).pids_stats.current == 0
     assert stats.cpu_stats.cpu_usage.total_usage == 1_000_000
     assert stats.cpu_stats.throttling_data.throttled_time == 40_000
     assert (stats.memory_stats.usage.usage, stats.memory_stats.usage.max_usage) == (4096, 8192)
     assert stats.memory_stats.usage.limit == 2**64 - 1
     assert stats.memory_stats.stats == {"anon": 10, "file": 20}
-    assert (stats.pids_stats.current, stats.pids_stats.limit) == (2, 0)
+    assert (stats.pids_stats.current, stats.pids_stats.limit) == (1, 0)
     entries = [(one.major, one.op, one.value) for one in stats.blkio_stats.io_service_bytes_recursive]
     assert entries == [(8, "Read", 100), (8, "Write", 200)]
     assert stats.hugetlb_stats["2MB"].usage == 2097152
 
 
+def test_each_answer_has_the_present_numbers_and_none_that_are_gone(tmp_path: Path) -> None:
+    (tmp_path / "pids.current").write_text("1\n")
+    (tmp_path / "io.stat").write_text("8:0 rbytes=100\n")
+    stats = cgroup.CgroupStats(str(tmp_path))
+    assert len(stats.read().blkio_stats.io_service_bytes_recursive) == 1
+    assert len(stats.read().blkio_stats.io_service_bytes_recursive) == 1
+
+    (tmp_path / "pids.current").write_text("2\n")
+    (tmp_path / "io.stat").write_text("")
+    changed = stats.read()
+    assert (changed.pids_stats.current, len(changed.blkio_stats.io_service_bytes_recursive)) == (2, 0)
+
+    stats.close()
+    assert stats.read().pids_stats.current == 0
+
+
 def test_a_cgroup_that_is_gone_counts_zero(tmp_path: Path) -> None:
-    stats = _stats(cgroup.CgroupFiles(str(tmp_path / "gone")))
+    stats = cgroup.CgroupStats(str(tmp_path / "gone")).read()
 
     assert stats.memory_stats.usage.usage == 0
     assert stats.hugetlb_stats == {}

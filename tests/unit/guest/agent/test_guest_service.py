@@ -40,12 +40,15 @@ async def test_only_calls_that_change_nothing_are_given_up() -> None:
     found = program._services(settings.parse([]), Children(), asyncio.Event())["grpc.AgentService"]
 
     given_up = {name for name, handler in found.items() if handler.cancel_on_timeout}
-    assert given_up == {"WaitProcess", "ReadStdout", "ReadStderr", "GetOOMEvent"}
+    waiting = {"WaitProcess", "ReadStdout", "ReadStderr", "GetOOMEvent"}
+    assert given_up == waiting | {"StatsContainer", "StatsContainers"}
 
 
 def served(function: Any) -> UnaryHandler:
     definition = agent_pb2.DESCRIPTOR.services_by_name["AgentService"]
-    return service._handlers(definition, {"SignalProcess": function})["SignalProcess"]
+    handler = service._handlers(definition, {"SignalProcess": function}, {})["SignalProcess"]
+    assert isinstance(handler, UnaryHandler)
+    return handler
 
 
 @pytest.mark.usefixtures("fast_clock")
