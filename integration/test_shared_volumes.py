@@ -114,6 +114,7 @@ def test_a_source_made_anew_is_the_new_one_for_the_next_container(pod: Pod, scra
     assert third.exec("sh", "-c", "echo no > /d/age").code != 0
 
 
+@pytest.mark.timeout(load.amount(300, 3600))
 def test_restarts_of_a_container_take_neither_disk_nor_descriptors(runtime: Runtime, pod: Pod, scratch: Path) -> None:
     """While another container keeps the pod: what an ended one wrote is free, and virtiofsd holds none of it."""
     (scratch / "srv").mkdir()
