@@ -23,7 +23,7 @@ from hypervisors.remote.vm import RemoteHypervisor
 from pyshim import log as shim_log
 from pyshim.agent.client import AgentClient, Wire
 from pyshim.agent.connect import Connector
-from pyshim.cleanup.namesakes import clear_remains, refuse_running_namesake
+from pyshim.cleanup.leftovers import clear_remains, refuse_running_namesake
 from pyshim.cleanup.undo import undo_entry
 from pyshim.concurrency.deadlines import CHANGE_S, within_s
 from pyshim.concurrency.tasks import TaskOwner

@@ -9,8 +9,10 @@ import logging
 import os
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from typing import Protocol
 from uuid import uuid4
 
+from hypervisors.base import Hypervisor
 from hypervisors.qemu.vm import QemuVm
 from pyshim.agent.client import AgentClient
 from pyshim.agent.connect import Connector
@@ -25,8 +27,8 @@ from pyshim.model.errors import FailedPrecondition, NotFound, ShimError
 from pyshim.model.ids import SandboxId
 from pyshim.model.places import REGISTER, VM_ROOT
 from pyshim.model.plans import SandboxPlan
+from pyshim.model.seams import AgentConnector
 from pyshim.model.vm import LocalVm
-from pyshim.pod.template import make_template
 from pyshim.resources.linux import LinuxHost
 from pyshim.resources.templates.plan import reason_to_boot, template_key, template_vm
 from pyshim.resources.templates.store import TemplateDamaged, TemplateStore, machine_facts, write_record
@@ -34,6 +36,14 @@ from pyshim.state.records import SandboxRecords, own_record
 from pyshim.state.store import StateStore
 
 log = logging.getLogger(__name__)
+
+SETTLE_S = 2.0
+"""Seconds from the end of the connection to the stop of the guest, which must notice that end. Kata waits as long."""
+
+
+class SavableVm(Hypervisor, Protocol):
+    async def save_machine(self, directory: str) -> None:
+        """The running VM is saved in `directory`, and does not run on."""
 
 
 def main(source: str) -> None:
@@ -106,3 +116,23 @@ async def _make(plan: SandboxPlan, vm: LocalVm, key: str, directory: str) -> Non
     finally:
         await children.end_all()
         records.remove()
+
+
+async def make_template(
+    vm: LocalVm, directory: str, *, hypervisor: SavableVm, connector: AgentConnector, boot_timeout_s: float
+) -> None:
+    """The machine is saved in `directory` once its agent has answered, and its VM has ended. Raises ShimError.
+
+    No client is connected to the agent at that moment. So the agent of each VM that continues from the template waits
+    for its first client, and has served no pod.
+    """
+    try:
+        await hypervisor.create(vm)
+        await hypervisor.start()
+        await hypervisor.await_agent_device(boot_timeout_s)
+        agent = await connector.connect(hypervisor.agent_address, boot_timeout_s)
+        await agent.close()
+        await asyncio.sleep(SETTLE_S)
+        await hypervisor.save_machine(directory)
+    finally:
+        await hypervisor.stop()

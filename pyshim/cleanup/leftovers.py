@@ -1,6 +1,7 @@
 """Undoes the resources that a sandbox has left on the host, by its state, when no shim serves it any more.
 
-`delete` imports it only when there is a state, and in a process of its own, since `clean_sandbox` has no time limit.
+`delete` does so in a process of its own, since `clean_sandbox` has no time limit, and imports this only when there is a
+state. A new sandbox does so for the id that it takes, which no other running shim may have.
 """
 
 import contextlib
@@ -20,7 +21,8 @@ from pyshim.cleanup.sockets import remove_dead_socket
 from pyshim.cleanup.undo import TIMEOUT_S, undo_entries
 from pyshim.host.files import lock_within, open_directory
 from pyshim.host.processes import identity as processes
-from pyshim.model.errors import DeadlineExceeded, NotFound, ShimError
+from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, NotFound, ShimError
+from pyshim.model.ids import SandboxId
 from pyshim.model.ledger import LedgerEntry
 from pyshim.start.address import socket_name
 from pyshim.state.schema import NotOurState, SandboxState, ShimRecord, StateDamaged
@@ -38,6 +40,8 @@ WATCH_PAUSE_S = 1.0
 """Seconds between two checks of a shim that ends its remote VM, which takes minutes."""
 REST_S = 60.0
 """Seconds for a shim whose remote VM is gone to undo the rest and exit."""
+REMAINS_TIMEOUT_S = 10.0
+"""Seconds for the undo of what an earlier shim left, before a new sandbox of its id."""
 _ONE_UNDO_S = 1.5
 """Seconds for one entry while a caller waits, so that one that hangs leaves time for the others."""
 _SOCKET_NAME_CHARS = 64
@@ -118,6 +122,38 @@ def _look(store: StateStore, sandbox_id: str) -> _Left:
         has_to_be_named = shim is not None or isinstance(error, StateDamaged)
         return _Left(shim, None, str(error) if has_to_be_named else "")
     return _Left(state.shim, state.ledger)
+
+
+def refuse_running_namesake(store: StateStore, sandbox_id: SandboxId, ours: ShimRecord) -> None:
+    """No other running shim has a sandbox of this id. Raises FailedPrecondition naming it; NotOurState, StateTooNew.
+
+    Ids are unique in a namespace of containerd only, and Kata's directories are named by the id alone: a second sandbox
+    would mount over the first one's share, and its end would remove the first one's directories.
+    """
+    try:
+        theirs = store.load(sandbox_id).shim
+    except (NotFound, StateDamaged):
+        entered = store.entered(sandbox_id)
+        if entered is None:
+            return
+        theirs = entered
+    if _process(theirs) != _process(ours) and _is_served(theirs):
+        raise FailedPrecondition(
+            f"create sandbox {sandbox_id!r}: the shim of pid {theirs.pid} in namespace {theirs.namespace!r} has one"
+        )
+
+
+def clear_remains(store: StateStore, sandbox_id: SandboxId) -> None:
+    """What a dead shim left of a sandbox of this id is undone, before its only record is overwritten.
+
+    Blocks. Raises FailedPrecondition naming what cannot be undone: the new sandbox's record would not list it.
+    """
+    errors = undo_remains(store, sandbox_id, deadline=time.monotonic() + REMAINS_TIMEOUT_S)
+    if errors:
+        raise FailedPrecondition(
+            f"create sandbox {sandbox_id!r}: an earlier shim left what cannot be undone: {'; '.join(errors)} "
+            f"(hint: 'pyshim cleanup {sandbox_id}' tries again)"
+        )
 
 
 def undo_remains(store: StateStore, sandbox_id: str, *, deadline: float) -> list[str]:

@@ -161,12 +161,12 @@ class Container:
             streams = await self._open_streams(self.request.stdio, self.id)
         self._undo.push(streams.close)
         self._undo.push(vm.container_devices.detach, self.id)
-        guest = await vm.container_devices.attach(await vm.attachments.attach_all(self.plan, self._undo), self._spec)
+        guest = await vm.container_devices.attach(await vm.attachments.attach(self.plan, self._undo), self._spec)
         self._undo.push(vm.resizer.leave, self.id)
         await vm.resizer.join(self.id, self._resources)
         self._undo.push(vm.swap.leave, self.id)
         await vm.swap.join(self.id, self._resources)
-        await vm.attachments.copies.attach_all(self.plan, self._agent, self._undo)
+        await vm.attachments.copies.attach(self.plan, self._agent, self._undo)
         # Pushed before the call, since the guest may carry out a call that was cancelled here.
         self._undo.push(remove_from_guest, self._agent, self.id)
         program = guest.spec.get("process") or {}

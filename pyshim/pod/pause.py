@@ -57,8 +57,8 @@ class PauseAgent:
 
     async def _make(self, timeout_s: float) -> None:
         await make_mounts(self._plan, host=self._services.host, ledger=self._services.ledger, undo=self._undo)
-        guest = await self._attachments.attach_all(self._plan, self._undo)
-        await self._attachments.copies.attach_all(self._plan, self._agent, self._undo)
+        guest = await self._attachments.attach(self._plan, self._undo)
+        await self._attachments.copies.attach(self._plan, self._agent, self._undo)
         self._undo.push(remove_from_guest, self._agent, self.container_id)
         await self._agent.create_container(guest, timeout_s)
         await self._agent.start_container(self.container_id)

@@ -1,18 +1,23 @@
 """The pid namespace that a pod's containers share: the process that keeps it, and the container that each joins.
 
-The rules are in `plan/pid_namespace.py`.
+In a pod with a shared pid namespace, every container joins that of the sandbox container, which is made in the guest
+first. So the namespace outlives every other container. In a pod without one, a container that asks for a shared
+namespace is a debug container, which joins that of another container. containerd names it by its pid on the host, which
+is the same for all tasks of a pod. So the target is known only if a single container can be meant.
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from msgspec.structs import replace
+
+from pyshim.model.errors import FailedPrecondition
 from pyshim.model.guest import GuestContainer
 from pyshim.model.ids import ContainerId
 from pyshim.model.seams import Host
 from pyshim.model.task import Status
 from pyshim.pod.container import Container
 from pyshim.pod.pause import PauseAgent
-from pyshim.pod.plan.pid_namespace import container_to_join, with_namespace_of
 from pyshim.pod.sandbox import Sandbox
 from pyshim.resources.network.plan.relay import process_holder
 from pyshim.resources.network.relay import run_relay
@@ -38,7 +43,7 @@ class PodPidNamespace:
     async def join(self, guest: GuestContainer) -> GuestContainer:
         """`guest`, with the container that it joins unless the agent itself shares the right namespace.
 
-        Raises FailedPrecondition as `container_to_join` does.
+        Raises FailedPrecondition as `_container_to_join` does.
         """
         if not guest.shared_pid_namespace or not self._is_pod or self._has_holder:
             return guest
@@ -54,8 +59,8 @@ class PodPidNamespace:
             if not other.plan.guest.shared_pid_namespace and other.init.status is not Status.STOPPED
         ]
         by_name = await self._sandbox.agent.joins_by_name()
-        target = container_to_join(guest.container_id, joinable, self._first, by_name=by_name)
-        return guest if target is None else with_namespace_of(guest, target)
+        target = _container_to_join(guest.container_id, joinable, self._first, by_name=by_name)
+        return guest if target is None else _with_namespace_of(guest, target)
 
     def container_was_created(self, container_id: ContainerId) -> None:
         """The container was created in the guest."""
@@ -74,3 +79,26 @@ class PodPidNamespace:
         else:
             return False
         return True
+
+
+def _container_to_join(container_id: str, joinable: Sequence[str], first: str | None, *, by_name: bool) -> str | None:
+    """The container whose pid namespace `container_id` joins; None for the pod's first, which every agent shares.
+
+    `joinable` are the containers that can be meant. Raises FailedPrecondition if they are several, or if the only one
+    is not the first and the agent cannot join `by_name`.
+    """
+    if joinable == [first]:
+        return None
+    if by_name and len(joinable) == 1:
+        return joinable[0]
+    raise FailedPrecondition(
+        f"create container '{container_id}': it is to join the processes of another container, and the guest's agent "
+        "cannot know which (hint: set shareProcessNamespace in the pod, or debug without a target)"
+    )
+
+
+def _with_namespace_of(guest: GuestContainer, target: str) -> GuestContainer:
+    """`guest` in the pid namespace of container `target`, by a path that our own agent reads."""
+    linux = guest.spec["linux"]
+    namespaces = [*linux["namespaces"], {"type": "pid", "path": f"container:{target}"}]
+    return replace(guest, spec={**guest.spec, "linux": {**linux, "namespaces": namespaces}})

@@ -31,8 +31,7 @@ from pyshim.resources.devices.plan.devices import (
 )
 from pyshim.resources.devices.plan.env import guest_env
 from pyshim.resources.devices.plan.remote import own_names, remote_devices, with_names, without_gpu_count
-from pyshim.resources.devices.plugged import PluggedDevices
-from pyshim.resources.devices.vm_devices import VmDevices
+from pyshim.resources.devices.vm_devices import PluggedDevices, VmDevices
 
 log = logging.getLogger(__name__)
 

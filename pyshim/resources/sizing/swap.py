@@ -63,7 +63,7 @@ class GuestSwap:
         directory = swap_directory(plan.config, plan.sandbox_id)
         self._services.hold(LedgerEntry(kind=ResourceKind.DIRECTORY, key=directory))
         await self._services.host.make_directory(directory, 0o700)
-        location = await self._attachments.attach_made(device, size, swap_header(size))
+        location = await self._attachments.attach_made_disk(device, size, swap_header(size))
         if not location.pci_path:
             raise FailedPrecondition(f"add swap '{device.path}': its disk has no PCI path in the guest")
         await self._agent().add_swap(location.pci_path)

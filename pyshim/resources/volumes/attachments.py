@@ -16,7 +16,7 @@ from pyshim.model.plans import ContainerPlan
 from pyshim.model.seams import Agent
 from pyshim.model.vm import BlockDevice, GuestLocation
 from pyshim.model.volumes import DirectVolume, VolumeStats
-from pyshim.resources.devices.plugged import PluggedDevices
+from pyshim.resources.devices.vm_devices import PluggedDevices
 from pyshim.resources.services import VmServices
 from pyshim.resources.volumes.binds import Binds
 from pyshim.resources.volumes.copying import VolumeCopies
@@ -44,24 +44,24 @@ class Attachments:
         self._attached: dict[str, _Attached] = {}
         self._plugged = PluggedDevices(self._vm_devices, services.tasks, forget=self._attached.__delitem__)
 
-    async def attach_all(self, plan: ContainerPlan, undo: Undo) -> GuestContainer:
+    async def attach(self, plan: ContainerPlan, undo: Undo) -> GuestContainer:
         """The container's volumes are in the share and its disks in the VM; the guest's part of the plan, with their
         places in it. Copies follow later, once the VM has grown.
 
         `undo` detaches what was attached or begun. Raises ShimError naming the volume.
         """
-        await self.binds.attach_all(plan.binds, plan.container_id, undo)
+        await self.binds.attach(plan.binds, plan.container_id, undo)
         undo.push(self.detach, plan.container_id)
         plugged = []
         for use in plan.disks:
             if use.make_bytes:
-                location = await self.attach_made(use.disk, use.make_bytes)
+                location = await self.attach_made_disk(use.disk, use.make_bytes)
             else:
-                location = await self.attach(use.disk, plan.container_id, use.direct)
+                location = await self.attach_disk(use.disk, plan.container_id, use.direct)
             plugged.append((use, location))
         return with_disks(plan.guest, plugged)
 
-    async def attach(self, disk: BlockDevice, user: str, direct: DirectVolume | None = None) -> GuestLocation:
+    async def attach_disk(self, disk: BlockDevice, user: str, direct: DirectVolume | None = None) -> GuestLocation:
         """The disk is in the VM, for `user` among others; with `direct` it is that volume's.
 
         Raises FailedPrecondition for a read-only disk that is wanted for writing, what `plug` raises, and what `unplug`
@@ -81,7 +81,7 @@ class Attachments:
             self._plugged.add(disk.id, user)
             return attached.location
 
-    async def attach_made(self, disk: BlockDevice, size_bytes: int, head: bytes = b"") -> GuestLocation:
+    async def attach_made_disk(self, disk: BlockDevice, size_bytes: int, head: bytes = b"") -> GuestLocation:
         """The disk is in the VM until the sandbox ends, on a file made for it, which goes with the sandbox.
 
         `head` is what the new file begins with.

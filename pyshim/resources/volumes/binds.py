@@ -34,7 +34,7 @@ class Binds:
         """The binds that containers have."""
         return tuple(self._made.values())
 
-    async def attach_all(self, binds: Sequence[Bind], user: str, undo: Undo) -> None:
+    async def attach(self, binds: Sequence[Bind], user: str, undo: Undo) -> None:
         """The volumes are in the share until `undo`, which detaches them, has run for each of their users.
 
         Raises ShimError naming the mount that failed.

@@ -33,13 +33,13 @@ class VolumeCopies:
         self._follow_pause_s = follow_pause_s
         self._copies: dict[GuestPath, _Copy] = {}
 
-    async def attach_all(self, plan: ContainerPlan, agent: ContainerAgent, undo: Undo) -> None:
+    async def attach(self, plan: ContainerPlan, agent: ContainerAgent, undo: Undo) -> None:
         """The guest has the container's copied volumes; `undo` detaches what was attached or begun."""
         for volume in plan.copies:
             undo.push(self.detach, volume, plan.container_id)
-            await self.attach(volume, plan.container_id, agent)
+            await self.attach_one(volume, plan.container_id, agent)
 
-    async def attach(self, volume: VolumeCopy, user: str, agent: ContainerAgent) -> None:
+    async def attach_one(self, volume: VolumeCopy, user: str, agent: ContainerAgent) -> None:
         """The guest has the volume's present content. A volume that `follows` is updated until its last user leaves.
 
         Raises ShimError naming it.

@@ -18,7 +18,7 @@ from pyshim.model.errors import (
 from pyshim.model.ids import ContainerId
 from pyshim.model.task import CreateTask, RootfsMount, Status
 from pyshim.model.volumes import DirectVolume, SourceFacts, SourceKind
-from pyshim.resources.devices import plugged as plugged_devices
+from pyshim.resources.devices import vm_devices
 from tests.fakes.vm import FakeVm
 from tests.unit.pod.conftest import BUNDLES, MEMBER, SANDBOX, Stack, give_up_while_it_plugs, until
 
@@ -331,7 +331,7 @@ async def test_a_guest_is_asked_for_all_layers_of_a_container_at_once(
         await unplug(device_id)
 
     monkeypatch.setattr(vm, "unplug", unplug_when_all_are_asked_for)
-    monkeypatch.setattr(plugged_devices, "UNPLUG_WAIT_S", 3600)
+    monkeypatch.setattr(vm_devices, "UNPLUG_WAIT_S", 3600)
     await stack.end(ContainerId("app"))
 
     async with asyncio.timeout(30):

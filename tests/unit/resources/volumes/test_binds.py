@@ -47,7 +47,7 @@ class Rig:
     async def attach(self, user: str, *binds: Bind) -> Undo:
         undo = Undo(user)
         try:
-            await self.binds.attach_all(binds, user, undo)
+            await self.binds.attach(binds, user, undo)
         except ShimError:
             await undo.run()
             raise

@@ -53,7 +53,7 @@ class Rig:
             self.host.trees[SOURCE].append(entry(path, mode, text))
 
     async def use(self, user: str = "c1", volume: VolumeCopy = VOLUME) -> None:
-        await self.copies.attach(volume, user, self.agent)  # type: ignore[arg-type]
+        await self.copies.attach_one(volume, user, self.agent)  # type: ignore[arg-type]
 
     async def until(self, condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(30):

@@ -67,8 +67,8 @@ async def test_the_file_is_in_the_ledger_before_it_is_made_and_is_made_once() ->
     rig = Rig()
     await rig.start()
 
-    first = await rig.attachments.attach_made(disk(), 1 << 20)
-    second = await rig.attachments.attach_made(disk(), 1 << 20)
+    first = await rig.attachments.attach_made_disk(disk(), 1 << 20)
+    second = await rig.attachments.attach_made_disk(disk(), 1 << 20)
     await rig.attachments.detach("c1")
 
     assert first == second
@@ -83,8 +83,8 @@ async def test_a_file_that_cannot_be_made_is_the_containers_error_and_stays_in_t
     await rig.start()
 
     with pytest.raises(FailedPrecondition, match="make_disk_file"):
-        await rig.attachments.attach_made(disk(), 1 << 20)
+        await rig.attachments.attach_made_disk(disk(), 1 << 20)
 
     assert [entry.key for entry in rig.ledger.held.values()] == [PATH]
     assert not rig.hypervisor.plugged
-    await rig.attachments.attach_made(disk(), 1 << 20)
+    await rig.attachments.attach_made_disk(disk(), 1 << 20)

@@ -231,8 +231,10 @@ def test_no_thread_has_more_rights_than_it_needs(tmp_path: Path, extra_args: tup
 
 
 def serves(pid: int) -> bool:
-    """It has its own filter: its last preparation."""
-    return rights_of_threads(pid)[0].filters > rights_of_threads(os.getpid())[0].filters
+    """It has its own filter and then no right that only its preparation needs."""
+    serving = rights_of_threads(pid)[0]
+    has_filter = serving.filters > rights_of_threads(os.getpid())[0].filters
+    return has_filter and "setpcap" not in {NAMES[number] for number in serving.capabilities}
 
 
 def is_apart(pid: int, kind: str) -> bool:

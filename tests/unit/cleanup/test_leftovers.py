@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pyshim.cleanup.namesakes import clear_remains, refuse_running_namesake
+from pyshim.cleanup.leftovers import clear_remains, refuse_running_namesake
 from pyshim.host.processes import identity as processes
 from pyshim.model.errors import FailedPrecondition
 from pyshim.model.ids import SandboxId

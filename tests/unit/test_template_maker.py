@@ -4,7 +4,7 @@ import pytest
 
 from pyshim.model.errors import ShimError
 from pyshim.model.guest import AgentAddress
-from pyshim.pod.template import make_template
+from pyshim.template_maker import make_template
 from tests.fakes.host import FakeHost, FakeLedger, Faults
 from tests.fakes.inputs import config, host, spec
 from tests.fakes.sandbox_plans import planned
@@ -43,7 +43,7 @@ class FakeConnector:
 
 async def make(vm: SavableFakeVm, faults: Faults) -> None:
     await make_template(
-        planned(config(), host(), spec()).vm,
+        planned(config(), host(), spec()).local_vm,
         "/templates/t1",
         hypervisor=vm,
         connector=FakeConnector(vm, faults),  # type: ignore[arg-type]
