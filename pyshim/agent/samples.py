@@ -1,9 +1,11 @@
-"""Statistics of containers for many callers: the guest is asked at most once a second, and never twice at once.
+"""Statistics of containers for many callers: the guest is asked at most twice a second, and never twice at once.
 
 Since 2.3 containerd asks for every container each second, and node agents ask beside it. An answer costs the guest CPU
 time, and a hung guest must not hold up a caller that asks for all pods one after the other:
 
-- A sample up to FRESH_S old answers every caller.
+- A sample up to FRESH_S old answers every caller. containerd asks each second and takes the difference of two answers,
+  divided by its own clock, for the use of CPU: a sample a second old would answer twice, and that use would be nothing
+  in one second and the double in the next.
 - A caller waits ANSWER_S for a new one, or less where the question is older than that.
 - While a question stays unanswered no other one is asked. The last sample answers for STALE_S; after that callers get
   an error at once.
@@ -20,7 +22,7 @@ from pyshim.model.guest import ContainerStats
 
 log = logging.getLogger(__name__)
 
-FRESH_S = 1.0
+FRESH_S = 0.5
 ANSWER_S = 2.0
 STALE_S = 30.0
 

@@ -166,6 +166,7 @@ class FakeAgent:
         """By container."""
         self.iptables: dict[bool, bytes] = {}
         """By whether they are for IPv6."""
+        self.pids = 3
         self.volume_sizes: list[tuple[str, int]] = []
         self.updates: list[pb.UpdateContainerRequest] = []
         self.tmpfs_updates: list[pb.Storage] = []
@@ -431,7 +432,7 @@ class FakeAgent:
         reply = pb.StatsContainerResponse()
         reply.cgroup_stats.cpu_stats.cpu_usage.total_usage = 42
         reply.cgroup_stats.memory_stats.usage.usage = 4096
-        reply.cgroup_stats.pids_stats.current = 3
+        reply.cgroup_stats.pids_stats.current = self.pids
         return reply
 
     async def _on_StatsContainers(self, payload: bytes) -> Message:

@@ -43,7 +43,19 @@ async def seconds(work: Coroutine[Any, Any, object]) -> float:
     return asyncio.get_running_loop().time() - began
 
 
-async def test_a_sample_answers_all_callers_for_a_second() -> None:
+@pytest.mark.parametrize(("calls_per_s", "questions"), [(1, {5}), (100, {9, 10})], ids=["as containerd", "too often"])
+async def test_a_caller_each_second_gets_new_numbers_each_time(calls_per_s: int, questions: set[int]) -> None:
+    guest = Guest()
+    samples = StatsSamples(guest.ask)
+
+    for _ in range(5 * calls_per_s):
+        await samples.of("a")
+        await asyncio.sleep(1 / calls_per_s)
+
+    assert len(guest.asked) in questions
+
+
+async def test_a_sample_answers_all_callers_for_a_while() -> None:
     guest = Guest("a", "b", "c")
     samples = StatsSamples(guest.ask)
     await all_of(samples, "abc" * 3)
@@ -136,3 +148,14 @@ async def test_our_agent_is_asked_for_all_containers_at_once(
     await client.stats_container("b")
 
     assert len([call for call in fake.calls if call.startswith("Stats")]) - before == calls
+
+
+async def test_numbers_that_change_are_told_and_only_those(fake: FakeAgent, client: AgentClient) -> None:
+    fake.containers |= {"a": None, "b": None}  # type: ignore[dict-item]
+    told = []
+    for pids in (3, 3, 4):
+        fake.pids = pids
+        await asyncio.sleep(FRESH_S * 1.1)
+        told.append([(await client.stats_container(name)).pids_current for name in "ab"])
+
+    assert told == [[3, 3], [3, 3], [4, 4]]
