@@ -155,6 +155,9 @@ class AgentClient:
         self._set_up_timeout_s = request_timeout_s if set_up_timeout_s is None else set_up_timeout_s
         self._features: frozenset[str] | None = None
         self._samples = StatsSamples(self._measure)
+        self._all_stats_payload = b""
+        self._all_stats: Mapping[str, ContainerStats] = {}
+        """What the last answer to StatsContainers, that payload, tells."""
 
     # ---- connection
 
@@ -334,15 +337,15 @@ class AgentClient:
     async def _measure(self, container_id: str) -> Mapping[str, ContainerStats]:
         """The statistics of the container, and of all others if the agent tells them in one answer."""
         if await self._has(MEASURES_ALL):
-            found = await self._ask(
-                "measure containers in guest",
-                "StatsContainers",
-                pb.StatsContainersRequest(),
-                pb.StatsContainersResponse,
-                max_bytes=MAX_ALL_STATS_BYTES,
+            doing = "measure containers in guest"
+            payload = await self._call(
+                doing, "StatsContainers", pb.StatsContainersRequest(), max_bytes=MAX_ALL_STATS_BYTES
             )
-            if container_id in found.containers:
-                return translate.containers_stats(found)
+            if payload != self._all_stats_payload:  # a pod that rests has the same numbers each second
+                found = _decoded(doing, payload, pb.StatsContainersResponse)
+                self._all_stats, self._all_stats_payload = translate.containers_stats(found), payload
+            if container_id in self._all_stats:
+                return self._all_stats
         request = pb.StatsContainerRequest(container_id=container_id)
         reply = await self._ask(
             f"measure container '{container_id}' in guest",
@@ -472,10 +475,7 @@ class AgentClient:
         payload = await self._call(
             action, method, request, timeout_s=timeout_s, late_s=late_s, max_bytes=max_bytes, service=service
         )
-        try:
-            return reply_type.FromString(payload)
-        except DecodeError as exc:
-            raise Internal(f"{action}: the agent's reply is not a {reply_type.DESCRIPTOR.full_name}") from exc
+        return _decoded(action, payload, reply_type)
 
     async def _call(
         self,
@@ -531,6 +531,13 @@ class AgentClient:
             took_ms = round(took_s * 1000, 1)
             log.debug("-->", extra={"method": method, "bytes": len(payload), "took_ms": took_ms})
         return payload
+
+
+def _decoded(action: str, payload: bytes, reply_type: type[M]) -> M:
+    try:
+        return reply_type.FromString(payload)
+    except DecodeError as exc:
+        raise Internal(f"{action}: the agent's reply is not a {reply_type.DESCRIPTOR.full_name}") from exc
 
 
 def guest_text(text: str) -> str:

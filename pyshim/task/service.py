@@ -3,7 +3,7 @@
 import asyncio
 import os
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from pyshim.model.errors import Unimplemented
 from pyshim.model.guest import ContainerStats
@@ -15,6 +15,8 @@ from pyshim.task.calls import Calls, Method
 from pyshim.ttrpc import Handler
 
 SERVICES = ("containerd.task.v2.Task", "containerd.task.v3.Task")
+_MAX_STATS_ANSWERS = 64
+"""Containers whose last statistics are kept encoded, those that are gone among them."""
 
 
 class TaskApi(Protocol):
@@ -55,6 +57,11 @@ class TaskApi(Protocol):
         """True when nothing is left and this process may end; False, without effect, while there is a container."""
 
 
+class _StatsAnswer(NamedTuple):
+    stats: ContainerStats
+    reply: bytes
+
+
 class TaskService:
     """The Task API over `tasks`. `finished` is set once containerd's Shutdown found nothing left to serve."""
 
@@ -64,6 +71,7 @@ class TaskService:
         self._tasks = tasks
         self._cgroup_mode = cgroup_mode
         self._calls = calls
+        self._stats_answers: dict[ContainerId, _StatsAnswer] = {}
 
     def services(self) -> Mapping[str, Mapping[str, Handler]]:
         """Handlers for a ttrpc server, the same under both service names."""
@@ -83,7 +91,7 @@ class TaskService:
             "CloseIO": Method(translate.process_ref, lambda r: api.close_io(*r), translate.empty_reply),
             "Update": Method(translate.update_request, lambda r: api.update(*r), translate.empty_reply),
             "Wait": Method(translate.process_ref, lambda r: api.wait(*r), translate.wait_reply),
-            "Stats": Method(translate.task_ref, lambda r: api.stats(*r), self._stats_reply),
+            "Stats": Method(translate.task_ref, self._stats, _as_it_is),
             "Delete": Method(translate.process_ref, lambda r: api.delete(*r), translate.delete_reply),
             "Shutdown": Method(translate.shutdown_request, self._shutdown, translate.empty_reply),
             "Checkpoint": Method(translate.task_ref, _checkpoint, translate.empty_reply),
@@ -102,8 +110,21 @@ class TaskService:
         if await self._tasks.shutdown(request.now):
             self.finished.set()
 
-    def _stats_reply(self, stats: ContainerStats) -> bytes:
-        return translate.stats_reply(translate_stats.metrics(stats, self._cgroup_mode))
+    async def _stats(self, request: translate.TaskRef) -> bytes:
+        """The encoded answer: the last one again while the container rests, for containerd asks every second."""
+        stats = await self._tasks.stats(request.container_id)
+        last = self._stats_answers.get(request.container_id)
+        if last is not None and last.stats == stats:
+            return last.reply
+        if len(self._stats_answers) >= _MAX_STATS_ANSWERS:
+            self._stats_answers.clear()
+        reply = translate.stats_reply(translate_stats.metrics(stats, self._cgroup_mode))
+        self._stats_answers[request.container_id] = _StatsAnswer(stats, reply)
+        return reply
+
+
+def _as_it_is(reply: bytes) -> bytes:
+    return reply
 
 
 def _connect_reply(task_pid: int) -> bytes:

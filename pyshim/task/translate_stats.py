@@ -5,6 +5,8 @@ names that its number can have.
 """
 
 from collections.abc import Mapping
+from functools import cache
+from typing import TypeAlias
 
 from google.protobuf.any_pb2 import Any as AnyMessage
 from google.protobuf.descriptor import FieldDescriptor
@@ -87,12 +89,7 @@ def _v1_memory(memory: MemoryStats) -> v1_pb2.MemoryStat:
         # The agent's API does not have it. CRI-O panics where it is absent (internal/oci/metrics.go, KernelTCP).
         kernel_tcp=v1_pb2.MemoryEntry(),
     )
-    for field in _counter_fields(message):
-        plain = field.removeprefix(_TOTAL)
-        names = (plain, *_V1_ALIASES.get(plain, ()))
-        if field.startswith(_TOTAL):
-            names = (*(_TOTAL + name for name in names), *names)
-        _set_first(message, field, memory.detail, names)
+    _set_counters(message, memory.detail, _v1_lines())
     message.cache = message.cache or memory.cache_bytes
     return message
 
@@ -146,9 +143,7 @@ def _v2(stats: ContainerStats) -> v2_pb2.Metrics:
 
 def _v2_memory(memory: MemoryStats) -> v2_pb2.MemoryStat:
     message = v2_pb2.MemoryStat()
-    for field in _counter_fields(message):
-        # A v1 guest's plain lines leave the descendants out; its total_ lines do not.
-        _set_first(message, field, memory.detail, (_TOTAL + field, field, *_V2_ALIASES.get(field, ())))
+    _set_counters(message, memory.detail, _v2_lines())
     message.file = message.file or memory.cache_bytes
     message.usage = memory.usage.usage_bytes
     message.usage_limit = memory.usage.limit_bytes
@@ -187,14 +182,37 @@ def _v2_io(block_io: BlockIoStats) -> v2_pb2.IOStat:
     return v2_pb2.IOStat(usage=rows.values())
 
 
-def _counter_fields(message: Message) -> list[str]:
-    return [field.name for field in message.DESCRIPTOR.fields if field.type == FieldDescriptor.TYPE_UINT64]
+_Lines: TypeAlias = tuple[tuple[str, tuple[str, ...]], ...]
+"""Counters of a message, each with the lines of memory.stat that can have its number, the best one first."""
 
 
-def _set_first(
-    message: v1_pb2.MemoryStat | v2_pb2.MemoryStat, field: str, lines: Mapping[str, int], names: tuple[str, ...]
-) -> None:
-    for name in names:
-        if name in lines:
-            setattr(message, field, lines[name])
-            return
+@cache
+def _v1_lines() -> _Lines:
+    lines = []
+    for field in _counters(v1_pb2.MemoryStat):
+        plain = field.removeprefix(_TOTAL)
+        names = (plain, *_V1_ALIASES.get(plain, ()))
+        if field.startswith(_TOTAL):
+            names = (*(_TOTAL + name for name in names), *names)
+        lines.append((field, names))
+    return tuple(lines)
+
+
+@cache
+def _v2_lines() -> _Lines:
+    # A v1 guest's plain lines leave the descendants out; its total_ lines do not.
+    return tuple(
+        (field, (_TOTAL + field, field, *_V2_ALIASES.get(field, ()))) for field in _counters(v2_pb2.MemoryStat)
+    )
+
+
+def _counters(kind: type[Message]) -> list[str]:
+    return [field.name for field in kind.DESCRIPTOR.fields if field.type == FieldDescriptor.TYPE_UINT64]
+
+
+def _set_counters(message: Message, detail: Mapping[str, int], lines: _Lines) -> None:
+    for field, names in lines:
+        for name in names:
+            if name in detail:
+                setattr(message, field, detail[name])
+                break

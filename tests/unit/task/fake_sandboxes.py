@@ -32,6 +32,7 @@ class FakeSandboxes:
         self.exited = asyncio.Event()
         self.wait_cancelled = asyncio.Event()
         self.empty = False
+        self.used: dict[str, ContainerStats] = {}
 
     def _enter(self, method: str, container_id: ContainerId, *arguments: Any) -> None:
         self.calls.append((method, container_id, *arguments))
@@ -101,7 +102,7 @@ class FakeSandboxes:
 
     async def stats(self, container_id: ContainerId) -> ContainerStats:
         self._enter("stats", container_id)
-        return some_stats()
+        return self.used.get(container_id, some_stats())
 
     def connect(self, container_id: ContainerId) -> int:
         self.calls.append(("connect", container_id))

@@ -9,10 +9,11 @@ import os
 from typing import Any
 
 import pytest
-from fake_sandboxes import EXIT, PID, FakeSandboxes
+from fake_sandboxes import EXIT, PID, FakeSandboxes, some_stats
 from google.protobuf.any_pb2 import Any as AnyMessage
 from google.protobuf.message import Message
-from service_bench import PROCESS_URL, RESOURCES_URL, V2, V3, bench
+from msgspec.structs import replace
+from service_bench import PROCESS_URL, RESOURCES_URL, V2, V3, Bench, bench
 
 from protos.cgroups import v1_pb2, v2_pb2
 from protos.containerd import runc_options_pb2, runtimeoptions_pb2, task_v2_pb2, task_v3_pb2
@@ -334,6 +335,21 @@ async def test_stats_come_in_the_form_of_the_hosts_cgroups_under_a_bare_type(mod
 
         assert reply.stats.type_url == kind.DESCRIPTOR.full_name
         assert kind.FromString(reply.stats.value).pids.current == 41
+
+
+async def test_stats_are_each_containers_own_and_those_of_now() -> None:
+    async def pids(b: Bench) -> list[int]:
+        requests = [task_v2_pb2.StatsRequest(id=name) for name in ("c1", "c2")]
+        replies = [task_v2_pb2.StatsResponse.FromString(await b.call("Stats", each)) for each in requests]
+        return [v2_pb2.Metrics.FromString(reply.stats.value).pids.current for reply in replies]
+
+    async with bench(CgroupMode.V2) as b:
+        b.sandboxes.created |= dict.fromkeys(("c1", "c2"), b.sandboxes.created["c1"])
+        b.sandboxes.used = {"c1": replace(some_stats(), pids_current=1), "c2": replace(some_stats(), pids_current=2)}
+        assert [await pids(b), await pids(b)] == [[1, 2], [1, 2]]
+
+        b.sandboxes.used["c1"] = replace(some_stats(), pids_current=3)
+        assert await pids(b) == [3, 2]
 
 
 @pytest.mark.parametrize("empty", [True, False])
