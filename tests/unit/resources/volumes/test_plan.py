@@ -18,7 +18,7 @@ from pyshim.model.task import RootfsMount
 from pyshim.model.vm import GuestLocation
 from pyshim.model.volumes import Bind, DirectVolume, EmptyDir, FsGroup, SourceFacts, SourceKind
 from pyshim.pod.plan.container import container_plan, without_image
-from pyshim.resources.volumes.plan.disk_volumes import disk_id
+from pyshim.resources.volumes.plan.disk_volumes import direct_volume_point, disk_id
 from pyshim.resources.volumes.plan.disks import with_disks
 from pyshim.resources.volumes.plan.guest_pull import root_pulled_in_guest
 from pyshim.resources.volumes.plan.share import share_plan
@@ -162,6 +162,21 @@ def test_what_the_kubelet_rewrites_is_followed(plugin: str) -> None:
     assert storage.mount_point.rpartition("/")[0] == "/run/kata-containers/shared/containers/watchable"
 
 
+def test_a_source_that_the_host_lacks_is_named() -> None:
+    missing = {"/none": SourceFacts(kind=SourceKind.MISSING)}
+
+    with pytest.raises(FailedPrecondition, match=r"mount volume '/none' on '/data': ENOENT"):
+        planned(config(), spec(mounts=[bind("/data", "/none")]), missing)
+
+
+@pytest.mark.parametrize(("source", "is_shared"), [("/sys", False), ("/dev/shm/x", False), ("/devices", True)])
+def test_kernel_trees_are_the_guests_own(source: str, is_shared: bool) -> None:
+    plan = planned(config(), spec(mounts=[bind("/data", source)]), {})
+
+    assert [each.mount.source for each in plan.binds] == ([source] if is_shared else [])
+    assert (plan.mounts[0].source == source) is not is_shared
+
+
 def test_a_single_file_or_a_writable_payload_is_not_followed() -> None:
     source = "/var/lib/kubelet/pods/u1/volumes/kubernetes.io~configmap/x"
     file = SourceFacts(kind=SourceKind.FILE)
@@ -205,6 +220,7 @@ def test_read_only_is_of_the_topmost_mount_unless_asked_for_all(
     plan = planned(config(), spec(mounts=[bind("/data", "/srv", *words)]), {"/srv": facts})
 
     assert plan.binds[0].mount.options == on_host
+    assert plan.binds[0].mount.for_guest_only is mounts_below
     assert plan.mounts[0].options == in_guest
 
 
@@ -371,6 +387,11 @@ def test_a_direct_volume_is_a_disk_with_its_file_system() -> None:
     assert use.storage.fs_group == FsGroup(group_id=77, only_on_root_mismatch=True)
     assert use.storage.driver_options == ("create_filesystem",)
     assert use.direct.record_dir == "/records/L3Y="
+    assert (
+        use.storage.mount_point
+        == direct_volume_point(use.direct)
+        != direct_volume_point(replace(use.direct, volume_path="/w"))
+    )
     assert plan.mounts[0].options == ("rbind", "ro")
     assert plan.binds == ()
 
@@ -516,6 +537,26 @@ def test_plugged_disks_are_mounted_before_everything_else() -> None:
 
 
 @pytest.mark.parametrize(
+    ("enabled", "extra", "words"),
+    [
+        (True, [], ("--xattr",)),
+        (True, ["--thread-pool-size=1"], ("--thread-pool-size=1", "--xattr")),
+        (True, ["-o", "no_xattr"], ("-o", "no_xattr")),
+        (False, ["--thread-pool-size=1"], ("--thread-pool-size=1",)),
+    ],
+)
+def test_extended_attributes_are_shared_unless_an_argument_or_the_key_decides(
+    enabled: bool, extra: list[str], words: tuple[str, ...]
+) -> None:
+    keys = {"virtio_fs_xattr": enabled, "virtio_fs_extra_args": extra}
+
+    plan = share_plan(SandboxId("s1"), configured(keys), vm_dir="/vm").virtiofsd
+
+    assert plan is not None
+    assert plan.extra_args == words
+
+
+@pytest.mark.parametrize(
     ("texts", "problem"),
     [(("srv",), "'srv' is not an absolute path"), (("/",), "'/' is not"), (("/a/x", "/b/x:rw"), "called 'x'")],
 )
@@ -635,15 +676,22 @@ CONFIGMAP = "/var/lib/kubelet/pods/u/volumes/kubernetes.io~configmap/v"
 
 
 def test_without_a_share_volumes_are_copied_and_the_host_mounts_nothing() -> None:
-    kinds = {CONFIGMAP: SourceKind.DIRECTORY, "/etc/file": SourceKind.FILE}
-    mounts = [bind("/config", CONFIGMAP, "ro"), bind("/file", "/etc/file", "ro"), bind("/again", "/etc/file", "ro")]
+    kinds = {CONFIGMAP: SourceKind.DIRECTORY, "/etc/file": SourceKind.FILE, "/srv": SourceKind.DIRECTORY}
+    mounts = [
+        bind(at, source, "ro")
+        for at, source in (("/config", CONFIGMAP), ("/file", "/etc/file"), ("/again", "/etc/file"), ("/srv", "/srv"))
+    ]
 
     plan = container_of(configured({"shared_fs": "none"}, FORCED), spec(annotations=NAMED, mounts=mounts), kinds)
 
     assert (plan.rootfs_mounts, plan.share_mounts, plan.share_points, plan.binds) == ((), (), (), ())
-    assert [(copy.source, copy.follows) for copy in plan.copies] == [(CONFIGMAP, True), ("/etc/file", False)]
+    assert [(copy.source, copy.follows) for copy in plan.copies] == [
+        (CONFIGMAP, True),
+        ("/etc/file", False),
+        ("/srv", False),
+    ]
     sources = [mount["source"] for mount in plan.guest.spec["mounts"]]
-    assert sources == [plan.copies[0].guest_path, plan.copies[1].guest_path, plan.copies[1].guest_path]
+    assert sources == [plan.copies[number].guest_path for number in (0, 1, 1, 2)]
     assert all(source.startswith("/run/kata-containers/shared/containers/copy-") for source in sources)
     assert plan.guest.spec["root"]["path"] == "/run/kata-containers/c1/rootfs"
     assert plan.guest.storages[0].driver == "image_guest_pull"

@@ -97,10 +97,14 @@ def test_a_block_device_is_found_by_number() -> None:
         assert f"{os.major(found.st_rdev)}:{os.minor(found.st_rdev)}" == number
 
 
-def record(root: Path, volume: str, content: bytes) -> None:
-    directory = root / base64.urlsafe_b64encode(volume.encode()).decode()
-    directory.mkdir(parents=True)
-    (directory / "mountInfo.json").write_bytes(content)
+def record(root: Path, volume: str, content: bytes | None) -> None:
+    """Without `content`, a directory in the record's place."""
+    file = root / base64.urlsafe_b64encode(volume.encode()).decode() / "mountInfo.json"
+    file.parent.mkdir(parents=True)
+    if content is None:
+        file.mkdir()
+    else:
+        file.write_bytes(content)
 
 
 def test_a_direct_volume_is_known_by_its_record(tmp_path: Path) -> None:
@@ -133,9 +137,10 @@ def test_a_direct_volume_is_known_by_its_record(tmp_path: Path) -> None:
         (b'{"options": "ro"}', "options is not a list"),
         (b'{"metadata": {"fsGroup": 7}}', "metadata is not an object of strings"),
         (b" " * 70_000, "larger than"),
+        (None, "Is a directory"),
     ],
 )
-def test_a_broken_record_is_named(tmp_path: Path, content: bytes, problem: str) -> None:
+def test_a_broken_record_is_named(tmp_path: Path, content: bytes | None, problem: str) -> None:
     record(tmp_path, "/v", content)
 
     with pytest.raises(InvalidArgument, match=f"mountInfo.json': {problem}"):
