@@ -76,7 +76,7 @@ class Samples:
 def run(ground: Ground, stubbed: Ground, size: Size, progress: Callable[[str], None]) -> Samples:
     """The samples of `size.rounds` rounds. A round before them, thrown away, fills the caches.
 
-    `stubbed` is `ground` with the stand-ins of `stubs.py`.
+    `stubbed` is `ground` with the stand-ins of `integration/framework/stubs.py`.
     """
     samples = Samples()
     initrd = ground.directory / "bare-initrd"

@@ -1,4 +1,7 @@
-"""Pods on the stand-ins of `stubs.py`, made by calls of the Task API: what is left is the shim's own share."""
+"""Pods on stand-ins, made by calls of the Task API: what is left is the shim's own share.
+
+The stand-ins are those of `integration/framework/stubs.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Pods as Kubernetes has them, on the stand-ins of `stubs.py`: a sandbox and two containers with output streams."""
+"""Pods as Kubernetes has them: a sandbox and two containers with output streams, on stand-ins.
+
+The stand-ins are those of `integration/framework/stubs.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Kata's configuration files for QEMU boot a pod with kata-agent, with only the node's paths set in a drop-in file.
 
-The files are made from the table of their settings, as in tests/unit/config/test_kata_files.py. `KATA_CONFIG=A:B` names
-files as Kata installs them, to be used instead.
+The files are made from the table of their settings, as in tests/unit/config/test_shipped_files.py. `KATA_CONFIG=A:B`
+names files as Kata installs them, to be used instead.
 """
 
 from __future__ import annotations

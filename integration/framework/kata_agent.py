@@ -30,7 +30,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     reason: str
     tests: tuple[str, ...]
-    """`test_file.py`, `test_file.py::test_name` or `test_file.py::test_name[parameters]`, below `integration`."""
+    """`FILE`, `FILE::test_name` or `FILE::test_name[parameters]`, below `integration`."""
     runs: bool = True
     """False: not even run, as there is nothing of kata-agent in it, or it would wait for long."""
 

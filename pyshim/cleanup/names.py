@@ -134,7 +134,10 @@ def _is_known_program(process: processes.ProcessRef, sandbox_id: str, places: Pl
 
 
 def _users_of(sandbox_id: str, places: Places) -> tuple[int, ...]:
-    """The users of the sandbox's programs, if it has its own: its directory's group says so (`qemu/isolation.py`)."""
+    """The users of the sandbox's programs, if it has its own: the group of its directory says so.
+
+    Source: `hypervisors/qemu/isolation.py`.
+    """
     if "/" in sandbox_id:  # of a command line that anyone may have written
         return ()
     try:

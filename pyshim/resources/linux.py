@@ -130,12 +130,12 @@ class LinuxHost:
 
     @within_s(READ_S, "read '{path}'")
     async def kernel_release(self, path: str) -> str:
-        """The release of a kernel's file; see `kernel_image.py`."""
+        """The release of a kernel's file; see `host/kernel_image.py`."""
         return await _reading(path, kernel_release, path)
 
     @within_s(READ_S, "read the headers of kernel and initrd")
     async def boot_architectures(self, paths: Collection[str]) -> Mapping[str, str]:
-        """For each boot file that says so, its architecture; see `kernel_image.py`. One that cannot be read says
+        """For each boot file that says so, its architecture; see `host/kernel_image.py`. One that cannot be read says
         nothing here: the VMM names it.
         """
 

@@ -57,7 +57,7 @@ class Machine:
             self.held[kind, key] += 1
 
     def undo(self, entry: LedgerEntry) -> None:
-        """As `host/release.py`: idempotent, a directory with all below it but never across a mount."""
+        """As `cleanup/undo.py`: idempotent, a directory with all below it but never across a mount."""
         if entry.kind is ResourceKind.DIRECTORY:
             over = [key for kind, key in self.held if kind is ResourceKind.MOUNT and _is_in(key, entry.key)]
             if over:

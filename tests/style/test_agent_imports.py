@@ -11,11 +11,11 @@ LATER = {
     *("pyshim.cdi", "shutil", "pathlib", "tempfile", "urllib", "http", "email", "_ssl", "hashlib", "yaml", "site"),
     *("dataclasses", "pickle", "google.protobuf.text_format"),
 }
-"""Few containers need them. The image's `start.py` hides what asyncio and protobuf would import of them."""
+"""Few containers need them. The image's `guest/image/start.py` hides what asyncio and protobuf would import of them."""
 
 
 def after_the_start(program: str) -> Any:
-    """What `program` prints as JSON, in an interpreter that has imported the agent as the image's `start.py` does."""
+    """What `program` prints as JSON, in an interpreter that has imported the agent as `guest/image/start.py` does."""
     path = [str(ROOT), *(each for each in sys.path if each.endswith("site-packages"))]
     start = f"""
 import json, sys

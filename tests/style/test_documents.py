@@ -101,7 +101,7 @@ def test_named_subcommands_exist() -> None:
 
 
 def test_files_of_the_walks_exist() -> None:
-    """In ARCHITECTURE.md's tables of folders, `name.py` is in the row's folder, or in that of the row above."""
+    """In ARCHITECTURE.md's tables of folders, a file is in the row's folder, or in that of the row above."""
     missing, seen, folder = [], 0, ""
     for line in text(ROOT / "docs" / "ARCHITECTURE.md").splitlines():
         if not line.startswith("| "):
@@ -117,6 +117,23 @@ def test_files_of_the_walks_exist() -> None:
                 missing.append(f"{folder}: {file}")
 
     assert (missing, seen > 50) == ([], True)
+
+
+def test_files_that_the_source_names_exist() -> None:
+    """A file in backticks is in the file's folder, in one below, or counts from one above."""
+    files = python_files("pyshim", "hypervisors", "protos", "guest", "tests", "integration", "bench", "scripts")
+    names = {"/" + shown(path) for path in files}
+
+    def exists(named: str, by: Path) -> bool:
+        folders = [*(f"{shown(above)}/" for above in by.parents if ROOT in above.parents), "", "pyshim/", "guest/"]
+        below = f"/{shown(by.parent)}/"
+        return any(f"/{folder}{named}" in names for folder in folders) or any(
+            name.startswith(below) and name.endswith(f"/{named}") for name in names
+        )
+
+    found = [(path, named) for path in files for named in re.findall(r"`([\w./]+\.py)`", text(path))]
+    assert len(found) > 100
+    assert [f"{shown(path)}: {named}" for path, named in found if not exists(named, path)] == []
 
 
 def test_every_page_is_in_the_index() -> None:
