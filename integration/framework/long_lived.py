@@ -5,6 +5,9 @@ webhook (reviews over TLS connections of their own, bodies cut off, handshakes g
 also unread ones), the NRI plugin (placements of shims that end), the DRA driver (claims prepared and removed, and one
 that the API server does not have) and the zygote (shims, and requests cut off), and prints a line for each a minute.
 The first third is for what is filled once. A shim with many execs is `bench.stub_rounds`.
+
+With `--attacks` webhook and monitor are flooded instead, attack after attack of `tests/fakes/floods.py`, with an honest
+question after each that has to be answered; the lines have the most memory that each ever had, too.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import argparse
 import asyncio
 import contextlib
 import datetime
+import errno
 import itertools
 import json
 import os
@@ -26,8 +30,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -41,6 +46,7 @@ from pyshim.node.kubernetes.api import Access
 from pyshim.resources.placement_call import ask_for_placement
 from pyshim.start import zygote_client
 from pyshim.ttrpc import RemoteError
+from tests.fakes import floods
 from tests.fakes.api_server import FakeApiServer
 from tests.fakes.self_signed import self_signed
 from tests.unit.node.webhook.reviews import pod, review
@@ -56,7 +62,11 @@ PROJECT = Path(__file__).resolve().parents[2]
 CLASS = f"pykata={PROJECT}/configs/configuration-qemu.toml"
 GROWTH_KIB = 3072
 """Private memory that may come after the first third: the C library's heap grows in steps of this order."""
+ATTACKED_KIB = 16384
+"""The same under attack, whose answers and bodies are MiB long."""
 _PLACEMENT_MIB = 256
+_ANSWER_S = 60.0
+"""Seconds for an answer after an attack, on a busy machine."""
 _TURN_S = 0.5
 """Of a service, before the next has its turn: their rounds take from 5 to 500 ms."""
 _TYPES = """
@@ -96,16 +106,22 @@ class Service:
     name: str
     pid: int
     ask: Callable[[], None]
+    attacks: Mapping[str, Callable[[], int]] = field(default_factory=dict)
+    """Each gives the number of its connections that were served at its end."""
     rounds: int = 0
     warm: Sizes | None = None
     seen: list[tuple[float, float]] = field(default_factory=list)
     """Minutes and MiB."""
 
-    def problem(self) -> str:
+    def line(self) -> str:
+        peak_mib = floods.peak_bytes(self.pid) >> 20
+        return f"{self.name:8} {self.rounds:6} rounds: {Sizes.of(self.pid)}, at most {peak_mib} MiB resident"
+
+    def problem(self, growth_kib: int) -> str:
         """What has grown since `warm`."""
         now, warm = Sizes.of(self.pid), self.warm
         assert warm is not None
-        if now.fds > warm.fds or now.threads > warm.threads or now.kib > warm.kib + GROWTH_KIB:
+        if now.fds > warm.fds or now.threads > warm.threads or now.kib > warm.kib + growth_kib:
             return f"{self.name} grew: {warm} to {now}"
         return ""
 
@@ -122,6 +138,19 @@ def _run(log: Path, *words: str) -> Iterator[subprocess.Popen[bytes]]:
 def _port(log: Path) -> int:
     found: list[str] = eventually(lambda: re.findall(r"\bport=(\d+)", log.read_text()), what=f"a port in '{log}'")
     return int(found[0])
+
+
+def check_answer(caller: socket.socket) -> None:
+    """The caller has an answer. Raises OSError when the connection ends without one."""
+    if not (begin := caller.recv(1 << 16)):
+        raise ConnectionResetError(errno.ECONNRESET, "no answer")
+    assert begin.startswith(b"HTTP/1.1 ")
+
+
+def attacks_on(
+    connect: Callable[[], socket.socket], all_floods: Mapping[str, floods.Flood]
+) -> dict[str, Callable[[], int]]:
+    return {name: partial(floods.flood, connect, flood) for name, flood in all_floods.items()}
 
 
 @contextlib.contextmanager
@@ -144,13 +173,15 @@ def webhook(directory: Path) -> Iterator[Service]:
                         with context.wrap_socket(plain, server_hostname="127.0.0.1") as caller:
                             caller.sendall(sent)
                             if len(sent) == len(head) + len(_REVIEW):
-                                assert caller.recv(1 << 16).startswith(b"HTTP/1.1 ")
+                                check_answer(caller)
 
-        yield Service(name="webhook", pid=process.pid, ask=ask)
+        attacks = attacks_on(floods.over_tls(port, context), floods.ON_WEBHOOK)
+        yield Service(name="webhook", pid=process.pid, ask=ask, attacks=attacks)
 
 
 @contextlib.contextmanager
-def monitor(directory: Path) -> Iterator[Service]:
+def monitor(directory: Path, large: int = 0) -> Iterator[Service]:
+    """Over so many sandboxes with large answers, and then one more that never answers."""
     log, metrics = directory / "monitor.log", directory / "metrics"
     metrics.mkdir()
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -162,7 +193,8 @@ def monitor(directory: Path) -> Iterator[Service]:
             return True
         return False
 
-    with _run(log, "monitor", *words) as process:
+    silent = floods.silent_shim(metrics) if large else contextlib.nullcontext()
+    with floods.shims(metrics, large), silent, _run(log, "monitor", *words) as process:
         eventually(is_up, what="the monitor listens")
 
         def ask() -> None:
@@ -170,9 +202,10 @@ def monitor(directory: Path) -> Iterator[Service]:
                 with socket.create_connection(("127.0.0.1", port), 30) as caller:
                     caller.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
                     if is_read:
-                        assert caller.recv(1 << 16).startswith(b"HTTP/1.1 ")
+                        check_answer(caller)
 
-        yield Service(name="monitor", pid=process.pid, ask=ask)
+        attacks = attacks_on(floods.plain(port), floods.ON_MONITOR)
+        yield Service(name="monitor", pid=process.pid, ask=ask, attacks=attacks)
 
 
 @contextlib.contextmanager
@@ -277,7 +310,28 @@ def zygote(directory: Path) -> Iterator[Service]:
         yield Service(name="zygote", pid=program.pid, ask=ask)
 
 
-SERVICES = {"webhook": webhook, "monitor": monitor, "nri": nri, "dra": dra, "zygote": zygote}
+Made = Callable[[Path], contextlib.AbstractContextManager[Service]]
+SERVICES: dict[str, Made] = {"webhook": webhook, "monitor": monitor, "nri": nri, "dra": dra, "zygote": zygote}
+ATTACKED: dict[str, Made] = {"webhook": webhook, "monitor": partial(monitor, large=4)}
+
+
+def turn(service: Service, *, attacks: bool) -> None:
+    """The service was asked for a time, or attacked once and then answered."""
+    if attacks:
+        [*every] = service.attacks.values()
+        every[service.rounds % len(every)]()
+    until = time.monotonic() + (_ANSWER_S if attacks else _TURN_S)
+    while time.monotonic() < until:
+        try:
+            service.ask()
+        except OSError:
+            continue
+        if attacks:
+            break
+        service.rounds += 1
+    else:
+        assert not attacks, f"{service.name} answers no more after attack {service.rounds}"
+    service.rounds += attacks
 
 
 def main() -> int:
@@ -285,18 +339,18 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--picture", type=Path, metavar="FILE", help="an SVG of the sizes")
     parser.add_argument("--service", action="append", choices=SERVICES, help="default: all")
+    parser.add_argument("--attacks", action="store_true", help="flood webhook and monitor")
+    parser.add_argument("--pause", type=float, default=0.0, metavar="SECONDS", help="between two attacks")
     asked = parser.parse_args()
+    all_services = ATTACKED if asked.attacks else SERVICES
     Path("/run/containerd").mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as ground, contextlib.ExitStack() as end:
-        services = [end.enter_context(SERVICES[name](Path(ground))) for name in asked.service or SERVICES]
+        services = [end.enter_context(all_services[name](Path(ground))) for name in asked.service or all_services]
         began = shown = time.monotonic()
         while (now := time.monotonic()) < began + asked.minutes * 60:
             for service in services:
-                until = time.monotonic() + _TURN_S
-                while time.monotonic() < until:
-                    with contextlib.suppress(OSError):
-                        service.ask()
-                    service.rounds += 1
+                turn(service, attacks=asked.attacks)
+                time.sleep(asked.pause)
                 service.seen.append(((now - began) / 60, Sizes.of(service.pid).kib / 1024))
                 if service.warm is None and now > began + asked.minutes * 20:
                     time.sleep(1)  # what is about to end has ended
@@ -304,20 +358,19 @@ def main() -> int:
             if now > shown + 60:
                 shown = now
                 for service in services:
-                    print(
-                        f"{now - began:5.0f} s  {service.name:8} {service.rounds:6} rounds: {Sizes.of(service.pid)}",
-                        flush=True,
-                    )
+                    print(f"{now - began:5.0f} s  {service.line()}", flush=True)
         time.sleep(2)
         for service in services:
-            print(f"{service.name:8} {service.rounds} rounds: {service.warm} to {Sizes.of(service.pid)}", flush=True)
+            print(f"{service.line()}; {service.warm} after the first third", flush=True)
         if asked.picture:
             lines = {
                 f"{each.name}: {each.rounds} rounds, {Sizes.of(each.pid).fds} descriptors": each for each in services
             }
-            caption = f"services of a node under callers that come and go, Python {platform.python_version()}"
+            callers = "attacks" if asked.attacks else "callers that come and go"
+            caption = f"services of a node under {callers}, Python {platform.python_version()}"
             chart.write_sizes(asked.picture, {name: each.seen for name, each in lines.items()}, caption)
-        problems = [problem for service in services if (problem := service.problem())]
+        growth_kib = ATTACKED_KIB if asked.attacks else GROWTH_KIB
+        problems = [problem for service in services if (problem := service.problem(growth_kib))]
     print("\n".join(problems) or "flat")
     return 1 if problems else 0
 

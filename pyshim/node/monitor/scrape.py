@@ -17,6 +17,10 @@ SHIM_S = 5.0
 """Seconds for one shim: it gives its guest two, Prometheus gives a scrape ten."""
 MAX_SAMPLES = 20_000
 """Samples of one shim: the guest's 10,000 and a few hundred of its own."""
+NODE_SAMPLES = 200_000
+"""Samples of all shims together, which take the monitor 200 MiB while it makes its answer. Each has an equal share."""
+USUAL_SAMPLES = 1_500
+"""Samples that each shim may have on any node: those of a shim and of kata-agent, which has about 1,000."""
 PREFIXES = ("kata_shim_", "kata_hypervisor_", "kata_virtiofsd_", "kata_agent_", "kata_guest_", "pyshim_")
 
 
@@ -25,6 +29,7 @@ class _Scraped(NamedTuple):
     took_s: float
     is_up: bool
     is_stopped: bool = False
+    is_whole: bool = True
 
 
 class Scrapes:
@@ -40,7 +45,8 @@ class Scrapes:
         """The metrics of the monitor and of all shims. A shim's samples have labels that name its sandbox."""
         begin_s = time.monotonic()
         self._count += 1
-        results = await asyncio.gather(*(self._scraped(path) for path in sockets.values()))
+        most = min(MAX_SAMPLES, max(USUAL_SAMPLES, NODE_SAMPLES // max(len(sockets), 1)))
+        results = await asyncio.gather(*(self._scraped(path, most) for path in sockets.values()))
         labels = {
             sandbox_id: {
                 "sandbox_id": sandbox_id,
@@ -86,12 +92,17 @@ class Scrapes:
                 lambda one: int(one.is_stopped),
             ),
             of_each(
+                "pyshim_monitor_shim_whole",
+                "1 when all that the shim has answered is in this answer.",
+                lambda one: int(one.is_whole),
+            ),
+            of_each(
                 "pyshim_monitor_shim_scrape_seconds", "Time of the shim's answer.", lambda one: round(one.took_s, 6)
             ),
         ]
 
-    async def _scraped(self, path: str) -> _Scraped | None:
-        """None for a sandbox that has ended meanwhile."""
+    async def _scraped(self, path: str, most: int) -> _Scraped | None:
+        """With `most` samples, the shim's own first. None for a sandbox that has ended meanwhile."""
         begin_s = time.monotonic()
         try:
             text = await shim_answer(path, "/metrics", within_s=SHIM_S)
@@ -100,5 +111,5 @@ class Scrapes:
         except ShimError:
             return _Scraped({}, time.monotonic() - begin_s, False, listener_is_stopped(path))
         took_s = time.monotonic() - begin_s
-        answer = await asyncio.to_thread(filtered, text, PREFIXES, composed=True, most=MAX_SAMPLES)
-        return _Scraped(answer.families, took_s, True)
+        answer = await asyncio.to_thread(filtered, text, PREFIXES, composed=True, most=most)
+        return _Scraped(answer.families, took_s, True, is_whole=not answer.problem)

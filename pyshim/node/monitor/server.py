@@ -22,6 +22,8 @@ MAX_CONNECTIONS = 64
 """Connections. Prometheus has one or two."""
 SEND_S = 10.0
 """Seconds for an answer to be read, which Prometheus gives a scrape as a whole."""
+PIECE_BYTES = 64 << 10
+"""Bytes of an answer that a connection holds; callers share the rest, which for many sandboxes is tens of MiB."""
 END_S = 3.0
 """Seconds for answers under way when the endpoint ends."""
 
@@ -39,10 +41,12 @@ class NodeMonitor:
         self._listener: asyncio.Server | None = None
         self._scrape: asyncio.Task[tuple[bytes, bytes]] | None = None
         """The scrape under way, which further requests share."""
-        self._asked: dict[tuple[str, str], asyncio.Task[str]] = {}
+        self._asked: dict[tuple[str, str], asyncio.Task[bytes]] = {}
         """The questions to shims under way, by socket and path, which further requests share."""
         self._under_way: set[object] = set()
         """The connections with a request."""
+        self._unread: dict[web.RequestHandler, None] = {}
+        """Those of them whose caller has yet to read; the one that has taken nothing for the longest time first."""
         app = web.Application(client_max_size=1024, middlewares=[self._sent_in_time])
         app.router.add_get("/", self._index, allow_head=False)
         app.router.add_get("/metrics", self._metrics, allow_head=False)
@@ -69,14 +73,16 @@ class NodeMonitor:
         return len(self._runner.server.connections) if self._runner.server is not None else 0
 
     def _connection(self) -> asyncio.Protocol:
-        """Serves a new connection. When all are taken it takes the place of the oldest without a request, if any."""
+        """Serves a new connection. When all are taken it takes the place of the oldest without a request, else of the
+        one that has read nothing for the longest time, if any."""
         server = self._runner.server
         assert server is not None, "set up by open()"
         there = server.connections  # the oldest first
         if len(there) >= MAX_CONNECTIONS:
-            idle = next((each for each in there if each not in self._under_way), None)
+            idle = next((each for each in there if each not in self._under_way), next(iter(self._unread), None))
             if idle is None or len(there) >= 2 * MAX_CONNECTIONS:
                 return _Refused()
+            self._unread.pop(idle, None)
             idle.force_close()
         return server()
 
@@ -88,16 +94,29 @@ class NodeMonitor:
         self._under_way.add(request.protocol)
         try:
             reply = await handler(request)
+            assert isinstance(reply, web.Response)
+            assert isinstance(reply.body, bytes)
+            sent = web.StreamResponse(status=reply.status, headers=reply.headers)
+            sent.content_length = len(reply.body)
             try:
                 async with asyncio.timeout(SEND_S):
-                    await reply.prepare(request)
-                    await reply.write_eof()
-            except TimeoutError:
+                    await self._send(request, sent, memoryview(reply.body))
+            except (TimeoutError, ConnectionError):
                 if request.transport is not None:
                     request.transport.abort()
-            return reply
+            return sent
         finally:
             self._under_way.discard(request.protocol)
+            self._unread.pop(request.protocol, None)
+
+    async def _send(self, request: web.Request, reply: web.StreamResponse, body: memoryview) -> None:
+        """Raises ConnectionError."""
+        await reply.prepare(request)
+        for begin in range(0, len(body), PIECE_BYTES):
+            self._unread.pop(request.protocol, None)
+            self._unread[request.protocol] = None
+            await reply.write(body[begin : begin + PIECE_BYTES])
+        await reply.write_eof()
 
     async def close(self) -> None:
         if self._listener is not None:
@@ -113,7 +132,7 @@ class NodeMonitor:
     async def _metrics(self, request: web.Request) -> web.Response:
         if "sandbox" in request.query:
             text = await self._of_sandbox(request, "/metrics")
-            return web.Response(body=text.encode(), headers={"Content-Type": CONTENT_TYPE})
+            return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE})
         if self._scrape is None or self._scrape.done():
             self._scrape = asyncio.create_task(self._scraped(), name="monitor/scrape")
         plain, zipped = await asyncio.shield(self._scrape)
@@ -143,18 +162,21 @@ class NodeMonitor:
         return web.Response(text=f"<h1>Sandboxes</h1><ul>{rows}</ul>", content_type="text/html")
 
     async def _agent_url(self, request: web.Request) -> web.Response:
-        return web.Response(text=f"{await self._of_sandbox(request, '/agent-url')}\n")
+        return web.Response(body=await self._of_sandbox(request, "/agent-url") + b"\n", content_type="text/plain")
 
-    def _question(self, path: str, target: str) -> asyncio.Task[str]:
+    def _question(self, path: str, target: str) -> asyncio.Task[bytes]:
+        async def ask() -> bytes:
+            return (await shim_answer(path, target, within_s=SHIM_S)).encode()
+
         key = (path, target)
         task = self._asked.get(key)
         if task is None:
-            task = asyncio.create_task(shim_answer(path, target, within_s=SHIM_S), name=f"monitor/ask{target}")
+            task = asyncio.create_task(ask(), name=f"monitor/ask{target}")
             self._asked[key] = task
             task.add_done_callback(lambda _: self._asked.pop(key, None))
         return task
 
-    async def _of_sandbox(self, request: web.Request, target: str) -> str:
+    async def _of_sandbox(self, request: web.Request, target: str) -> bytes:
         sandbox_id = request.query.get("sandbox", "")
         if not sandbox_id:
             raise web.HTTPBadRequest(text="parameter 'sandbox' is missing")

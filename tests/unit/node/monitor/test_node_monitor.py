@@ -1,6 +1,7 @@
 """The node's endpoint over real monitor sockets: what Prometheus gets of shims and guests, and of silent shims."""
 
 import asyncio
+import contextlib
 import gzip
 import os
 import signal
@@ -8,7 +9,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+import urllib.request
+from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
 from http import HTTPStatus
 from pathlib import Path
@@ -16,10 +18,12 @@ from typing import Any
 
 import aiohttp
 import pytest
+import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from pyshim.model.errors import FailedPrecondition
 from pyshim.model.observation import AgentCalls, Durations
+from pyshim.model.units import MIB
 from pyshim.monitor.answers import ShimAnswers
 from pyshim.monitor.exposition import GUEST_PREFIXES, filtered, text_of
 from pyshim.monitor.shim_metrics import guest_family
@@ -28,9 +32,12 @@ from pyshim.node.monitor import merge, scrape, shims
 from pyshim.node.monitor.merge import Merge, SandboxMetrics
 from pyshim.node.monitor.server import MAX_CONNECTIONS, NodeMonitor
 from pyshim.node.monitor.shims import NO_NAME, Names
+from tests.fakes import floods
 from tests.unit.monitor.monitored import FakePod, said
 from tests.unit.monitor.test_metrics import scraped
 
+_VALUES = yaml.safe_load((Path(__file__).parents[4] / "configs/helm/pyshim/values.yaml").read_text())
+MEMORY_LIMIT_MIB = int(_VALUES["monitor"]["resources"]["limits"]["memory"].removesuffix("Mi"))
 COUNT = "kata_monitor_scrape_count "
 
 
@@ -370,7 +377,62 @@ async def test_a_caller_that_does_not_read_loses_its_connection(one: Node, monke
             await asyncio.sleep(0.02)
         assert one.monitor.connections == wanted
     writer.close()
+    monkeypatch.undo()
+    assert (await one.get("/sandboxes"))[0] == 200
+
+
+def tried(call: Callable[[], Any]) -> Any:
+    """As Prometheus does: again after a while, where it is turned away."""
+    while True:
+        with contextlib.suppress(OSError):
+            return call()
+        time.sleep(0.1)
+
+
+@pytest.mark.slow
+def test_readers_that_are_slow_share_what_they_do_not_read(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    words = ("--listen-address", f"127.0.0.1:{port}", "--metrics-dir", str(tmp_path), "--state-dir", str(tmp_path))
+    with floods.shims(tmp_path, large=8), floods.ended([sys.executable, "-m", "pyshim", "monitor", *words]) as pid:
+        tried(floods.plain(port)).close()
+        for attack in ("answers that are not read", "one sandbox's answers that are not read"):
+            assert floods.flood(floods.plain(port), floods.ON_MONITOR[attack]) > 0
+        answer = tried(lambda: urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics"))
+        with answer:
+            found = answer.read()
+        peak = floods.peak_bytes(pid)
+
+    assert found.count(b"kata_guest_tasks{") == 8 * 9_900
+    assert peak < MEMORY_LIMIT_MIB * MIB // 2
+
+
+async def test_a_caller_that_does_not_read_gives_way_to_a_new_one(one: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pyshim.node.monitor.server.MAX_CONNECTIONS", 3)
+    monkeypatch.setattr(one.monitor, "_sockets", lambda: {f"s{n:0100}": "" for n in range(100_000)})
+    host, port = one.url.removeprefix("http://").split(":")
+    held = [await asyncio.open_connection(host, int(port), limit=1) for _ in range(3)]
+    for _, writer in held:
+        writer.write(b"GET /sandboxes HTTP/1.1\r\nHost: x\r\n\r\n")
+    for _ in range(1000):
+        if len(one.monitor._unread) == 3:
+            break
+        await asyncio.sleep(0.02)
+
     assert len((await one.get("/sandboxes"))[1]) == 100_000 * 102
+    for _, writer in held:
+        writer.close()
+
+
+async def test_many_sandboxes_share_the_samples_of_an_answer(one: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("s1", "s2"):
+        await one.sandbox(name)
+    everything = scraped((await one.get("/metrics"))[1])["pyshim_monitor_shim_whole"]
+    monkeypatch.setattr(scrape, "NODE_SAMPLES", 20)
+    monkeypatch.setattr(scrape, "USUAL_SAMPLES", 5)
+    cut = scraped((await one.get("/metrics"))[1])["pyshim_monitor_shim_whole"]
+
+    assert (set(everything.values()), set(cut.values())) == ({1.0}, {0.0})
 
 
 async def test_questions_to_one_shim_at_the_same_time_are_one(one: Node, monkeypatch: pytest.MonkeyPatch) -> None:
