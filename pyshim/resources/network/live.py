@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from pyshim.model.errors import FailedPrecondition, InvalidArgument, NotFound
+from pyshim.model.errors import FailedPrecondition, NotFound
 from pyshim.model.ids import ContainerId
 from pyshim.model.network import DirectNetwork, NetworkModel, Wiring
 from pyshim.model.observation import traced
@@ -18,7 +18,7 @@ from pyshim.model.vm import LocalVm, VmConfig
 from pyshim.resources.devices.plan.devices import is_enabled
 from pyshim.resources.network.changes import NetworkChanges
 from pyshim.resources.network.plan.direct import direct_network
-from pyshim.resources.network.plan.network import HOSTS_NETWORK, vm_with_network
+from pyshim.resources.network.plan.network import HostsNetwork, vm_with_network
 from pyshim.resources.network.port_forward import PortForward
 from pyshim.resources.network.relay import GuestRelay
 from pyshim.resources.network.resolver import Resolver
@@ -49,12 +49,11 @@ class SandboxNetwork:
             connect = self._connector.connect_new if is_empty else self._connector.connect
             try:
                 network = await connect(plan.netns_path, self._wiring(), ledger, iommufd=iommufd)
-            except InvalidArgument as exc:
-                if HOSTS_NETWORK not in str(exc) or plan.kind is not ContainerKind.POD_SANDBOX:
+            except HostsNetwork as exc:
+                if plan.kind is not ContainerKind.POD_SANDBOX:
                     raise
                 # CRI-O says it by the path only. In the words of the pod's specification, as on containerd.
-                text = str(exc).replace("it is the host's", "hostNetwork is true")
-                raise InvalidArgument(text) from exc
+                raise HostsNetwork("hostNetwork is true") from exc
         self._services.undo.push(network.disconnect)
         self.connected = network
 

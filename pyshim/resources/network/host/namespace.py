@@ -25,7 +25,7 @@ from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, Internal, 
 from pyshim.model.ids import HostPath
 from pyshim.model.volumes import HostMount, TargetKind
 from pyshim.resources.network.host.rtnetlink import in_netns, open_news
-from pyshim.resources.network.plan.network import HOSTS_NETWORK, OWN_NETNS, RESOLVER_ADDRESS
+from pyshim.resources.network.plan.network import OWN_NETNS, RESOLVER_ADDRESS, HostsNetwork
 
 DNS_PORT = 53
 _NS_GET_NSTYPE = 0xB703
@@ -92,7 +92,7 @@ def _check(fd: int, subject: str) -> None:
     theirs, ours = os.fstat(fd), os.stat("/proc/self/ns/net")
     if (theirs.st_dev, theirs.st_ino) == (ours.st_dev, ours.st_ino):
         # Without the path: CRI-O pins the namespace under another name at each attempt, and equal events merge.
-        raise InvalidArgument(f"enter network namespace: {HOSTS_NETWORK}")
+        raise HostsNetwork("it is the host's")
 
 
 _CHILD = "pyshim.resources.network.host.child"

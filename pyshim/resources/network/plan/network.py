@@ -19,7 +19,6 @@ from pyshim.model.seams import Network
 from pyshim.model.vm import LocalVm, MemoryBacking, NicDevice
 from pyshim.resources.devices.plan.devices import PASSING_TIMEOUT_S, device_layout
 
-HOSTS_NETWORK = "it is the host's, and a VM cannot have the host's network"
 RESOLVER_ADDRESS = "127.0.0.11"
 """Where Docker answers DNS queries, at port 53, in a container's network namespace. Source: libnetwork, resolverIP."""
 OWN_NETNS = "/run/netns/pyshim-"
@@ -53,6 +52,13 @@ _ENDPOINT_TYPES = {
 }
 _GUEST_SYSCTLS = frozenset({"core", "ipv4", "ipv6"})
 _SHARES_A_DEVICE = frozenset({"macvlan", "macvtap", "ipvlan"})
+
+
+class HostsNetwork(InvalidArgument):
+    """A pod's namespace is the host's."""
+
+    def __init__(self, cause: str) -> None:
+        super().__init__(f"enter network namespace: {cause}, and a VM cannot have the host's network")
 
 
 class EndpointPlan(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument, ShimError
 from pyshim.model.ids import ContainerId
 from pyshim.resources.network import changes as network_changes
-from pyshim.resources.network.plan.network import HOSTS_NETWORK
+from pyshim.resources.network.plan.network import HostsNetwork
 from pyshim.ttrpc import Code
 from tests.fakes.network import FakeNetwork, interface, mac
 from tests.unit.pod.conftest import DOCUMENT, Stack, until
@@ -356,7 +356,7 @@ async def test_the_path_of_the_hosts_namespace_is_refused_in_the_words_of_its_ca
     annotations: dict[str, str], text: str, stack: Stack
 ) -> None:
     async def connect(*_args: Any, **_options: Any) -> Any:
-        raise InvalidArgument(f"enter network namespace: {HOSTS_NETWORK}")
+        raise HostsNetwork("it is the host's")
 
     stack.networks.connect = connect  # type: ignore[method-assign]
 
