@@ -25,7 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MARK = "PYSHIM_ENCLOSURE"
-PREFIX = "pyshim-enclosure-"
+PREFIX = f"pyshim-enclosure-{os.stat('/proc/self/ns/pid').st_ino}-"
+"""Of the cgroups. Enclosures of another pid namespace may share the hierarchies: their processes are not seen here."""
 
 _CLONE_NEWNS, _CLONE_NEWCGROUP, _CLONE_NEWUTS, _CLONE_NEWIPC = 0x20000, 0x2000000, 0x4000000, 0x8000000
 _CLONE_NEWPID, _CLONE_NEWNET = 0x20000000, 0x40000000
