@@ -397,6 +397,8 @@ class Pod:
         if self._deleting:
             await asyncio.wait(self._deleting.values())
         await asyncio.gather(*(self._delete_at_shutdown(container) for container in tuple(self._containers.values())))
+        if self.life is not None:
+            await self.life.end(EndedBy.SHUTDOWN)  # again: directories were busy as long as containers had mounts there
         await self._tasks.close()
         self._forget_ended()
 

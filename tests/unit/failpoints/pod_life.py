@@ -46,7 +46,7 @@ PIPES = Stdio(stdin="/in", stdout="/out", stderr="/err", terminal=False)
 NONE = Stdio(stdin="", stdout="", stderr="", terminal=False)
 HOOKS = {"prestart": [{"path": "/hooks/before"}], "poststop": [{"path": "/hooks/after"}]}
 DISK = {"path": "/dev/loop7", "type": "b", "major": 7, "minor": 7}
-PATIENCE_S = 400.0
+PATIENCE_S = 500.0
 """Virtual seconds after which a call counts as hung: more than any deadline, for a Create several of them."""
 EXIT_S = 40.0
 """Virtual seconds for an exit before the driver goes on: more than the shim takes after a KILL."""
@@ -60,6 +60,9 @@ async def _serve_monitor(
 
 async def _read_machine() -> topology.Machine:
     return machine(ONE_NODE)
+
+
+Step = tuple[str, Callable[[], Awaitable[object]]]
 
 
 class Hung(AssertionError):
@@ -94,8 +97,12 @@ class PodLife:
         store: Callable[[Machine], MachineStore] = MachineStore,
         vm: Callable[[Ledger, Machine], Hypervisor] = MachineVm,
         clock_ns: Callable[[], int] = lambda: 1_700_000_000_000_000_000,
+        template: str | None = None,
     ) -> None:
-        """`store` makes what keeps the state, `vm` the hypervisor; `clock_ns` is the time of day."""
+        """`store` makes what keeps the state, `vm` the hypervisor; `clock_ns` is the time of day.
+
+        With `template` the VM continues from that directory.
+        """
         self.machine = Machine()
         self.at_kill: Machine | None = None
         self.killed = asyncio.Event()
@@ -107,7 +114,9 @@ class PodLife:
         self.late_errors: list[str] = []
         """Errors of the clean-up."""
         self.host = MachineHost(self.machine)
+        self.host.template = template
         document = {
+            "factory": {"enable_template": template is not None},
             "hypervisor": {"qemu": {**DOCUMENT["hypervisor"]["qemu"], "default_memory": 512}},
             "runtime": {"static_sandbox_resource_mgmt": False},
         }
@@ -200,14 +209,21 @@ class PodLife:
             if not await self._tried(*step):
                 return
 
-    def _steps(self) -> list[tuple[str, Callable[[], Awaitable[object]]]]:
-        pod = self.pod
+    def _steps(self) -> list[Step]:
+        return [*self._pod_steps(), *self._container_steps()]
+
+    def _pod_steps(self) -> list[Step]:
         network = {"linux": {"namespaces": [{"type": "network", "path": "/run/netns/pod"}]}}
+        return [
+            ("create pod", lambda: self.pod.create(self._request(POD, SANDBOX, NONE, **network))),
+            ("start pod", lambda: self.pod.start(POD, None)),
+        ]
+
+    def _container_steps(self) -> list[Step]:
+        pod = self.pod
         limits = {"resources": {"cpu": {"quota": 200_000, "period": 100_000}, "memory": {"limit": 300 * MIB}}}
         more = {"memory": {"limit": 500 * MIB}}
         return [
-            ("create pod", lambda: pod.create(self._request(POD, SANDBOX, NONE, **network))),
-            ("start pod", lambda: pod.start(POD, None)),
             (
                 "create app",
                 lambda: pod.create(
@@ -307,7 +323,7 @@ class PodLife:
 class ServedLife(PodLife):
     """A pod of the Sandbox API, without a pause container."""
 
-    def _steps(self) -> list[tuple[str, Callable[[], Awaitable[object]]]]:
+    def _pod_steps(self) -> list[Step]:
         config = PodConfig(
             name="web",
             namespace="default",
@@ -330,15 +346,14 @@ class ServedLife(PodLife):
         return [
             ("create pod", lambda: self.sandbox_calls.create(request)),
             ("start pod", lambda: self.sandbox_calls.start(SandboxId(POD))),
-            ("create app", lambda: self.pod.create(self._request(APP, CONTAINER, PIPES))),
-            ("start app", lambda: self.pod.start(APP, None)),
         ]
 
     async def end(self) -> None:
-        """The calls that end a pod: kill, wait and delete of its container, then stop and shutdown of the sandbox."""
-        if await self._tried("kill", lambda: self.pod.kill(APP, None, 9, True)):
-            await self._tried("wait", lambda: self._exit(APP, None))
-        await self._tried("delete", lambda: self.pod.delete(APP, None))
+        """The calls that end a pod: kill, wait and delete of each container, then stop and shutdown of the sandbox."""
+        for container in (SIDE, APP):
+            if await self._tried("kill", lambda id=container: self.pod.kill(id, None, 9, True)):
+                await self._tried("wait", lambda id=container: self._exit(id, None))
+            await self._tried("delete", lambda id=container: self.pod.delete(id, None))
         await self._tried("stop", lambda: self.sandbox_calls.stop(SandboxId(POD)))
         await self._tried("shutdown", lambda: self.sandbox_calls.shutdown(SandboxId(POD)))
 
