@@ -207,7 +207,7 @@ def mount():
     syscalls.unshare(syscalls.CLONE_NEWNS)
     syscalls.mount("none", "/", "", syscalls.MS_REC | syscalls.MS_PRIVATE)
     syscalls.mount("x", "/mnt", "tmpfs", 0)
-stronger = int(sys.argv[1])
+stronger, pod, memory = map(int, sys.argv[1:])
 weaker = subprocess.Popen(["sleep", "600"])
 attempts = {
     "read a file of root": lambda: os.close(os.open("/etc/shadow", os.O_RDONLY)),
@@ -216,6 +216,7 @@ attempts = {
     "enter the namespaces of a program with more": lambda: enter(stronger),
     "load a module": lambda: syscalls._system_call(175, 0, 0, 0),
     "become any user": lambda: (weaker.kill(), syscalls.become_user(1879048192, ())),
+    "open the memory of another pod": lambda: os.close(os.open(f"/proc/{pod}/fd/{memory}", os.O_RDWR)),
 }
 found = {}
 for what, attempt in attempts.items():
@@ -233,12 +234,19 @@ os._exit(0)
 @needs_root
 def test_what_a_guest_can_do_that_has_taken_over_the_shim_is_what_the_documentation_says() -> None:
     """docs/SECURITY.md: this is hygiene and no wall."""
-    with subprocess.Popen(["sleep", "600"]) as stronger:
+    memory, user = os.memfd_create("ram"), 1879048192
+    os.fchown(memory, user, user)
+    with (
+        os.fdopen(memory),
+        subprocess.Popen(["sleep", "600"]) as stronger,
+        subprocess.Popen(["sleep", "600"], user=user, group=user, extra_groups=(), pass_fds=(memory,)) as pod,
+    ):
         try:
-            words = [sys.executable, "-c", _TAKEN_OVER, str(stronger.pid)]
+            words = [sys.executable, "-c", _TAKEN_OVER, *map(str, (stronger.pid, pod.pid, memory))]
             found = json.loads(subprocess.check_output(words, text=True, timeout=60))
         finally:
             stronger.kill()
+            pod.kill()
 
     assert found == {
         "read a file of root": "done",
@@ -247,6 +255,7 @@ def test_what_a_guest_can_do_that_has_taken_over_the_shim_is_what_the_documentat
         "enter the namespaces of a program with more": "PermissionError",
         "load a module": "PermissionError",
         "become any user": "done",
+        "open the memory of another pod": "done",
     }
 
 
