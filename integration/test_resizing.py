@@ -86,8 +86,13 @@ def test_static_vm_takes_updates_up_to_its_size(ctr: Ctr, name: str, scratch: Pa
     assert _agrees(guest), (guest.record(), guest.look())
 
 
-def test_dynamic_vm_grows_by_hotplug_for_its_container_and_by_update(ctr: Ctr, name: str, scratch: Path) -> None:
-    config = _config(scratch, default_vcpus=0.5, default_memory=256, default_maxmemory=1280)
+@pytest.mark.parametrize("on_a_disk", [True, False], ids=["root on a disk", "root as persistent memory"])
+def test_dynamic_vm_grows_by_hotplug_for_its_container_and_by_update(
+    ctr: Ctr, name: str, scratch: Path, on_a_disk: bool
+) -> None:
+    """Persistent memory lies where DIMMs do, and the image's size is none of a DIMM's."""
+    size: dict[str, Any] = {"default_vcpus": 0.5, "default_memory": 256, "default_maxmemory": 1280}
+    config = _config(scratch, **size, disable_image_nvdimm=on_a_disk)
 
     guest = _run(ctr, name, config, "--memory-limit", str(200 * MIB))
 

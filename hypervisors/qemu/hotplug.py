@@ -6,7 +6,7 @@ can be mounted once the guest's driver has started.
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from weakref import WeakValueDictionary
 
@@ -16,7 +16,7 @@ from hypervisors.qemu.disks import ANSWER_TIMEOUT_S, Disks, connect_program
 from hypervisors.qemu.memory import memory_backend, resize_virtio_mem, virtio_mem_mib
 from hypervisors.qemu.options import chardev_id, netdev_id, node_name, qdev_id
 from hypervisors.qemu.pci import Bridges, PciDevices
-from hypervisors.qemu.qmp import Monitor
+from hypervisors.qemu.qmp import MemoryModule, Monitor
 from pyshim.model.errors import (
     AlreadyExists,
     DeadlineExceeded,
@@ -233,13 +233,14 @@ class Hotplug:
             step_mib = -(-(memory_mib - now_mib) // MEMORY_BLOCK_MIB) * MEMORY_BLOCK_MIB
             if now_mib + step_mib > self._config.memory.max_mib:
                 raise ResourceExhausted(f"{vm}: {now_mib + step_mib} MiB is over its {self._config.memory.max_mib} MiB")
-            used = await self._qmp.dimm_slots()
+            modules = await self._qmp.memory_modules()
+            used = {module.slot for module in modules}
             # The root image as pmem has a slot of its own on top of the configured ones.
             slots = self._config.memory.slots + devices.is_image_pmem(self._config)
             slot = next((number for number in range(slots) if number not in used), None)
             if slot is None:
                 raise ResourceExhausted(f"{vm}: all {self._config.memory.slots} memory slots are taken")
-            await self._add_dimm(slot, step_mib)
+            await self._add_dimm(slot, step_mib, _place_behind(modules))
             self._plugged_mib += step_mib
             return now_mib + step_mib
 
@@ -263,12 +264,12 @@ class Hotplug:
                 raise
         return memory.boot_mib + self._plugged_mib
 
-    async def _add_dimm(self, slot: int, size_mib: int) -> None:
+    async def _add_dimm(self, slot: int, size_mib: int, place: Mapping[str, int]) -> None:
         backend = f"mem{slot}"
         fields = memory_backend(self._config.memory, backend_id=backend, size_mib=size_mib)
         await self._qmp.object_add(fields)
         try:
-            await self._qmp.device_add("pc-dimm", f"dimm{backend}", {"memdev": backend, "slot": slot})
+            await self._qmp.device_add("pc-dimm", f"dimm{backend}", {"memdev": backend, "slot": slot, **place})
         except ShimError:
             with suppress(ShimError):
                 await self._qmp.object_del(backend)
@@ -277,6 +278,17 @@ class Hotplug:
     def _unimplemented(self, doing: str) -> Unimplemented:
         machine = self._config.machine_type
         return Unimplemented(f"{doing}: vm {self._config.sandbox_id!r} ({machine}) was made without room for it")
+
+
+def _place_behind(modules: Sequence[MemoryModule]) -> Mapping[str, int]:
+    """Where the next DIMM goes: to a whole memory block, the only place at which the guest's kernel takes it.
+
+    QEMU puts a DIMM right behind the root image as persistent memory, which may be of any size. Where nothing is
+    plugged, the place is QEMU's: the start of its room, at a whole GiB.
+    """
+    end_bytes = max((module.start_bytes + module.size_bytes for module in modules), default=0)
+    block_bytes = MEMORY_BLOCK_MIB << 20
+    return {"addr": -(-end_bytes // block_bytes) * block_bytes} if modules else {}
 
 
 def _has_memory_room(memory: MemoryConfig) -> bool:

@@ -88,6 +88,15 @@ class MemorySize(NamedTuple):
     plugged_bytes: int
 
 
+class MemoryModule(NamedTuple):
+    """A DIMM or NVDIMM, and where the guest has it."""
+
+    slot: int
+    start_bytes: int
+    size_bytes: int
+    is_persistent: bool
+
+
 class Migration(NamedTuple):
     status: str
     """Empty before the first one."""
@@ -303,19 +312,19 @@ class Monitor:
         plugged = answer.get("plugged-memory", 0)
         plugged_bytes = plugged if isinstance(plugged, int) else 0
         if plugged_bytes:
-            sizes = [data.get("size") for kind, data in await self._memory_devices() if kind == "nvdimm"]
-            plugged_bytes = max(0, plugged_bytes - sum(size for size in sizes if isinstance(size, int)))
+            persistent = sum(module.size_bytes for module in await self.memory_modules() if module.is_persistent)
+            plugged_bytes = max(0, plugged_bytes - persistent)
         return MemorySize(_int(answer, "base-memory", name), plugged_bytes)
 
-    async def dimm_slots(self) -> frozenset[int]:
-        """The numbers of the memory slots in use."""
-        slots = (data.get("slot") for _, data in await self._memory_devices())
-        return frozenset(slot for slot in slots if isinstance(slot, int))
-
-    async def _memory_devices(self) -> list[tuple[object, Mapping[str, Any]]]:
-        """The type of each memory device, and what QEMU says about it."""
+    async def memory_modules(self) -> tuple[MemoryModule, ...]:
         name = "query-memory-devices"
-        return [(item.get("type"), _mapping(item.get("data"), name)) for item in _list(await self.execute(name), name)]
+        modules = []
+        for item in _list(await self.execute(name), name):
+            kind, data = item.get("type"), _mapping(item.get("data"), name)
+            if kind in ("dimm", "nvdimm"):
+                slot, start_bytes, size_bytes = (_int(data, key, name) for key in ("slot", "addr", "size"))
+                modules.append(MemoryModule(slot, start_bytes, size_bytes, kind == "nvdimm"))
+        return tuple(modules)
 
     async def device_add(
         self, driver: str, device_id: str, fields: Mapping[str, object], timeout_s: float = COMMAND_TIMEOUT_S

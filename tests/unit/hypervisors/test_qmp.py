@@ -309,7 +309,11 @@ async def test_qemus_answers_become_values() -> None:
         ),
         "query-memory-size-summary": value({"base-memory": 1024, "plugged-memory": 512}),
         "query-memory-devices": value(
-            [{"type": "nvdimm", "data": {"slot": 0, "size": 96}}, {"type": "dimm", "data": {"slot": 3, "size": 416}}]
+            [
+                {"type": "nvdimm", "data": {"slot": 0, "addr": 4096, "size": 96}},
+                {"type": "dimm", "data": {"slot": 3, "addr": 8192, "size": 416}},
+                {"type": "virtio-mem", "data": {"memaddr": 16384, "size": 0}},
+            ]
         ),
     }
 
@@ -322,7 +326,7 @@ async def test_qemus_answers_become_values() -> None:
             CpuSlot("max-x86_64-cpu", {"socket-id": 1, "core-id": 0}, ""),
         )
         assert await monitor.memory_size() == (1024, 416)
-        assert await monitor.dimm_slots() == {0, 3}
+        assert await monitor.memory_modules() == ((0, 4096, 96, True), (3, 8192, 416, False))
 
 
 @pytest.mark.parametrize(
@@ -347,7 +351,7 @@ CALLS: Mapping[str, Callable[[Monitor], Any]] = {
     "cpus": Monitor.cpus,
     "cpu slots": Monitor.cpu_slots,
     "memory size": Monitor.memory_size,
-    "dimm slots": Monitor.dimm_slots,
+    "memory modules": Monitor.memory_modules,
     "property": lambda monitor: monitor.qom_get("/machine", "x"),
     "plug": lambda monitor: monitor.device_add("virtio-blk-pci", "d", {}),
     "unplug": lambda monitor: monitor.device_remove("d"),

@@ -16,6 +16,7 @@ from hypervisors.qemu.memory import resize_virtio_mem
 from hypervisors.qemu.qmp import QmpError
 from pyshim.model.errors import DeadlineExceeded, ResourceExhausted
 from pyshim.model.host_facts import Accelerator
+from pyshim.model.vm import ImageDriver
 from tests.fakes.disks import disk
 from tests.fakes.qmp_peer import Answer, QmpPeer
 from tests.fakes.vm_config import vm_config
@@ -212,6 +213,35 @@ async def test_a_guest_that_plugs_in_steps_is_waited_for() -> None:
     async with Session({**machine.answers, "qom-get": size}) as session:
         assert await resize_virtio_mem(session.monitor, 512) == 512
         assert machine.requested_mib == [512]
+
+
+@pytest.mark.parametrize(("image_mib", "places_mib"), [(104, (4224, 4352)), (128, (4224, 4352)), (0, (None, 4352))])
+async def test_a_dimm_begins_at_a_whole_memory_block(image_mib: int, places_mib: tuple[int | None, ...]) -> None:
+    modules: list[dict[str, Any]] = []
+
+    def module(kind: str, start_mib: int, size_mib: int) -> None:
+        place = {"slot": len(modules), "addr": start_mib << 20, "size": size_mib << 20}
+        modules.append({"type": kind, "data": place})
+
+    if image_mib:
+        module("nvdimm", 4096, image_mib)
+    machine = Machine()
+    machine.answers |= {
+        "query-memory-devices": lambda peer, request: peer.reply(request, modules),
+        "object-add": lambda peer, request: peer.reply(request, {}),
+        "device_add": lambda peer, request: peer.reply(request, {}),
+    }
+    boot = replace(vm_config().boot, image_driver=ImageDriver.PMEM) if image_mib else vm_config().boot
+    async with Session(machine.answers) as session:
+        plugged = Hotplug(vm_config(boot=boot), session.monitor)
+
+        assert await plugged.resize_memory(384) == 384
+        module("dimm", 4224, 128)
+        machine.size_mib = 128 + image_mib
+        assert await plugged.resize_memory(512) == 512
+
+        added = [arguments.get("addr") for name, arguments in asked(session, "device_add")]
+    assert added == [place and place << 20 for place in places_mib]
 
 
 async def test_a_guest_that_plugs_too_little_is_an_error_and_its_size_is_then_requested() -> None:
