@@ -2,6 +2,8 @@
 
 `KATA_AGENT=/path scripts/integration` has built the image. The run's files, ours and the tests', name the guest's and
 the shipped configuration by their ordinary paths: within the enclosure others are mounted over these.
+`KATA_GUEST=/path/guest.toml` gives a whole guest of Kata's: the file has keys of the table `hypervisor.qemu`, which the
+run's configuration has, too.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import pytest
 
 from . import shim_config
 
-CHOICE = "KATA_AGENT"
+CHOICE, GUEST_CHOICE = "KATA_AGENT", "KATA_GUEST"
 PROJECT = Path(__file__).resolve().parents[2]
 GUEST, OUR_GUEST = PROJECT / ".build" / "guest-kata", PROJECT / ".build" / "guest"
 DIFFERENCES = Path(__file__).with_suffix(".toml")
@@ -42,7 +44,13 @@ def differences(path: Path = DIFFERENCES) -> tuple[Difference, ...]:
 
 
 def is_chosen() -> bool:
-    return bool(os.environ.get(CHOICE))
+    return any(os.environ.get(choice) for choice in (CHOICE, GUEST_CHOICE))
+
+
+def given_guest() -> dict[str, object]:
+    """The keys of the whole guest that is given; none without one. Raises OSError, ValueError."""
+    path = os.environ.get(GUEST_CHOICE, "")
+    return tomllib.loads(Path(path).read_text()) if path else {}
 
 
 def mark(items: Sequence[pytest.Item], listed: Sequence[Difference]) -> None:
@@ -67,6 +75,8 @@ def _is_meant(node: str, name: str) -> bool:
 def put_in_place(scratch: Path) -> None:
     """Within this enclosure the guest's files and the shipped configuration are those for kata-agent."""
     scratch.mkdir(parents=True, exist_ok=True)
-    for name in json.loads((GUEST / "manifest.json").read_text())["artefacts"]:
-        shim_config.bind(GUEST / name, OUR_GUEST / name)
-    shim_config.bind(shim_config.variant(scratch, kernel_params=KERNEL_PARAMS), shim_config.SHIPPED)
+    keys = {"kernel_params": KERNEL_PARAMS, **given_guest()}
+    if len(keys) == 1:
+        for name in json.loads((GUEST / "manifest.json").read_text())["artefacts"]:
+            shim_config.bind(GUEST / name, OUR_GUEST / name)
+    shim_config.bind(shim_config.with_hypervisor_keys(scratch, keys), shim_config.SHIPPED)

@@ -79,6 +79,16 @@ def variant(directory: Path, shipped: Path = SHIPPED, /, **changes: object) -> P
     return path
 
 
+def with_hypervisor_keys(directory: Path, keys: Keys) -> Path:
+    """A variant of the shipped file with `keys` of the hypervisor, also ones that it does not set."""
+    shipped = SHIPPED.read_text()
+    changes = {key: value for key, value in keys.items() if re.search(rf"(?m)^{key} = ", shipped)}
+    path = variant(directory, **changes)
+    added = "".join(f"{key} = {_literal(value)}\n" for key, value in keys.items() if key not in changes)
+    path.write_text(path.read_text().replace("[hypervisor.qemu]\n", f"[hypervisor.qemu]\n{added}", 1))
+    return path
+
+
 def _literal(value: object) -> str:
     return json.dumps(value, default=str)
 
