@@ -2,6 +2,7 @@
 
 `make peers WHAT=soak` runs it on the chosen release (CONTAINERD) and sandboxer (SANDBOXER). By hand, in an enclosure:
 `python -m integration.framework.enclosure .venv/bin/python -m integration.framework.cri_losses --each 5 --warm`.
+With `--together 20`, that many pods live, and lose parts, at once, before each has its life alone.
 
 Without `--victim` it adds its result to the README's table of releases.
 """
@@ -33,6 +34,7 @@ from .waiting import eventually
 
 VICTIMS = ("shim", "vmm", "virtiofsd", "frozen", "containerd")
 """`frozen` is a VMM that is stopped: nothing in the guest answers any more."""
+_OF_A_POD = VICTIMS[:-1]
 _IGNORED = (Path("/run/pyshim-integration"),)
 _REMOVED_S = 120.0
 
@@ -42,6 +44,7 @@ class Life:
     """A pod with a container and a command in it, as a kubelet has it. `error` is empty when all went well."""
 
     cri: Cri
+    name: str = "lossy"
     doing: str = ""
     """The call under way, or the last."""
     error: str = ""
@@ -58,7 +61,7 @@ class Life:
 
     def _live(self) -> None:
         self.doing = "RunPodSandbox"
-        pod = self.cri.run_pod("lossy")
+        pod = self.cri.run_pod(self.name)
         self.doing = "CreateContainer"
         container = pod.create()
         self.doing = "StartContainer"
@@ -129,6 +132,30 @@ def _is_empty(cri: Cri) -> bool:
         return False
 
 
+def lose_together(cri: Cri, runtime: Runtime, pods: int, chance: random.Random, life_s: float) -> str:
+    """That many pods live at once, and until all lives have ended a random one loses a random part now and then. Then
+    the kubelet removes what it finds. Raises AssertionError for what is left, and for a `delete` that containerd ended.
+    """
+    before, log_size = HostState.look(_IGNORED), cri.daemon.log.stat().st_size
+    lives = [Life(cri=cri, name=f"lossy{number}") for number in range(pods)]
+    for life in lives:
+        life.thread.start()
+    lost = Counter[str]()
+    while any(life.thread.is_alive() for life in lives):
+        time.sleep(chance.uniform(0, 2 * life_s))  # half of them or so lose a part
+        victim = chance.choice(_OF_A_POD)
+        if there := found(runtime, victim):
+            lost[victim] += kill([chance.choice(there)], frozen=victim == "frozen")
+    eventually(lambda: _is_empty(cri), what="every pod is removed", within_s=_REMOVED_S * pods, every_s=1)
+    assert_nothing_left(before, _IGNORED)
+    with cri.daemon.log.open() as log:
+        log.seek(log_size)
+        ended = [line for line in log if "signal: killed" in line]
+    assert not ended, f"calls of the shim's binary that containerd ended: {ended}"
+    whole = sum(not life.error for life in lives)
+    return f"{pods} pods at once, {lost.total()} parts lost: {dict(lost)}; {whole} pods lived to their end"
+
+
 def undisturbed(cri: Cri, runtime: Runtime) -> dict[str, float]:
     """Seconds that each victim is there in a whole life. Raises AssertionError unless all of it went well."""
     life, seen = Life(cri=cri), dict[str, list[float]]()
@@ -147,6 +174,7 @@ def main() -> int:
     parser.add_argument("--each", type=int, default=10, help="pods for each victim; default 10")
     parser.add_argument("--victim", action="append", choices=VICTIMS, help="default: all")
     parser.add_argument("--warm", action="store_true", help="VMs continue from a template in place of booting")
+    parser.add_argument("--together", type=int, default=0, metavar="PODS", help="first, so many pods at once")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
     asked = parser.parse_args()
     GROUND.mkdir(parents=True)
@@ -162,6 +190,8 @@ def main() -> int:
         there_s = undisturbed(cri, runtime)
         where = f"{records.runtime_name()}, sandboxer {releases.sandboxer()}"
         print(f"{where}: seed {asked.seed}; a life takes {there_s['containerd']:.1f} s", flush=True)
+        if asked.together:
+            print(lose_together(cri, runtime, asked.together, chance, there_s["containerd"]), flush=True)
         for victim in plans:
             losses.append(lose(cri, runtime, victim, chance.uniform(0, there_s[victim])))
             print(losses[-1], flush=True)
