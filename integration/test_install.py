@@ -213,9 +213,9 @@ def refused_without_a_change(node: Node) -> None:
     said = node.install(code=1)
     subprocess.run(["umount", "/opt"], check=True)
     assert re.search(r"install pyshim: '/opt' has \d MiB free, and a release takes \d+", said)
-    subprocess.run(["mount", "-o", "remount,ro", "/opt"], check=True)
+    subprocess.run(["mount", "-o", "remount,bind,ro", "/opt"], check=True)
     assert "EROFS" in node.install(code=1)
-    subprocess.run(["mount", "-o", "remount,rw", "/opt"], check=True)
+    subprocess.run(["mount", "-o", "remount,bind,rw", "/opt"], check=True)
 
 
 def install_later_release_as_the_image_does(scratch: Path, guest: Path) -> str:
