@@ -4,7 +4,7 @@ import pytest
 
 from pyshim.model.devices import DeviceRequest
 from pyshim.model.errors import FailedPrecondition, InvalidArgument
-from pyshim.resources.devices.plan.instances import InstanceTable, choose_type, read_instances
+from pyshim.resources.devices.plan.instances import MAX_BYTES, InstanceTable, choose_type, read_instances
 
 TABLE = """
 [[type]]
@@ -91,6 +91,11 @@ def test_a_table_that_cannot_be_meant_is_refused_by_its_entry(before: str, after
     assert cause in str(caught.value)
 
 
+def test_a_table_that_is_too_large_is_not_parsed() -> None:
+    with pytest.raises(InvalidArgument, match=f"read instance types '/t': more than {MAX_BYTES} bytes"):
+        read_instances(b"#" * (MAX_BYTES + 1), "/t")
+
+
 @pytest.mark.parametrize(
     ("names", "vcpus", "memory_mib", "asked", "chosen"),
     [
@@ -100,6 +105,7 @@ def test_a_table_that_cannot_be_meant_is_refused_by_its_entry(before: str, after
         (("pyshim.io/h100=h100-0",), 1, 512, "", "p5.4xlarge"),
         (("pyshim.io/h100=h100-0", "pyshim.io/h100=h100-0"), 1, 512, "", "p5.4xlarge"),
         (("pyshim.io/h100=h100-0", "pyshim.io/h100=h100-1"), 1, 512, "", "p5.48xlarge"),
+        (("pyshim.io/h100=h100-0",), 16, 262144, "", "p5.4xlarge"),
         (("pyshim.io/h100=h100-0",), 17, 512, "", "p5.48xlarge"),
         (("pyshim.io/h100=h100-0",), 1, 262145, "", "p5.48xlarge"),
         (("pyshim.io/h100=h100-0",), 1, 512, "p5.48xlarge", "p5.48xlarge"),

@@ -69,6 +69,7 @@ def test_devices_have_known_guest_paths(asked: Config, count: int, paths: list[s
         (request(PortKind.ROOT), 0, []),
         (request(PortKind.ROOT), 2, ["rp0", "rp1"]),
         (request(PortKind.SWITCH), 2, ["swdp0", "swdp1"]),
+        (request(PortKind.ROOT), 16, [f"rp{number}" for number in range(16)]),
         (request(None, PortKind.ROOT), 0, ["rp0"]),
         (request(None, PortKind.SWITCH), 0, ["swdp0"]),
         (request(None, PortKind.BRIDGE), 0, []),

@@ -108,6 +108,22 @@ def test_a_mac_of_our_own_is_local_and_the_same_each_time() -> None:
     assert int(first.mac[:2], 16) & 3 == 2
 
 
+def test_what_a_file_leaves_out_is_ethernets_usual() -> None:
+    given = {"name": "eth0", "guest_mac": VFIO["guest_mac"], "device": VFIO["device"]}
+    neighbour = {"ip_address": "10.0.0.3", "hardware_addr": "02:00:00:00:00:09"}
+    info = {
+        "interface": {"ip_addresses": ["10.0.0.2/24"]},
+        "neighbors": [neighbour],
+        "routes": [{"gateway": "10.0.0.1"}],
+    }
+
+    direct = parsed({**given, "network_info": info})
+
+    (made,), (route,), (found,) = direct.interfaces, direct.routes, direct.neighbours
+    assert (made.mtu, made.flags, made.type) == (1500, 0, "")
+    assert (route.scope, route.flags, route.mtu, found.flags) == (0, 0, 0, 0)
+
+
 def test_no_devices_are_no_network() -> None:
     assert parsed().interfaces == ()
 

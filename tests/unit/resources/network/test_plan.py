@@ -184,9 +184,9 @@ def test_a_point_to_point_address_becomes_an_address_and_a_route_to_its_peer() -
         NetworkAddress(address="10.1.0.2", prefix_length=32),
         NetworkAddress(address="fd00::2", prefix_length=128),
     )
-    assert [(item.destination, item.gateway, item.device, item.family) for item in plan.routes] == [
-        ("10.9.0.1/32", "", "eth0", 4),
-        ("fd01::/64", "", "eth0", 6),
+    assert [(item.destination, item.gateway, item.device, item.family, item.scope) for item in plan.routes] == [
+        ("10.9.0.1/32", "", "eth0", 4, 253),
+        ("fd01::/64", "", "eth0", 6, 0),
     ]
 
 
