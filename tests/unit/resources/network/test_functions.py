@@ -66,7 +66,7 @@ async def test_a_card_is_taken_from_its_driver_and_goes_back_to_it(former: str, 
 
 
 @pytest.mark.parametrize("driver", ["vfio-pci", "mlx5_vfio_pci"])
-async def test_a_card_that_somebody_bound_before_is_left_to_him(driver: str, sysfs: FakeSysfs) -> None:
+async def test_a_card_that_was_bound_before_stays_bound(driver: str, sysfs: FakeSysfs) -> None:
     sysfs.function(CARD, NIC, driver=driver, group="12")
     ledger = ledger_on(sysfs)
 

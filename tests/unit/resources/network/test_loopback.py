@@ -110,7 +110,7 @@ def test_other_addresses_and_protocols_are_left_alone(namespace: Namespace) -> N
         asyncio.run(listener.close())
 
 
-def test_nothing_is_steered_once_the_door_is_closed(namespace: Namespace) -> None:
+def test_nothing_is_steered_once_the_listener_is_closed(namespace: Namespace) -> None:
     listener = _steered(namespace)
     _dial(namespace, "127.0.0.1", 8080).close()
 
@@ -184,7 +184,7 @@ async def test_a_connection_that_was_not_redirected_is_not_taken_for_a_forwarded
         await accepting
 
 
-async def test_a_closed_door_accepts_no_more_and_a_reset_is_seen(namespace: Namespace) -> None:
+async def test_a_closed_listener_accepts_no_more_and_a_reset_is_seen(namespace: Namespace) -> None:
     listener = _steered(namespace)
     with _dial(namespace, "127.0.0.1", 8080) as client:
         connection: LoopbackConnection = await asyncio.wait_for(listener.accept(), 10)

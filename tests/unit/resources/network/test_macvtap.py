@@ -75,7 +75,7 @@ async def test_the_ledger_alone_undoes_it(wire: Wire, connector: HostNetworkConn
     assert wire.pod.state() == before
 
 
-async def test_a_link_whose_frames_somebody_else_takes_is_refused_and_left_so(
+async def test_a_link_whose_frames_another_program_takes_is_refused_and_left_so(
     wire: Wire, connector: HostNetworkConnector
 ) -> None:
     wire.veth("eth0", 1)

@@ -91,7 +91,7 @@ async def test_a_limit_goes_by_the_ledger_alone_and_twice(wire: Wire, connector:
     assert wire.pod.state() == before
 
 
-async def test_an_interface_whose_sending_somebody_else_has_arranged_is_refused_and_left_so(
+async def test_an_interface_that_another_program_limits_is_refused_and_left_so(
     wire: Wire, connector: HostNetworkConnector
 ) -> None:
     wire.veth("eth0", 1)

@@ -635,7 +635,7 @@ def test_a_pods_sandbox_has_the_guests_own_image() -> None:
     assert storage.source == "pause"
 
 
-def test_nothing_is_pulled_unless_somebody_asks() -> None:
+def test_nothing_is_pulled_unless_it_is_asked_for() -> None:
     assert pulled(configured(), spec(annotations=NAMED)) is None
 
 
