@@ -77,7 +77,7 @@ def main() -> int:
 @contextmanager
 def _containerd(settings: str) -> Iterator[Cri]:
     GROUND.mkdir(parents=True, exist_ok=True)
-    with cri_daemon(PROJECT / "bin", settings=settings) as cri:
+    with cri_daemon(PROJECT / "bin", settings=settings, log_level="info") as cri:
         yield cri
     shutil.rmtree(GROUND)
 

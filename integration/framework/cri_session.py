@@ -219,7 +219,9 @@ def crio_daemon(binaries: Path, registries: Mapping[str, str] | None = None) -> 
 
 
 @contextlib.contextmanager
-def cri_daemon(binaries: Path, more_config: str = "", *, settings: str = "", pause: str = PAUSE_IMAGE) -> Iterator[Cri]:
+def cri_daemon(
+    binaries: Path, more_config: str = "", *, settings: str = "", pause: str = PAUSE_IMAGE, log_level: str = "debug"
+) -> Iterator[Cri]:
     """A containerd with CRI, images and network, until the end of the block; `pause` is its sandbox image,
     and `settings` are lines for CRI's own table.
     """
@@ -229,6 +231,7 @@ def cri_daemon(binaries: Path, more_config: str = "", *, settings: str = "", pau
             binaries=binaries,
             cri=True,
             extra_config=_cri_config(pause, settings) + more_config,
+            log_level=log_level,
         )
         daemon.start()
         try:
