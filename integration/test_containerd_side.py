@@ -13,11 +13,13 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 import grpc
 import pytest
 
 from protos.cri import v1_pb2 as pb
+from pyshim.agent.samples import ANSWER_S
 
 from .framework import load, processes, releases
 from .framework.cri import Cri, Pod
@@ -28,6 +30,7 @@ from .framework.waiting import eventually
 pytestmark = pytest.mark.vm
 
 _SEED, _KILLS, _AT_ONCE = 20_261_122, load.amount(3, 12), 3
+_PODS, _HUNG = load.amount(8, 20), 5
 _LOST = {137, 255}
 """The exit code of a task whose shim died: the one that `delete` answers, or containerd's own."""
 
@@ -115,6 +118,27 @@ def test_an_end_that_containerd_sleeps_through_is_told_once_it_goes_on(cri: Cri,
 
     assert {container.exit_code() for container in stand_in.containers} <= _LOST
     eventually(lambda: not stand_in.is_ready, what="the pod is not ready")
+
+
+@pytest.mark.timeout(600)
+def test_hung_guests_hold_up_a_list_of_all_pods_statistics_once_and_take_nothing_from_the_others(cri: Cri) -> None:
+    """A kubelet asks for all in one call, and containerd asks one shim after the other."""
+    with ExitStack() as end:
+        pods = [end.enter_context(cri.pod(handler=STAND_IN_HANDLER)) for _ in range(_PODS)]
+        served = {pod.start().id for pod in pods[_HUNG:]}
+        for pod in pods[:_HUNG]:
+            pod.start()
+            (vmm,) = processes.find("qemu-system-stub", pod.id)
+            os.kill(vmm.pid, signal.SIGSTOP)
+            end.callback(os.kill, vmm.pid, signal.SIGCONT)
+        lists = []
+        for _ in range(2):
+            began_s = time.monotonic()
+            listed = cri.call("ListContainerStats", within_s=120).stats
+            lists.append(({each.attributes.id for each in listed}, time.monotonic() - began_s))
+
+        assert all(served <= ids for ids, _ in lists)
+        assert lists[1][1] < _HUNG * ANSWER_S / 2, "each guest that hangs was asked and waited for again"
 
 
 @pytest.mark.timeout(600)
