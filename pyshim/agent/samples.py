@@ -6,6 +6,8 @@ time, and a hung guest must not hold up a caller that asks for all pods one afte
 - A sample up to FRESH_S old answers every caller. containerd asks each second and takes the difference of two answers,
   divided by its own clock, for the use of CPU: a sample a second old would answer twice, and that use would be nothing
   in one second and the double in the next.
+- The sample of a container that rests, whose numbers were those of the sample before, answers for REST_S: its use is
+  nothing either way. Work that begins is told a second later at most.
 - A caller waits ANSWER_S for a new one, or less where the question is older than that.
 - While a question stays unanswered no other one is asked. The last sample answers for STALE_S; after that callers get
   an error at once.
@@ -23,6 +25,7 @@ from pyshim.model.guest import ContainerStats
 log = logging.getLogger(__name__)
 
 FRESH_S = 0.5
+REST_S = 1.0
 ANSWER_S = 2.0
 STALE_S = 30.0
 
@@ -30,6 +33,8 @@ STALE_S = 30.0
 class _Sample(NamedTuple):
     stats: ContainerStats
     at_s: float
+    fresh_s: float
+    """Seconds for which it answers."""
 
 
 class _Question(NamedTuple):
@@ -50,13 +55,13 @@ class StatsSamples:
         self._question: _Question | None = None
 
     async def of(self, container_id: str) -> ContainerStats:
-        """The container's statistics, at most FRESH_S old if the guest answers in time.
+        """The container's statistics, at most REST_S old if the guest answers in time.
 
         Raises what `ask` raises, and DeadlineExceeded without a sample.
         """
         now = asyncio.get_running_loop().time
         self._samples.setdefault(container_id, None)
-        while (sample := self._samples.get(container_id)) is None or now() - sample.at_s > FRESH_S:
+        while (sample := self._samples.get(container_id)) is None or now() - sample.at_s > sample.fresh_s:
             question = self._question or self._begin(container_id, now())
             left_s = question.since_s + ANSWER_S - now()
             if left_s > 0:
@@ -86,7 +91,9 @@ class StatsSamples:
             found = await self._ask(container_id)
             now_s = asyncio.get_running_loop().time()
             for known in self._samples.keys() & found.keys():  # a lying guest must not fill the table
-                self._samples[known] = _Sample(found[known], now_s)
+                last = self._samples[known]
+                rests = last is not None and last.stats == found[known]
+                self._samples[known] = _Sample(found[known], now_s, REST_S if rests else FRESH_S)
         finally:
             self._question = None
 

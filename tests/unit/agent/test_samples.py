@@ -5,9 +5,10 @@ from collections.abc import Coroutine, Iterable, Mapping
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from pyshim.agent.client import AgentClient
-from pyshim.agent.samples import ANSWER_S, FRESH_S, STALE_S, StatsSamples
+from pyshim.agent.samples import ANSWER_S, FRESH_S, REST_S, STALE_S, StatsSamples
 from pyshim.model.errors import DeadlineExceeded, NotFound
 from pyshim.model.guest import NO_STATS, ContainerStats
 from tests.fakes.agent import FakeAgent
@@ -20,6 +21,7 @@ class Guest:
 
     def __init__(self, *tells: str) -> None:
         self.asked: list[str] = []
+        self.rests = True
         self.tells = tells
         self.speaks = asyncio.Event()
         self.speaks.set()
@@ -29,7 +31,8 @@ class Guest:
         await self.speaks.wait()
         if container_id == "ghost":
             raise NotFound("find container 'ghost'")
-        return dict.fromkeys((container_id, *self.tells), NO_STATS)
+        stats = NO_STATS if self.rests else replace(NO_STATS, pids_current=len(self.asked))
+        return dict.fromkeys((container_id, *self.tells), stats)
 
 
 async def all_of(samples: StatsSamples, names: Iterable[str]) -> None:
@@ -43,14 +46,21 @@ async def seconds(work: Coroutine[Any, Any, object]) -> float:
     return asyncio.get_running_loop().time() - began
 
 
-@pytest.mark.parametrize(("calls_per_s", "questions"), [(1, {5}), (100, {9, 10})], ids=["as containerd", "too often"])
-async def test_a_caller_each_second_gets_new_numbers_each_time(calls_per_s: int, questions: set[int]) -> None:
+@pytest.mark.parametrize(
+    ("rests", "calls_per_s", "questions"),
+    [(False, 1, {5}), (False, 100, {9, 10}), (True, 1, {3}), (True, 100, {5, 6})],
+    ids=["busy, as containerd asks", "busy, too often", "at rest, as containerd asks", "at rest, too often"],
+)
+async def test_a_caller_each_second_gets_new_numbers_each_time_unless_they_rest(
+    rests: bool, calls_per_s: int, questions: set[int]
+) -> None:
     guest = Guest()
+    guest.rests = rests
     samples = StatsSamples(guest.ask)
 
     for _ in range(5 * calls_per_s):
         await samples.of("a")
-        await asyncio.sleep(1 / calls_per_s)
+        await asyncio.sleep(0.999 / calls_per_s)
 
     assert len(guest.asked) in questions
 
@@ -155,7 +165,7 @@ async def test_numbers_that_change_are_told_and_only_those(fake: FakeAgent, clie
     told = []
     for pids in (3, 3, 4):
         fake.pids = pids
-        await asyncio.sleep(FRESH_S * 1.1)
+        await asyncio.sleep(REST_S * 1.1)
         told.append([(await client.stats_container(name)).pids_current for name in "ab"])
 
     assert told == [[3, 3], [3, 3], [4, 4]]
