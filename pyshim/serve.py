@@ -334,7 +334,9 @@ class _Daemon:
             with os_errors(f"listen at '{path}' and '{metrics_path}'"):
                 os.makedirs(os.path.dirname(metrics_path), mode=0o750, exist_ok=True)
                 for monitor in (
-                    MonitorSocket(path, answers.answer, address_file=address_file),
+                    # Mode 0: root needs CAP_DAC_OVERRIDE. A pod that reads the states as root, as that of the NRI
+                    # plugin, has no capabilities, and so sees this socket, which takes orders, but cannot connect.
+                    MonitorSocket(path, answers.answer, mode=0, address_file=address_file),
                     MonitorSocket(metrics_path, answers.answer_question, mode=0o660),
                 ):
                     await monitor.open()

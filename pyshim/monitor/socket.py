@@ -1,7 +1,8 @@
 """The monitor socket as an HTTP server: one request for each connection, limited in time and size.
 
-Only the shim's own user can connect, and to the socket in METRICS_DIRECTORY the group of that directory too. An HTTP
-library would be loaded into every shim (see the room's `__init__`), for a head, a body of known length and one reply.
+Only root with CAP_DAC_OVERRIDE can connect, and to the socket in METRICS_DIRECTORY every process of root and the group
+of that directory. An HTTP library would be loaded into every shim (see the room's `__init__`), for a head, a body of
+known length and one reply.
 """
 
 import asyncio

@@ -7,6 +7,7 @@ import select
 import socket
 import stat
 import subprocess
+import sys
 import tempfile
 from http import HTTPStatus
 from pathlib import Path
@@ -225,3 +226,35 @@ async def test_the_group_of_the_directory_reaches_the_metrics_socket_and_no_othe
             await each.close()
 
     assert found == [True, False, False]
+
+
+_OF_ROOT = """
+import socket, sys
+from pyshim.host import syscalls
+if sys.argv[2] == "bare":
+    syscalls.limit_capabilities_of_thread(())
+with socket.socket(socket.AF_UNIX) as caller:
+    print("connected" if caller.connect_ex(sys.argv[1]) == 0 else "refused")
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: others are refused anyway")
+async def test_a_process_of_root_without_capabilities_only_reaches_the_socket_that_takes_no_orders() -> None:
+    """As the pod of the NRI plugin, which sees the directory of the states."""
+
+    async def answer(_: HttpRequest) -> HttpReply:
+        return HttpReply(HTTPStatus.OK)
+
+    async def tried(path: str, kind: str) -> str:
+        words = (sys.executable, "-c", _OF_ROOT, path, kind)
+        return (await asyncio.to_thread(subprocess.check_output, words, text=True)).strip()
+
+    with tempfile.TemporaryDirectory() as directory:
+        pair = MonitorSocket(f"{directory}/kata", answer, mode=0), MonitorSocket(f"{directory}/s1", answer, mode=0o660)
+        for each in pair:
+            await each.open()
+        found = [await tried(f"{directory}/{name}", kind) for name in ("kata", "s1") for kind in ("control", "bare")]
+        for each in pair:
+            await each.close()
+
+    assert found == ["connected", "refused", "connected", "connected"]
