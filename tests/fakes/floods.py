@@ -1,5 +1,6 @@
 """Attackers of the node's HTTP services: callers that hold connections, send bombs, and ask without reading."""
 
+import gzip
 import json
 import socket
 import ssl
@@ -95,10 +96,10 @@ def asked(target: str, times: int = 1) -> bytes:
     return f"GET {target} HTTP/1.1\r\nHost: x\r\n\r\n".encode() * times
 
 
-def posted(body: bytes, declared: int | None = None) -> bytes:
-    """A review of this body; with `declared`, whose length is said to be that."""
+def posted(body: bytes, declared: int | None = None, *, more: str = "") -> bytes:
+    """A review of this body, and `more` lines of its head; with `declared`, whose length is said to be that."""
     size = len(body) if declared is None else declared
-    return f"POST /mutate HTTP/1.1\r\nHost: x\r\nContent-Length: {size}\r\n\r\n".encode() + body
+    return f"POST /mutate HTTP/1.1\r\nHost: x\r\nContent-Length: {size}\r\n{more}\r\n".encode() + body
 
 
 WIDE = json.dumps(
@@ -106,6 +107,8 @@ WIDE = json.dumps(
 ).encode()
 """Half a MiB that would take 40 MiB as objects."""
 
+COMPRESSED = posted(gzip.compress(bytes(200 * MIB)), more="Content-Encoding: gzip\r\n")
+"""200 KiB that are 200 MiB."""
 ON_WEBHOOK = {
     "connections that wait": Flood(60),
     "connections that end": Flood(100, seconds=0),
@@ -113,6 +116,7 @@ ON_WEBHOOK = {
     "large bodies": Flood(4, posted(b"[" * (4 * MIB)), 2),
     "deep bodies": Flood(20, posted(b"[" * MIB), 2),
     "wide bodies": Flood(20, posted(WIDE), 2),
+    "compressed bodies": Flood(48, COMPRESSED, 2),
     "heads without an end": Flood(20, b"POST /mutate HTTP/1.1\r\n" + b"X: " + b"x" * MIB, 1),
     "answers that are not read": Flood(60, asked("/metrics", 2000), 2),
 }

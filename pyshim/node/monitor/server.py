@@ -52,7 +52,9 @@ class NodeMonitor:
         app.router.add_get("/metrics", self._metrics, allow_head=False)
         app.router.add_get("/sandboxes", self._list, allow_head=False)
         app.router.add_get("/agent-url", self._agent_url, allow_head=False)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=END_S, keepalive_timeout=75.0)
+        self._runner = web.AppRunner(
+            app, access_log=None, shutdown_timeout=END_S, keepalive_timeout=75.0, auto_decompress=False
+        )
 
     async def open(self) -> tuple[str, int]:
         """The endpoint answers at the returned address. Raises FailedPrecondition."""
