@@ -320,7 +320,7 @@ def test_no_thread_of_a_program_that_serves_the_guest_gets_past_its_walls(
     assert set(control.values()) == {"done"}, "the control"
     assert {program.pid for program in programs} <= members(Path(cgroup))
     if vmm_of_root:
-        assert rows("QEMU as root", vmm, sandbox.path("devices"))[0] in DOCUMENT.read_text().splitlines()
+        assert rows("QEMU as root", vmm, sandbox)[0] in DOCUMENT.read_text().splitlines()
     still = {"signal another process of root"} if vmm_of_root else set()
     assert {each for each in done if each.rpartition(": ")[2] not in still} == set()
 
@@ -330,35 +330,47 @@ NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
 DOCUMENT = Path(__file__).parents[1] / "docs/SECURITY.md"
 
 
-def rows(what: str, process: Process, cgroup: str) -> list[str]:
-    """Lines of the documentation's table, as the kernel has them: one for each set of threads with the same rights.
-
-    `cgroup` is the one with the device list.
-    """
-    places = [line.split(":") for line in Path(f"/proc/{process.pid}/cgroup").read_text().splitlines()]
+def rows(what: str, process: Process, sandbox: SandboxCgroups) -> list[str]:
+    """Lines of the documentation's table, as the kernel has them: one for each set of threads with the same rights."""
     limits = Path(f"/proc/{process.pid}/limits").read_text().splitlines()
     core = next(line.split()[-3:-1] for line in limits if "core" in line)
-    shared = (
-        ", ".join(kind for kind in NAMESPACES if is_apart(process, kind)) or "none",
-        "yes" if any(path == cgroup for _, controllers, path in places if controllers in ("devices", "")) else "no",
-        "none" if core == ["1", "1"] else "the node's",
-    )
+    apart = ", ".join(kind for kind in NAMESPACES if is_apart(process, kind)) or "none"
+    cores = "none" if core == ["1", "1"] else "the node's"
     threads = rights_of_threads(process.pid)
-    own = dict.fromkeys(thread_cells(thread) for thread in threads)
+    own = dict.fromkeys(
+        (*thread_cells(thread), apart, *cgroup_cells(process.pid, thread.tid, sandbox), cores) for thread in threads
+    )
     words = {len(own) - 1: "others", 0: "first" if len(own) > 1 else "all"}
-    return [f"| {' | '.join((what, words.get(number, 'more'), *cells, *shared))} |" for number, cells in enumerate(own)]
+    return [f"| {' | '.join((what, words.get(number, 'more'), *cells))} |" for number, cells in enumerate(own)]
 
 
 def thread_cells(thread: ThreadRights) -> tuple[str, ...]:
-    held = {NAMES[number] for number in thread.capabilities}
-    # This machine's root may have fewer.
-    is_shims = held == SHIM_ONLY - ({*NAMES.values()} - own_capabilities())
+    has = thread.effective | thread.permitted | thread.inheritable | thread.ambient
     return (
         "root" if {*thread.user_ids, *thread.group_ids} == {0} else "its own",
-        "the shim's" if is_shims else ", ".join(name for name in CAPABILITIES if name in held) or "none",
+        named(has),
+        "the same" if thread.bounding == has else named(thread.bounding),
         "yes" if thread.no_new_privs else "no",
         str(thread.filters),
     )
+
+
+def named(capabilities: frozenset[int]) -> str:
+    held = {NAMES[number] for number in capabilities}
+    # This machine's root may have fewer.
+    if held == SHIM_ONLY - ({*NAMES.values()} - own_capabilities()):
+        return "the shim's"
+    return ", ".join(name for name in CAPABILITIES if name in held) or "none"
+
+
+def cgroup_cells(pid: int, tid: int, sandbox: SandboxCgroups) -> tuple[str, str]:
+    """The controllers by whose cgroups of the pod the thread is bound, and whether the device list is among them."""
+    groups = {group["Path"]: group["Role"] for group in sandbox.record["Groups"]}
+    lines = [line.split(":", 2) for line in Path(f"/proc/{pid}/task/{tid}/cgroup").read_text().splitlines()]
+    bound = {name for _, names, path in lines if path in groups for name in names.split(",")}
+    lists = {names for _, names, path in lines if groups.get(path) == "devices"}
+    counted = [name for name in ("cpu", "memory") if name in bound or "" in bound]
+    return ", ".join(counted) or "none", "yes" if lists & {"devices", ""} else "no"
 
 
 def own_capabilities() -> set[str]:
@@ -374,21 +386,21 @@ def test_the_table_of_a_pods_processes_is_the_documented_one(
         ctr.start(name)
     (vmm,) = runtime.vmms(name)
     assert ("-incoming" in vmm.command) is is_clone
-    cgroup = SandboxCgroups(name).path("devices")
+    cgroups = SandboxCgroups(name)
     *waiting, server = file_servers()
     shim = next(p for p in processes.running() if p.pid == vmm.parent)
     vsock_programs = runtime.vsock_programs(name)
     named = {p.pid for p in (vmm, server, *waiting, *vsock_programs)}
     others = [p for p in processes.running() if p.parent == shim.pid and p.pid not in named]
 
-    made = [*rows("shim", shim, cgroup), *rows("QEMU", vmm, cgroup)]
+    made = [*rows("shim", shim, cgroups), *rows("QEMU", vmm, cgroups)]
     for what, found in (
         ("virtiofsd, waiting", waiting),
         ("virtiofsd", [server]),
         ("vhost-device-vsock", vsock_programs),
     ):
-        made += [line for process in found for line in rows(what, process, cgroup)]
-    made += [line for p in others for line in rows(" ".join(p.command[:3]), p, cgroup)]
+        made += [line for process in found for line in rows(what, process, cgroups)]
+    made += [line for p in others for line in rows(" ".join(p.command[:3]), p, cgroups)]
 
     documented = DOCUMENT.read_text().splitlines()
     assert not (new := [line for line in made if line not in documented]), "\n".join(new)
@@ -401,7 +413,7 @@ def test_the_shim_of_a_remote_pod_is_the_documented_one_and_alone(
         running.wait_for("up", within_s=120)
         (shim,) = runtime.shims(name)
         beside = [p for p in processes.running() if p.parent == shim.pid]
-        made = rows("shim", shim, "no device list")
+        made = rows("shim", shim, SandboxCgroups(name))
         ctr("task", "kill", "--signal", "KILL", name)
         running.wait()
 
