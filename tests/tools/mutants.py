@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import ast
 import gc
+import importlib
 import json
 import os
 import random
@@ -180,6 +181,8 @@ class Trial:
             raise session.Interrupted("collection failed")
         functions: dict[Place, list[FunctionType]] = defaultdict(list)
         files = {mutant.path for mutant in self.mutants}
+        for file in sorted(files):  # also one that the tests import only when they run
+            importlib.import_module(".".join(Path(file).relative_to(Path.cwd()).with_suffix("").parts))
         for each in gc.get_objects():
             if isinstance(each, FunctionType) and each.__code__.co_filename in files:
                 functions[each.__code__.co_filename, each.__code__.co_firstlineno].append(each)
