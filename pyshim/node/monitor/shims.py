@@ -48,7 +48,9 @@ async def shim_answer(path: str, target: str, *, within_s: float, method: str = 
     try:
         async with (
             aiohttp.ClientSession(
-                connector=aiohttp.UnixConnector(path, force_close=True), timeout=aiohttp.ClientTimeout(total=within_s)
+                connector=aiohttp.UnixConnector(path, force_close=True),
+                timeout=aiohttp.ClientTimeout(total=within_s),
+                auto_decompress=False,
             ) as session,
             session.request(method, f"http://shim{target}", data=body or None, allow_redirects=False) as reply,
         ):

@@ -13,7 +13,7 @@ from hypervisors.qemu import disks
 from tests.fakes.hostile_qmp import MODES, value
 from tests.fakes.scripted_qemu import Answers, ScriptedQemu
 from tests.unit.failpoints.hostile import assert_survived
-from tests.unit.failpoints.pod_life import PodLife
+from tests.unit.failpoints.pod_life import PodLife, ServedLife
 
 
 @pytest.fixture(autouse=True)
@@ -26,8 +26,8 @@ def disks_opened_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disks, "in_own_thread", at_once)
 
 
-def life_on(answers: Answers, directory: Path) -> PodLife:
-    return PodLife(vm=lambda ledger, machine: ScriptedQemu(ledger, machine, answers, directory))
+def life_on(answers: Answers, directory: Path, kind: type[PodLife] = PodLife) -> PodLife:
+    return kind(vm=lambda ledger, machine: ScriptedQemu(ledger, machine, answers, directory))
 
 
 async def test_an_honest_qemu_serves_the_whole_life(tmp_path: Path, fast_clock: None) -> None:
@@ -59,10 +59,15 @@ async def test_no_thread_but_those_of_qemu_is_moved_into_the_pods_cgroup(
 
 @pytest.mark.parametrize("from_the_start", [True, False], ids=["from the start", "once the pod runs"])
 @pytest.mark.parametrize("mode", MODES)
-def test_a_qemu_that_lies_keeps_neither_its_pod_nor_the_host(tmp_path: Path, mode: str, from_the_start: bool) -> None:
+@pytest.mark.parametrize(
+    "kind", [PodLife, pytest.param(ServedLife, marks=pytest.mark.slow)], ids=["Task API", "Sandbox API"]
+)
+def test_a_qemu_that_lies_keeps_neither_its_pod_nor_the_host(
+    tmp_path: Path, kind: type[PodLife], mode: str, from_the_start: bool
+) -> None:
     answers = Answers()
 
     def spoil(_life: PodLife) -> None:
         answers.lie = MODES[mode]
 
-    assert_survived(lambda: life_on(answers, tmp_path), spoil, from_the_start=from_the_start)
+    assert_survived(lambda: life_on(answers, tmp_path, kind), spoil, from_the_start=from_the_start)
