@@ -161,15 +161,12 @@ def _local(asked: _Asked, capacity: CapacityFacts) -> _Made:
     share = share_plan(asked.sandbox_id, config, vm_dir=asked.vm_dir, labels=labels)
     sized = partial(
         _vm,
-        sandbox_id=asked.sandbox_id,
-        uuid=asked.uuid,
-        vm_dir=asked.vm_dir,
+        asked=asked,
         host=host,
         share=share,
         netns_path=f"{OWN_NETNS}{asked.sandbox_id}" if new_netns else _netns_path(spec, config),
         guard=guard,
         initdata=initdata,
-        devices=asked.devices,
         labels=labels,
     )
     vm, warm_vm = sized(config, sizing), None
@@ -232,22 +229,19 @@ def _vm(
     config: Config,
     sizing: SizingRecord,
     *,
-    sandbox_id: SandboxId,
-    uuid: str,
-    vm_dir: str,
+    asked: _Asked,
     host: HostFacts,
     share: SharePlan,
     netns_path: str | None,
     guard: Guard | None,
     initdata: Initdata | None,
-    devices: PodDevices,
     labels: ProcessLabels,
 ) -> LocalVm:
-    hypervisor = config.hypervisor
+    hypervisor, devices, vm_dir = config.hypervisor, asked.devices, asked.vm_dir
     room = headroom(config, host, sizing)
     return LocalVm(
-        sandbox_id=sandbox_id,
-        uuid=uuid,
+        sandbox_id=asked.sandbox_id,
+        uuid=asked.uuid,
         vm_dir=vm_dir,
         hypervisor_path=hypervisor.path,
         machine_type=hypervisor.machine_type,
