@@ -65,11 +65,6 @@ def test_string_user_is_looked_up_in_the_containers_files(
     assert sorted(client.read_all(cid).split()) == [b"12", b"1234", b"4321", b"555"]
 
 
-def test_an_unknown_string_user_is_named(hosted_agent: HostedAgent, client: AgentClient, cid: str) -> None:
-    with refused(Code.INVALID_ARGUMENT, "'nobody-here'"):
-        client.create(hosted_agent.spec(["true"]), cid, string_user=agent_pb2.StringUser(uid="nobody-here"))
-
-
 def test_a_spec_of_a_version_that_crun_does_not_know_runs(
     hosted_agent: HostedAgent, client: AgentClient, cid: str
 ) -> None:

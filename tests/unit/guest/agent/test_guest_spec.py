@@ -33,14 +33,6 @@ def test_the_bundles_root_and_cgroup_replace_the_specs() -> None:
     assert config["linux"]["cgroupsPath"] == "/g"
 
 
-@pytest.mark.parametrize("version", ["", "1.0.2", "1.1.0", "1.2.0", "1.3.0", "nonsense"])
-def test_crun_is_given_the_version_it_knows_whatever_the_callers(version: str) -> None:
-    message = a_spec()
-    message.Version = version
-
-    assert config_of(message)["ociVersion"] == "1.0.2"
-
-
 def test_namespaces_lose_host_paths_and_those_that_are_the_pods() -> None:
     kinds = ("network", "ipc", "uts", "mount", "pid", "user")
     given = [oci_pb2.LinuxNamespace(Type=kind, Path=f"/proc/1/ns/{kind}") for kind in kinds]
@@ -311,3 +303,32 @@ def test_numbers_need_no_passwd_and_groups_are_looked_up(tmp_path: Path) -> None
     spec.apply_string_user(user, agent_pb2.StringUser(uid="99", gid="wheel", additionalGids=["wheel"]), str(tmp_path))
 
     assert (user.UID, user.GID, user.AdditionalGids) == (99, 10, [5, 10])
+
+
+@pytest.mark.parametrize(
+    ("wanted", "named"),
+    [
+        ({"uid": "app"}, "user 'app': not in the container's /etc/passwd"),
+        ({"uid": "1", "gid": "wheel"}, "group 'wheel': not in the container's /etc/group"),
+        ({"uid": "1", "additionalGids": ["wheel"]}, "group 'wheel': not in"),
+        ({"uid": "4294967296"}, "user id '4294967296': not a number below"),
+        ({"uid": "odd"}, "user id '7x': not a number below"),
+    ],
+)
+def test_a_user_or_group_that_is_none_is_named(tmp_path: Path, wanted: dict[str, Any], named: str) -> None:
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/passwd").write_text("odd:x:7x:8::/:/bin/sh\n")
+
+    with pytest.raises(InvalidArgument, match=named):
+        spec.apply_string_user(oci_pb2.User(), agent_pb2.StringUser(**wanted), str(tmp_path))
+
+
+@pytest.mark.parametrize(("group", "gid"), [("", 88), ("5", 5)])
+def test_a_user_by_name_has_the_primary_group_unless_one_is_wanted(tmp_path: Path, group: str, gid: int) -> None:
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/passwd").write_text("app:x:77:88::/:/bin/sh\n")
+    user = oci_pb2.User()
+
+    spec.apply_string_user(user, agent_pb2.StringUser(uid="app", gid=group), str(tmp_path))
+
+    assert (77, gid) == (user.UID, user.GID)
