@@ -205,9 +205,6 @@ def test_a_mount_that_is_not_below_its_root_is_an_error(tmp_path: Path, key: str
         undo_entry(entry(ResourceKind.MOUNT, tmp_path / key, beneath=str(tmp_path / "root")))
 
 
-# ---- processes
-
-
 # ---- cgroups
 
 
@@ -426,6 +423,9 @@ def test_a_tree_is_removed_however_deep_it_is(tmp_path: Path) -> None:
         subprocess.run(["rm", "-rf", str(top)], check=True)  # pytest's own cleaning is recursive
 
 
+# ---- processes
+
+
 def ticks(process: subprocess.Popen[Any]) -> int:
     found = processes.start_ticks(process.pid)
     assert found is not None
@@ -514,15 +514,7 @@ def test_a_successor_of_the_pid_is_left_alone(sleeper: subprocess.Popen[bytes]) 
     assert sleeper.poll() is None
 
 
-def test_a_process_whose_pid_was_never_written_down_is_found_by_its_command_line(
-    sleeper: subprocess.Popen[bytes], tmp_path: Path
-) -> None:
-    twice(entry(ResourceKind.PROCESS, tmp_path / "key", program=sys.executable))
-
-    assert sleeper.wait() == -signal.SIGKILL
-
-
-def test_a_process_that_has_the_word_but_is_another_program_is_left_alone(
+def test_a_process_whose_pid_was_never_written_down_is_found_by_its_program_and_command_line(
     sleeper: subprocess.Popen[bytes], tmp_path: Path
 ) -> None:
     """A process that looks for a VM by its UUID has the UUID in its own command line."""

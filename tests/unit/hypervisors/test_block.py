@@ -194,9 +194,15 @@ def disks_of(monitor: Monitor) -> Disks:
     return Disks(monitor, monitor)  # type: ignore[arg-type]
 
 
-def test_without_io_uring_disks_use_threads_and_it_is_tried_once(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.write_bytes(b"")
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """An empty file to plug."""
+    file = tmp_path / "file"
+    file.touch()
+    return file
+
+
+def test_without_io_uring_disks_use_threads_and_it_is_tried_once(path: Path) -> None:
     monitor = Monitor("blockdev_add")
     plugged = disks_of(monitor)
 
@@ -206,10 +212,7 @@ def test_without_io_uring_disks_use_threads_and_it_is_tried_once(tmp_path: Path)
     assert [value for name, value in monitor.said if name == "blockdev_add"] == ["io_uring", "threads", "threads"]
 
 
-def test_only_io_uring_is_replaced_by_threads(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.write_bytes(b"")
-
+def test_only_io_uring_is_replaced_by_threads(path: Path) -> None:
     monitor = Monitor("blockdev_add")
 
     with pytest.raises(QmpCommandFailed):
@@ -219,9 +222,7 @@ def test_only_io_uring_is_replaced_by_threads(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("read_only", "mode"), [(True, os.O_RDONLY), (False, os.O_RDWR)])
-async def test_a_disk_is_opened_for_qemu_and_closed_with_its_node(tmp_path: Path, read_only: bool, mode: int) -> None:
-    path = tmp_path / "file"
-    path.write_bytes(b"")
+async def test_a_disk_is_opened_for_qemu_and_closed_with_its_node(path: Path, read_only: bool, mode: int) -> None:
     monitor = Monitor()
     plugged = disks_of(monitor)
     volume = disk("a", path, read_only=read_only)
@@ -234,9 +235,7 @@ async def test_a_disk_is_opened_for_qemu_and_closed_with_its_node(tmp_path: Path
 
 
 @pytest.mark.parametrize(("bus", "failing"), [(DiskBus.VIRTIO_BLK, "plug"), (DiskBus.VIRTIO_SCSI, "device_add")])
-def test_a_disk_that_cannot_be_plugged_leaves_no_node(tmp_path: Path, bus: DiskBus, failing: str) -> None:
-    path = tmp_path / "file"
-    path.write_bytes(b"")
+def test_a_disk_that_cannot_be_plugged_leaves_no_node(path: Path, bus: DiskBus, failing: str) -> None:
     monitor = Monitor(failing)
     plugged = disks_of(monitor)
 
@@ -248,9 +247,7 @@ def test_a_disk_that_cannot_be_plugged_leaves_no_node(tmp_path: Path, bus: DiskB
     assert plugged.saved() == {}
 
 
-async def test_a_freed_scsi_address_is_given_again(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.write_bytes(b"")
+async def test_a_freed_scsi_address_is_given_again(path: Path) -> None:
     monitor = Monitor()
     plugged = disks_of(monitor)
 
@@ -330,12 +327,8 @@ class Bridge(Monitor):
         (QmpCommandFailed("device_add", "GenericError", "no"), ["0x1", "0x1"]),
     ],
 )
-async def test_a_slot_is_free_again_only_after_qemus_refusal(
-    error: Exception, slots: list[str], tmp_path: Path
-) -> None:
+async def test_a_slot_is_free_again_only_after_qemus_refusal(error: Exception, slots: list[str], path: Path) -> None:
     """A device whose plug was given up may be there later, and a slot takes one."""
-    path = tmp_path / "file"
-    path.write_bytes(b"")
     monitor = Bridge("device_add")
     monitor.error = error
 
@@ -355,10 +348,8 @@ async def test_a_slot_is_free_again_only_after_qemus_refusal(
     ids=["never-plugged", "gone"],
 )
 async def test_the_slot_of_a_passed_through_device_is_free_again_once_it_is_removed(
-    refused: tuple[str, ...], slots: list[str], tmp_path: Path
+    refused: tuple[str, ...], slots: list[str], path: Path
 ) -> None:
-    path = tmp_path / "file"
-    path.write_bytes(b"")
     monitor = Bridge(*refused)
     monitor.error = QmpTimeout("ask qemu: no answer within 120 s")
 

@@ -512,9 +512,3 @@ async def test_memory_that_is_used_up_is_a_limit_of_the_node() -> None:
 async def test_unknown_container_is_not_found() -> None:
     async with bench() as b:
         assert (await b.fails("State", task_v2_pb2.StateRequest(id="c9"))).code == Code.NOT_FOUND
-
-
-@pytest.mark.parametrize(("service", "method"), [("containerd.task.v4.Task", "State"), (V3, "Migrate")])
-async def test_unknown_service_and_method_are_unimplemented(service: str, method: str) -> None:
-    async with bench() as b:
-        assert (await b.fails(method, b"", service)).code == Code.UNIMPLEMENTED

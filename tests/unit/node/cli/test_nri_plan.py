@@ -141,18 +141,6 @@ def test_a_table_is_for_people(files: dict[str, str], capsys: pytest.CaptureFixt
     assert lines[-1] == "shared CPUs: 2-15,18-31"
 
 
-def test_a_vm_without_room_for_exclusive_cpus_shares_and_says_so(
-    files: dict[str, str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    Path(files["machine.yaml"]).write_text("{cores: 4, memory_mib: 8192}")
-
-    assert run(words(files, "--json")) == 0
-
-    first = json.loads(capsys.readouterr().out)["pods"][0]
-    assert (first["exclusive"], first["vcpuCpus"]) == (False, "0-3")
-    assert first["why"].startswith("4 exclusive CPUs: 3 are left of 4")
-
-
 @pytest.mark.parametrize(
     ("change", "more", "problem"),
     [

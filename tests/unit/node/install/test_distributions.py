@@ -289,22 +289,6 @@ def test_each_kind_is_recognized_and_has_the_handlers_until_it_is_uninstalled(no
     assert everything(root) == before
 
 
-def test_a_handler_that_a_later_installation_drops_is_dropped_with_its_files(node: Installed) -> None:
-    disk, kind = node
-    root = Path(disk.root)
-    install(disk, handlers=HANDLERS[:1])
-    files = {path for path in root.rglob("*") if path.is_file()}
-    before = (root / kind.written).read_text()
-
-    install(disk)
-    assert handlers_in((root / kind.written).read_text()) >= NAMES
-    install(disk, handlers=HANDLERS[:1])
-
-    assert (root / kind.written).read_text() == before
-    assert handlers_in(before) & NAMES == {HANDLERS[0].name}
-    assert {path for path in root.rglob("*") if path.is_file()} == files
-
-
 class OnReadOnlyStore(Disk):
     """What is below /store is on a read-only file system."""
 
@@ -349,20 +333,6 @@ def test_verify_runs_a_pod_where_the_runtime_has_read_what_was_written(node: Ins
     with serving(f"{tmp_path}/cri.sock", Runtime(listing)) as restarted:
         verify(f"{tmp_path}/cri.sock", frozenset(NAMES), pod="pykata")
     assert (restarted.handler, restarted.pods) == ("pykata", [])
-
-
-def test_text_of_the_operator_around_the_block_stays(node: Installed) -> None:
-    disk, kind = node
-    if kind.written.endswith(("pyshim.toml", "pyshim.conf")):
-        return  # a file of ours
-    file = Path(disk.root) / kind.written
-    install(disk)
-    file.write_text(file.read_text() + "# later\n")
-
-    install(disk, SECOND)
-    assert "# later\n" in file.read_text()
-    remove(disk, PREFIX)
-    assert file.read_text() == kind.starts + "# later\n"
 
 
 @pytest.mark.parametrize("node", ["ubuntu-without-a-file"], indirect=True)

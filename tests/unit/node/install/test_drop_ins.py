@@ -236,13 +236,6 @@ def test_a_block_comes_out_as_it_went_in(text: str, first: bool) -> None:
     assert without_block(text) == text
 
 
-def test_text_of_others_around_the_block_stays() -> None:
-    marked = "x = 0\n" + with_block("a = 1", "b = 1\n", first=False) + "c = 1\n"
-
-    assert without_block(marked) == "x = 0\na = 1\nc = 1\n"
-    assert block_in(marked) == "b = 1\n"
-
-
 def test_a_block_without_its_end_is_refused() -> None:
     marked = with_block("", "b = 1\n", first=True).replace("# end pyshim", "")
 

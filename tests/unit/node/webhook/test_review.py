@@ -229,21 +229,19 @@ def test_an_annotation_that_the_file_does_not_enable_is_not_written() -> None:
     assert any("VM below requests: CPU: the pod requests 3 CPUs" in text for text in warnings(after, chosen))
 
 
-@pytest.mark.parametrize(
-    "metadata",
-    [{}, {"annotations": None}, {"annotations": {}}, {"annotations": {"a/b~c": "1"}}, pytest.param(None, id="null")],
-)
-def test_the_patch_applies_whatever_is_there(metadata: dict[str, Any] | None) -> None:
-    found = {**pod(REQUESTS), "metadata": metadata}
+METADATA: list[dict[str, Any] | None] = [
+    {},
+    {"annotations": None},
+    {"annotations": {}},
+    {"annotations": {"a/b~c": "1"}},
+]
+
+
+@pytest.mark.parametrize("there", [*({"metadata": each} for each in (*METADATA, None)), {}], ids=str)
+def test_the_patch_applies_whatever_is_there(there: dict[str, Any]) -> None:
+    found = {key: value for key, value in pod(REQUESTS).items() if key != "metadata"} | there
 
     assert sizes(mutated(found)) == {"requested_vcpus": "3", "requested_memory": "4096"}
-
-
-def test_a_patch_to_a_pod_without_metadata_makes_it() -> None:
-    found = pod(REQUESTS)
-    del found["metadata"]
-
-    assert sizes(mutated(found))["requested_vcpus"] == "3"
 
 
 @pytest.mark.parametrize("action", Action)

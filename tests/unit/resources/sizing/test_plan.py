@@ -167,10 +167,3 @@ def test_a_template_is_no_larger_than_the_pods_it_is_for(static: bool, policy: s
     sized = template_size(configured(qemu={"default_vcpus": 2, "default_memory": 1024}, runtime=runtime), host())
 
     assert (sized.vcpus.granted, sized.memory_mib.granted) == (vcpus, mib)
-
-
-def test_a_vm_that_is_resized_boots_at_the_defaults_under_either_policy() -> None:
-    for policy in ("sum", "overhead"):
-        sized = boot_size(configured(qemu={"default_vcpus": 2}, runtime={"sizing_policy": policy}), host())
-
-        assert (sized.policy, sized.vcpus.granted, sized.memory_mib.granted) == ("dynamic", 2, 2048)
