@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
-import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -86,18 +84,3 @@ def test_a_pod_whose_state_disk_fills_up_serves_on_and_ends_as_usual(
     ctr.wait_for_state(name, "STOPPED")
     assert "exit code 137" in ctr("task", "rm", name).err
     eventually(lambda: not (runtime.vmms(name) + runtime.virtiofsds(name)), what="the VM is gone")
-
-
-def test_what_a_shim_killed_on_a_full_disk_leaves_is_cleaned_by_delete(
-    ctr: Ctr, runtime: Runtime, name: str, place: Path
-) -> None:
-    """containerd runs `delete`, which notes nothing there, and waits for it."""
-    ctr.start(name)
-    fill(place)
-
-    for shim in runtime.shims(name):
-        os.kill(shim.pid, signal.SIGKILL)
-
-    eventually(lambda: not (runtime.vmms(name) + runtime.virtiofsds(name)), what="the VM is gone")
-    ctr("task", "rm", "--force", name, check=False)
-    assert ctr.state_of(name) is None
