@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pyshim.model.errors import ShimError
+from pyshim.model.errors import FailedPrecondition, ShimError
 from pyshim.state.schema import CHECKSUM, KEY, StateDamaged
 from pyshim.state.store import StateStore
 from tests.unit.state.states import everything, written
@@ -69,6 +69,14 @@ def test_a_fifo_or_directory_in_the_files_place_is_refused_and_not_waited_for(
     with pytest.raises(StateDamaged, match="not a regular file"):
         store.load("sb1")
     assert not store.names_us("sb1")
+
+
+def test_a_file_that_cannot_be_opened_is_named(store: StateStore) -> None:
+    os.mkdir(f"{store.root}/sb1")
+    os.symlink("persist.json", f"{store.root}/sb1/persist.json")
+
+    with pytest.raises(FailedPrecondition, match=r"read state '.*/sb1/persist\.json': Too many levels"):
+        store.load("sb1")
 
 
 def test_a_fifo_in_the_registers_place_is_not_waited_for(tmp_path: Path) -> None:

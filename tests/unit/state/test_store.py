@@ -236,14 +236,16 @@ def test_a_huge_file_is_not_read(store: StateStore) -> None:
         store.load("sb1")
 
 
-def test_removing_takes_everything_and_again_is_harmless(store: StateStore) -> None:
+def test_removing_takes_everything_and_again_is_harmless(tmp_path: Path) -> None:
+    store = StateStore(root=str(tmp_path / "sbs"), register=str(tmp_path / "register"))
+    store.enter("sb1", state().shim)
     store.save(state(container("c1")))
     Path(f"{store.root}/sb1/shim-monitor.sock").touch()
 
     store.remove("sb1")
     store.remove("sb1")
 
-    assert store.sandbox_ids() == ()
+    assert (store.sandbox_ids(), store.entered_ids()) == ((), ())
 
 
 def test_sandboxes_are_listed(store: StateStore) -> None:
