@@ -77,7 +77,9 @@ def start_python(
 
 def run_python(container: Container, script: str, *arguments: str) -> str:
     """What `script` printed, run to its successful end in a container that `start_python` made."""
-    done = container.exec(*_argv(script, *arguments), timeout=60)
+    # Its first process may still be making the links.
+    linked = ("sh", "-c", 'until [ -e /lib64 ]; do sleep 0.1; done; exec "$@"', "sh")
+    done = container.exec(*linked, *_argv(script, *arguments), timeout=60)
     assert done.code == 0, done
     return done.out
 
