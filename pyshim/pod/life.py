@@ -26,7 +26,7 @@ from pyshim.pod.sandbox import Sandbox
 log = logging.getLogger(__name__)
 
 
-class Signal(StrEnum):
+class Change(StrEnum):
     """The events of a life besides the reasons for its end."""
 
     OPEN = "open"
@@ -39,7 +39,7 @@ class Signal(StrEnum):
     """Every step of an opening that failed was undone."""
 
 
-Event = Signal | EndedBy
+Event = Change | EndedBy
 
 
 class Action(StrEnum):
@@ -76,21 +76,21 @@ _JOIN = (Phase.ENDING, Action.JOIN)
 _ASKED = _row((Phase.ENDED, Action.REPORT), _END, _END, _JOIN, (Phase.ENDED, Action.RETRY))
 
 TABLE: Mapping[Event, Mapping[Phase, Step]] = {
-    Signal.OPEN: _row(
+    Change.OPEN: _row(
         (Phase.OPENING, Action.OPEN),
         (Phase.OPENING, Action.JOIN),
         (Phase.RUNNING, Action.JOIN),
         (Phase.ENDING, Action.REFUSE),
         (Phase.ENDED, Action.REFUSE),
     ),
-    Signal.OPENED: _row(_NEW, (Phase.RUNNING, Action.WATCH), *_STAY[2:]),
+    Change.OPENED: _row(_NEW, (Phase.RUNNING, Action.WATCH), *_STAY[2:]),
     EndedBy.OWNER: _ASKED,
     EndedBy.STOP: _ASKED,
     EndedBy.SHUTDOWN: _ASKED,
     EndedBy.LOST: _row(_NEW, _OPENING, _END, _JOIN, _ENDED),  # an opening finds a loss itself, and fails
     EndedBy.FAILED: _row(_NEW, _END, _END, _JOIN, _ENDED),
-    Signal.UNDONE: _row(_NEW, _OPENING, _RUNNING, _NEW, _ENDED),
-    Signal.GONE: _row(_NEW, _OPENING, _RUNNING, (Phase.ENDED, Action.REPORT), _ENDED),
+    Change.UNDONE: _row(_NEW, _OPENING, _RUNNING, _NEW, _ENDED),
+    Change.GONE: _row(_NEW, _OPENING, _RUNNING, (Phase.ENDED, Action.REPORT), _ENDED),
 }
 
 CONTAINERS_STATUS: Mapping[EndedBy, int] = {
@@ -169,7 +169,7 @@ class SandboxLife:
         Cancelled when an end cancelled the opening, FailedPrecondition after an end.
         """
         action = f"start sandbox '{self.sandbox_id}'"
-        match self._take(Signal.OPEN):
+        match self._take(Change.OPEN):
             case Action.REFUSE:
                 raise FailedPrecondition(f"{action}: it {'is ending' if self.phase is Phase.ENDING else 'has ended'}")
             case Action.OPEN:
@@ -192,7 +192,7 @@ class SandboxLife:
     def _opening_is_over(self, opening: asyncio.Task[None]) -> None:
         if not succeeded(opening):
             self.begin_end(EndedBy.FAILED)
-        elif self._take(Signal.OPENED) is Action.WATCH and self.sandbox is not None:
+        elif self._take(Change.OPENED) is Action.WATCH and self.sandbox is not None:
             self.sandbox.watch(self.lost)
 
     def lost(self, watcher: str, reason: str) -> None:
@@ -243,7 +243,7 @@ class SandboxLife:
 
     def _undo_is_over(self, _: asyncio.Task[None]) -> None:
         by, self._task = self.ended_by, None
-        if by is not None and self._take(Signal.UNDONE if by is EndedBy.FAILED else Signal.GONE) is Action.REPORT:
+        if by is not None and self._take(Change.UNDONE if by is EndedBy.FAILED else Change.GONE) is Action.REPORT:
             self._report(by)
         self._listener.sandbox_is_gone()
 

@@ -14,11 +14,11 @@ from pyshim.model.errors import FailedPrecondition, ShimError, Unavailable
 from pyshim.model.ids import ContainerId, SandboxId
 from pyshim.model.observation import Trace
 from pyshim.model.sandbox import EndedBy, Phase
-from pyshim.pod.life import TABLE, Action, Event, SandboxLife, Signal
+from pyshim.pod.life import TABLE, Action, Change, Event, SandboxLife
 from pyshim.pod.sandbox import Sandbox
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "ARCHITECTURE.md"
-EVENTS: tuple[Event, ...] = (*Signal, *EndedBy)
+EVENTS: tuple[Event, ...] = (*Change, *EndedBy)
 
 
 class WatchedSandbox:
@@ -158,12 +158,12 @@ async def test_an_event_has_the_steps_effect_and_no_other(phase: Phase, event: E
         *(len(stage.heard), life.exit.done()),
     )
 
-    if event is Signal.OPEN:
+    if event is Change.OPEN:
         stage.open()
-    elif event is Signal.OPENED and phase is Phase.OPENING and sandbox is not None:
+    elif event is Change.OPENED and phase is Phase.OPENING and sandbox is not None:
         sandbox.may_start.set()
-    elif event in (Signal.GONE, Signal.UNDONE) and phase is Phase.ENDING and sandbox is not None:
-        life.ended_by = EndedBy.FAILED if event is Signal.UNDONE else EndedBy.STOP
+    elif event in (Change.GONE, Change.UNDONE) and phase is Phase.ENDING and sandbox is not None:
+        life.ended_by = EndedBy.FAILED if event is Change.UNDONE else EndedBy.STOP
         sandbox.may_end.set()
     elif event is EndedBy.LOST:
         life.lost("vm", "qemu died")
