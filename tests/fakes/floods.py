@@ -38,6 +38,8 @@ def flood(connect: Callable[[], socket.socket], what: Flood) -> int:
         for _ in range(what.callers):
             with suppress(OSError):
                 callers.append(connect())
+                if not what.seconds:
+                    callers.pop().close()
         left = {caller: memoryview(what.sent) for caller in callers}
         until_s = time.monotonic() + what.seconds
         while time.monotonic() < until_s:

@@ -1,9 +1,11 @@
 """Verbs that serve until a signal ends them: how they run, where they listen, how they reach the API server."""
 
 import asyncio
+import ctypes
 import os
 import signal
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +17,25 @@ if TYPE_CHECKING:
     from pyshim.node.kubernetes.api import Access, Api
 
 
+_M_MMAP_THRESHOLD = -3
+"""Source: malloc.h of glibc and musl."""
+MAPPED_BYTES = 64 << 10
+
+
+def return_freed_memory() -> None:
+    """From now on a freed block of MAPPED_BYTES or more goes back to the kernel.
+
+    By default glibc keeps all that are smaller than the largest one ever freed. After some large requests those of a
+    MiB lie in its heap, between objects that stay, and a service grows with each wave of them. Source: mallopt(3).
+    """
+    with suppress(AttributeError):  # another C library
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, MAPPED_BYTES)
+
+
 def run_service(work: Coroutine[Any, Any, None]) -> int:
     """0 once the work is done, or SIGTERM or SIGINT has cancelled it."""
     log.set_up(debug=False)
+    return_freed_memory()
 
     async def main() -> int:
         task = asyncio.ensure_future(work)
