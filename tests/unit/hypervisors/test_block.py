@@ -2,6 +2,7 @@
 
 import asyncio
 import fcntl
+import itertools
 import os
 import socket
 import subprocess
@@ -144,6 +145,7 @@ class Monitor:
     def __init__(self, *refuse: str) -> None:
         self.said: list[tuple[str, Any]] = []
         self.refuse = list(refuse)
+        self._sets = itertools.count(5)
 
     def _say(self, command: str, value: object) -> None:
         self.said.append((command, value))
@@ -156,13 +158,14 @@ class Monitor:
 
     async def add_fd(self, fd: int) -> int:
         self._say("add_fd", fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE)
-        return 5
+        return next(self._sets)
 
     async def remove_fd(self, fdset: int) -> None:
         self._say("remove_fd", fdset)
 
     async def blockdev_add(self, node: Mapping[str, Any]) -> None:
         self._say("blockdev_add", node["file"]["aio"])
+        self.opened = node["file"]["filename"]
 
     async def blockdev_del(self, name: str) -> None:
         self._say("blockdev_del", name)
@@ -210,6 +213,11 @@ def test_without_io_uring_disks_use_threads_and_it_is_tried_once(path: Path) -> 
     asyncio.run(plugged.plug(disk("b", path, aio=DiskAio.IO_URING)))
 
     assert [value for name, value in monitor.said if name == "blockdev_add"] == ["io_uring", "threads", "threads"]
+    # QEMU 10 closes the descriptors of a set when it gives up a node that it had opened from it.
+    assert [(name, value) for name, value in monitor.said if name.endswith("_fd")] == [
+        *(("add_fd", os.O_RDWR), ("remove_fd", 5), ("add_fd", os.O_RDWR), ("add_fd", os.O_RDWR)),
+    ]
+    assert monitor.opened == "/dev/fdset/7"
 
 
 def test_only_io_uring_is_replaced_by_threads(path: Path) -> None:
