@@ -452,6 +452,21 @@ def test_without_time_left_it_answers_and_another_process_undoes_what_is_left(no
     until(lambda: is_clean(node))
 
 
+def test_a_dead_shims_sandbox_is_cleaned_without_room_for_a_byte(node: Node) -> None:
+    """Its disk may be full: no file takes what this process writes."""
+    vmm = node.process()
+    node.save(directory(node.own / "vm"), running(vmm), vmm_pid=vmm.pid)
+
+    words = ["sh", "-c", 'ulimit -f 0; exec "$@"', "sh", *launch_words(node)]
+    ended = subprocess.run(words, capture_output=True, cwd=node.bundle, check=False)
+
+    assert (ended.stderr, ended.returncode) == (b"", 0)
+    answer = DeleteResponse.FromString(ended.stdout)
+    assert (answer.pid, answer.exit_status) == (vmm.pid, 137)
+    assert vmm.wait() == -signal.SIGKILL
+    until(lambda: is_clean(node))
+
+
 def test_a_delete_that_containerd_kills_leaves_nothing_behind(node: Node) -> None:
     vmm = node.process()
     node.save(directory(node.own / "vm"), running(vmm), vmm_pid=vmm.pid)
