@@ -114,8 +114,8 @@ def test_with_sandbox_cgroup_only_all_is_in_the_pods_cgroup_and_within_limits_of
         (memory / "memory.limit_in_bytes").write_text(str(300 * MIB))
         ctr.inside(name, "dd", "if=/dev/zero", "of=/fill/it", "bs=1M", check=False)
         ctr.wait_for_state(name, "STOPPED")
-        failure = sandbox.state["Pyshim"]["Snapshot"]["Failure"]
-        assert f"the host's OOM killer ended the VMM, as cgroup '{parent}/{name}' met its memory limit" in failure
+        why = f"the host's OOM killer ended the VMM, as cgroup '{parent}/{name}' met its memory limit"
+        eventually(lambda: why in sandbox.state["Pyshim"]["Snapshot"]["Failure"], what="the state says why")
 
 
 def _assert_held_to_quota(ctr: Ctr, name: str, cpu: Path) -> None:
