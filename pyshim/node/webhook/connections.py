@@ -5,6 +5,7 @@ caller out.
 """
 
 import asyncio
+import gc
 import logging
 import socket
 import ssl
@@ -18,6 +19,9 @@ MAX_CONNECTIONS = 48
 """Connections. An API server has a few open, and one for each call. Each takes up to 1.5 MB: TLS reads ahead."""
 GRACE_S = 1.0
 """Seconds that a connection has before another one may take its place; a review takes milliseconds."""
+COLLECTED_AT = 16
+"""Connections after which ended ones are collected. asyncio's TLS transports are reference cycles, and Python counts
+objects, not their bytes: by itself it would leave a hundred of them, with all that they read ahead."""
 _PAUSE_S = 0.02
 """Seconds before the number is checked again, and before the next attempt without a free descriptor."""
 
@@ -36,6 +40,7 @@ class Connections:
         """The time at which each began, the oldest first."""
         self._since_s: dict[object, float] = {}
         """By protocol, the end of its handshake."""
+        self._accepted = 0
 
     async def accept(self, listener: socket.socket) -> None:
         """Until cancelled."""
@@ -48,6 +53,9 @@ class Connections:
                 log.warning("connection not accepted", extra={"error": error.strerror})
                 await asyncio.sleep(_PAUSE_S)
                 continue
+            self._accepted += 1
+            if self._accepted % COLLECTED_AT == 0:
+                gc.collect()
             task = loop.create_task(self._shake_hands(sock), name="webhook/handshake")
             self._handshakes[task] = loop.time()
             task.add_done_callback(self._handshakes.pop)

@@ -5,6 +5,7 @@ Memory is limited whatever callers do: there are at most `MAX_CONNECTIONS`, and 
 """
 
 import asyncio
+import gc
 import logging
 import socket
 import time
@@ -232,5 +233,6 @@ def _listening(host: str, port: int) -> socket.socket:
 async def serve(classes: Mapping[str, PodClass], certificate: Certificate, *, host: str, port: int) -> None:
     """Serves until cancelled."""
     async with serving(classes, certificate, host=host, port=port, limits=Limits()) as bound:
+        gc.freeze()  # a collection looks only at what connections have made
         log.info("webhook serves", extra={"host": host, "port": bound, "classes": ",".join(sorted(classes))})
         await asyncio.Event().wait()
