@@ -203,31 +203,32 @@ class Disks:
             self._iothreads.add(name)
 
     async def _add_node(self, disk: BlockDevice) -> None:
-        aio = disk.tuning.aio
-        if aio is DiskAio.IO_URING and not self._io_uring_works:
-            aio = DiskAio.THREADS
         with OwnedFd(await in_own_thread(_open_disk, disk)) as file:
-            try:
-                await self._add_node_over(disk, file, aio)
-            except QmpCommandFailed as error:
-                if aio is not DiskAio.IO_URING:
-                    raise
-                # The kernel or QEMU may lack io_uring, or a seccomp filter may refuse it.
-                await self._add_node_over(disk, file, DiskAio.THREADS)
-                self._io_uring_works = False
-                log.warning("io_uring does not work here, disks use threads", extra={"error": str(error)})
-
-    async def _add_node_over(self, disk: BlockDevice, file: OwnedFd, aio: DiskAio) -> None:
-        """From a set of its own: QEMU 10 closes the descriptors of a set with a node that it could not open."""
-        is_block_special = stat.S_ISBLK(os.fstat(file.fileno()).st_mode)
-        fdset = await self._qmp.add_fd(file.fileno())
+            is_block_special = stat.S_ISBLK(os.fstat(file.fileno()).st_mode)
+            fdset = await self._qmp.add_fd(file.fileno())
         try:
-            await self._qmp.blockdev_add(file_node(disk, fdset=fdset, is_block_special=is_block_special, aio=aio))
+            await self._add_node_over(disk, fdset, is_block_special)
         except ShimError:
             with suppress(ShimError):
                 await self._qmp.remove_fd(fdset)
             raise
         self._fdsets[disk.id] = fdset
+
+    async def _add_node_over(self, disk: BlockDevice, fdset: int, is_block_special: bool) -> None:
+        aio = disk.tuning.aio
+        if aio is DiskAio.IO_URING and not self._io_uring_works:
+            aio = DiskAio.THREADS
+        try:
+            await self._qmp.blockdev_add(file_node(disk, fdset=fdset, is_block_special=is_block_special, aio=aio))
+        except QmpCommandFailed as error:
+            if aio is not DiskAio.IO_URING:
+                raise
+            # The kernel or QEMU may lack io_uring, or a seccomp filter may refuse it.
+            await self._qmp.blockdev_add(
+                file_node(disk, fdset=fdset, is_block_special=is_block_special, aio=DiskAio.THREADS)
+            )
+            self._io_uring_works = False
+            log.warning("io_uring does not work here, disks use threads", extra={"error": str(error)})
 
     async def _remove_node(self, disk: BlockDevice) -> None:
         """QEMU has closed the disk. May be called again after an error."""
@@ -258,6 +259,8 @@ def _open_disk(disk: BlockDevice) -> int:
         if not stat.S_ISREG(mode) and not stat.S_ISBLK(mode):
             raise FailedPrecondition(f"plug {disk.id!r}: {disk.path!r} is neither a file nor a block device")
         flags = (os.O_RDONLY if disk.read_only else os.O_RDWR) | os.O_CLOEXEC | os.O_NOCTTY
+        if disk.tuning.cache.direct:
+            flags |= os.O_DIRECT  # QEMU since 9.1 uses a descriptor only if it was opened as the cache wants it
         if stat.S_ISBLK(mode):
             _check_unclaimed(disk, flags)
         return os.open(disk.path, flags)

@@ -2,7 +2,6 @@
 
 import asyncio
 import fcntl
-import itertools
 import os
 import socket
 import subprocess
@@ -145,7 +144,6 @@ class Monitor:
     def __init__(self, *refuse: str) -> None:
         self.said: list[tuple[str, Any]] = []
         self.refuse = list(refuse)
-        self._sets = itertools.count(5)
 
     def _say(self, command: str, value: object) -> None:
         self.said.append((command, value))
@@ -157,15 +155,14 @@ class Monitor:
         self._say("object_add", fields["id"])
 
     async def add_fd(self, fd: int) -> int:
-        self._say("add_fd", fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE)
-        return next(self._sets)
+        self._say("add_fd", fcntl.fcntl(fd, fcntl.F_GETFL) & (os.O_ACCMODE | os.O_DIRECT))
+        return 5
 
     async def remove_fd(self, fdset: int) -> None:
         self._say("remove_fd", fdset)
 
     async def blockdev_add(self, node: Mapping[str, Any]) -> None:
         self._say("blockdev_add", node["file"]["aio"])
-        self.opened = node["file"]["filename"]
 
     async def blockdev_del(self, name: str) -> None:
         self._say("blockdev_del", name)
@@ -213,11 +210,6 @@ def test_without_io_uring_disks_use_threads_and_it_is_tried_once(path: Path) -> 
     asyncio.run(plugged.plug(disk("b", path, aio=DiskAio.IO_URING)))
 
     assert [value for name, value in monitor.said if name == "blockdev_add"] == ["io_uring", "threads", "threads"]
-    # QEMU 10 closes the descriptors of a set when it gives up a node that it had opened from it.
-    assert [(name, value) for name, value in monitor.said if name.endswith("_fd")] == [
-        *(("add_fd", os.O_RDWR), ("remove_fd", 5), ("add_fd", os.O_RDWR), ("add_fd", os.O_RDWR)),
-    ]
-    assert monitor.opened == "/dev/fdset/7"
 
 
 def test_only_io_uring_is_replaced_by_threads(path: Path) -> None:
@@ -229,11 +221,14 @@ def test_only_io_uring_is_replaced_by_threads(path: Path) -> None:
     assert monitor.said[-1] == ("remove_fd", 5)
 
 
-@pytest.mark.parametrize(("read_only", "mode"), [(True, os.O_RDONLY), (False, os.O_RDWR)])
-async def test_a_disk_is_opened_for_qemu_and_closed_with_its_node(path: Path, read_only: bool, mode: int) -> None:
+@pytest.mark.parametrize("read_only", [True, False])
+@pytest.mark.parametrize("direct", [True, False])
+async def test_a_disk_is_opened_for_qemu_and_closed_with_its_node(path: Path, read_only: bool, direct: bool) -> None:
+    """As QEMU 10 asks for it: a descriptor with another mode is no candidate."""
     monitor = Monitor()
     plugged = disks_of(monitor)
-    volume = disk("a", path, read_only=read_only)
+    volume = disk("a", path, read_only=read_only, cache=DiskCache(direct=direct, no_flush=False))
+    mode = (os.O_RDONLY if read_only else os.O_RDWR) | (os.O_DIRECT if direct else 0)
 
     await plugged.plug(volume)
     await plugged.unplug(volume)
