@@ -118,7 +118,8 @@ def test_a_forwarded_port_without_a_listener_is_an_error_and_the_next_one_is_ser
 ) -> None:
     with Forwarded(shared_pod, 9) as nobody:
         data, error = nobody.connect()
-        assert b"reset by peer" in nobody.read_to_end(error)
+        # containerd 1.7 closes the stream without a word.
+        assert (said := nobody.read_to_end(error)) == b"" or b"reset by peer" in said
         assert nobody.data[data] == b""
     with Forwarded(shared_pod, _LOOPBACKS["127.0.0.1"]) as somebody:
         assert somebody.is_echoed(b"still here")

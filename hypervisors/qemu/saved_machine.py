@@ -10,11 +10,14 @@ and docs/system/vm-templating.
 import asyncio
 import os
 import stat
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 
 from hypervisors.qemu.qmp import Monitor, QmpError
 from pyshim.host.fds import OwnedFd
 from pyshim.host.files import copy_sparse, copy_without_zeros
 from pyshim.host.threads import thread_to_the_end
+from pyshim.model.errors import ShimError
 from pyshim.model.units import MIB
 from pyshim.model.vm import LocalVm, MemoryBacking
 
@@ -74,8 +77,9 @@ async def save_machine(monitor: Monitor, memory: OwnedFd, directory: str) -> Non
     """
     with _open(f"{directory}/{STATE}", os.O_WRONLY | os.O_CREAT | os.O_EXCL) as state:
         await monitor.leave_out_shared_memory()
-        await monitor.migrate(await _migration_uri(monitor, state))
-        await _await_completion(monitor, "save machine")
+        async with _migration_uri(monitor, state) as uri:
+            await monitor.migrate(uri)
+            await _await_completion(monitor, "save machine")
     with _open(f"{directory}/{MEMORY}", os.O_WRONLY | os.O_CREAT | os.O_EXCL) as saved:
         await thread_to_the_end(copy_without_zeros, memory, saved)
         if monitor.version >= _READ_ONLY_MEMORY:
@@ -89,19 +93,28 @@ async def continue_machine(monitor: Monitor, directory: str) -> None:
     """
     with _open(f"{directory}/{STATE}", os.O_RDONLY) as state:
         await monitor.leave_out_shared_memory()
-        await monitor.migrate_incoming(await _migration_uri(monitor, state))
-        await _await_completion(monitor, "continue machine")
+        async with _migration_uri(monitor, state) as uri:
+            await monitor.migrate_incoming(uri)
+            await _await_completion(monitor, "continue machine")
 
 
 def _open(path: str, flags: int) -> OwnedFd:
     return OwnedFd(os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
 
 
-async def _migration_uri(monitor: Monitor, file: OwnedFd) -> str:
-    if monitor.version >= _FILE_URIS:
-        return f"file:/dev/fdset/{await monitor.add_fd(file.fileno())}"
-    await monitor.getfd(_FD_NAME, file.fileno())
-    return f"fd:{_FD_NAME}"
+@asynccontextmanager
+async def _migration_uri(monitor: Monitor, file: OwnedFd) -> AsyncIterator[str]:
+    """What `file` is called in QEMU, which has no descriptor of it after the block."""
+    if monitor.version < _FILE_URIS:
+        await monitor.getfd(_FD_NAME, file.fileno())
+        yield f"fd:{_FD_NAME}"
+        return
+    fdset = await monitor.add_fd(file.fileno())
+    try:
+        yield f"file:/dev/fdset/{fdset}"
+    finally:
+        with suppress(ShimError):
+            await monitor.remove_fd(fdset)
 
 
 async def _await_completion(monitor: Monitor, doing: str) -> None:

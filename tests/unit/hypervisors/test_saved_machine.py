@@ -226,6 +226,7 @@ async def test_files_reach_qemu_in_the_way_of_its_version(
         assert said.count(("migrate-set-capabilities", ignore)) == 2
         assert ("migrate", {"uri": uri}) in said
         assert ("migrate-incoming", {"uri": uri}) in said
+        assert said.count(("remove-fd", {"fdset-id": 3})) == (2 if uri.startswith("file:") else 0)
 
 
 async def test_a_failed_save_raises_qemus_error(tmp_path: Path) -> None:
