@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import select
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 
@@ -21,6 +22,8 @@ from guest.agent.streams import EdgeEvents
 
 _NO_LIMIT = (1 << 64) - 1
 _MAX_FILE_BYTES = 1 << 16
+REST_S = 10.0
+"""Seconds for which the statistics of a container at rest hold."""
 
 
 class CgroupStats:
@@ -28,39 +31,48 @@ class CgroupStats:
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
-        self._fds: dict[str, int] = {}
-        self._is_open = False
-        self._contents: list[bytes] = []
-        """Of the files that `_stats` tells."""
+        self._fds: dict[str, int] | None = None
+        """By name; None before the first reading."""
+        self._signs: list[bytes] = []
+        """Contents of the files that tell work, of when all files were read."""
+        self._read_again_s = 0.0
         self._stats = pb.CgroupStats()
 
     def close(self) -> None:
         """Every file is closed and counts as zero. Idempotent."""
-        for fd in self._fds.values():
+        for fd in (self._fds or {}).values():
             os.close(fd)
-        self._fds.clear()
-        self._is_open = True  # for ever: nothing is left to open
+        self._fds = {}
+        self.forget()
+
+    def forget(self) -> None:
+        """The next reading is of all files."""
+        self._read_again_s = 0.0
 
     def read(self) -> pb.CgroupStats:
         """What the cgroup uses. The message stays this object's: the next call may change it.
 
-        While a container rests none of its files changes, and reading them is all the work.
+        While the container rests only the files that would tell work are read, and the others every REST_S: without any
+        work of the container the kernel moves little between their numbers.
         """
-        if not self._is_open:
-            self._open()
-        contents = [_content(fd) for fd in self._fds.values()]
-        if contents != self._contents:
+        if self._fds is None:
+            self._fds = _opened(self._folder)
+        signs = [_content(self._fds[name]) for name in _SIGNS if name in self._fds]
+        now_s = time.monotonic()
+        if signs != self._signs or now_s >= self._read_again_s:
             self._stats.Clear()
-            _fill(self._stats, dict(zip(self._fds, contents, strict=True)))
-            self._contents = contents
+            _fill(self._stats, {name: _content(fd) for name, fd in self._fds.items()})
+            self._signs, self._read_again_s = signs, now_s + REST_S
         return self._stats
 
-    def _open(self) -> None:
-        for name in (*_FILES, *filter(_is_of_huge_pages, names_in(self._folder))):
-            if name not in self._fds:
-                with suppress(FileNotFoundError):  # the controller is off, or the cgroup is gone
-                    self._fds[name] = os.open(f"{self._folder}/{name}", os.O_RDONLY | os.O_CLOEXEC)
-        self._is_open = True
+
+def _opened(folder: str) -> dict[str, int]:
+    """The files of statistics that are there, open."""
+    fds = {}
+    for name in (*_FILES, *filter(_is_of_huge_pages, names_in(folder))):
+        with suppress(FileNotFoundError):  # the controller is off, or the cgroup is gone
+            fds[name] = os.open(f"{folder}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+    return fds
 
 
 def _is_of_huge_pages(name: str) -> bool:
@@ -77,10 +89,12 @@ def _content(fd: int) -> bytes:
 
 # -- from files to the API's numbers -----------------------------------------------------------------------------------
 
+_SIGNS = ("cpu.stat", "io.stat", "memory.current", "pids.current")
+"""Files of which one changes with all that a container does."""
 _FILES = (
-    *("cpu.stat", "io.stat", "pids.current", "pids.max"),
-    *("memory.stat", "memory.events", "memory.current", "memory.peak", "memory.max"),
-    *("memory.swap.current", "memory.swap.max"),
+    *_SIGNS,
+    *("memory.stat", "memory.events", "memory.peak", "memory.max", "memory.swap.current", "memory.swap.max"),
+    "pids.max",
 )
 
 

@@ -191,6 +191,7 @@ class Container:
                 await self._crun.update(self.cid, path)
         finally:
             remove_file(path)
+            self.cgroup_stats.forget()
 
 
 class Containers:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
 
 from guest.agent.container import cgroup
 
@@ -51,6 +54,27 @@ def test_each_answer_has_the_present_numbers_and_none_that_are_gone(tmp_path: Pa
 
     stats.close()
     assert stats.read().pids_stats.current == 0
+
+
+def test_of_a_container_at_rest_few_files_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 100.0
+    monkeypatch.setattr(cgroup, "time", SimpleNamespace(monotonic=lambda: now_s))
+    stats = cgroup.CgroupStats(str(tmp_path))
+
+    def peak_after(peak: int, **signs: int) -> int:
+        for name, number in {"memory_peak": peak, **signs}.items():
+            (tmp_path / name.replace("_", ".", 1)).write_text(f"{number}\n")
+        return stats.read().memory_stats.usage.max_usage
+
+    assert peak_after(10, pids_current=1) == 10
+    assert peak_after(20) == 10
+    assert peak_after(30, pids_current=2) == 30
+    assert peak_after(40) == 30
+    stats.forget()
+    assert peak_after(50) == 50
+    assert peak_after(60) == 50
+    now_s += cgroup.REST_S
+    assert peak_after(70) == 70
 
 
 def test_a_cgroup_that_is_gone_counts_zero(tmp_path: Path) -> None:
