@@ -35,6 +35,7 @@ SERIAL_PORTS = 2
 """The ports of the console and of the agent. QEMU's default is 31; each costs two queues in the guest's memory, set up
 when its driver is loaded, and a descriptor of QEMU."""
 VSOCK_ID = "vsock0"
+AGENT_PORT_ID = "agent-port0"
 _VSOCK_CHARDEV = "vsock-program0"
 
 
@@ -177,7 +178,7 @@ def agent_channel(channel: AgentChannel, bus: Bus, *, fd: int, guest_cid: int) -
                 "-chardev",
                 option("socket", {"id": "agent0", "fd": fd, "server": True, "wait": False}),
                 "-device",
-                option("virtserialport", {"chardev": "agent0", "id": "agent-port0", "name": name}),
+                option("virtserialport", {"chardev": "agent0", "id": AGENT_PORT_ID, "name": name}),
             )
 
 

@@ -12,6 +12,7 @@ from contextlib import suppress
 import msgspec
 
 from hypervisors.qemu.console import Console, names_panic
+from hypervisors.qemu.devices import AGENT_PORT_ID
 from hypervisors.qemu.memory import dump_memory
 from hypervisors.qemu.qmp import Monitor, QmpEvent
 from pyshim.concurrency.tasks import cancel_all
@@ -45,6 +46,8 @@ class QemuProcess:
 
     def __init__(self, config: LocalVm, child: Child, console: Console, vsock_program: Child | None) -> None:
         self.monitor = Monitor(name=config.sandbox_id, on_event=self._on_event)
+        self.agent_port_opened = asyncio.Event()
+        """Set once the guest has opened the agent's serial port."""
         self._config = config
         self._child = child
         self._console = console
@@ -164,6 +167,10 @@ class QemuProcess:
                     self._dumping = asyncio.create_task(self._dump_and_end(self._config.memory_dump), name=name)
             case "SHUTDOWN":
                 self._facts.shutdown_cause = event.text("reason")
+            case "VSERPORT_CHANGE":
+                if event.text("id") == AGENT_PORT_ID and event.data.get("open") is True:
+                    self.agent_port_opened.set()
+                return
             case _:
                 return
         log.info("vm event", extra={"sandbox": self._config.sandbox_id, "event": event.name})

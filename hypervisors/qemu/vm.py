@@ -299,12 +299,23 @@ class QemuVm:
         await monitor.cont()
         self._phase = Phase.RUNNING
 
-    @within_s(lambda self, timeout_s: timeout_s, "wait until the guest has started its vsock")
+    @within_s(lambda self, timeout_s: timeout_s, "wait until the guest uses the agent's device")
     async def await_agent_device(self, timeout_s: float) -> None:
-        """Waits for vhost-device-vsock only: a connection before it has the guest's rings makes it stop for good."""
+        """Waits for the channels that an early connection breaks.
+
+        - vhost-device-vsock: if it has a connection before it has the guest's rings, it stops for good.
+        - A serial port of a VM with firmware: OVMF has a driver for it (edk2-stable202308 and later), which opens a
+          port that has a host, and the first request is lost there. A port without a host it leaves alone.
+        """
         config = self._config("await agent device")
-        if not isinstance(config.agent_channel, VhostUserVsockChannel):
-            return
+        match config.agent_channel:
+            case SerialChannel() if config.boot.firmware is not None and not config.saved_machine:
+                assert self._process is not None
+                await self._process.agent_port_opened.wait()
+            case VhostUserVsockChannel():
+                await self._await_vsock(config)
+
+    async def _await_vsock(self, config: LocalVm) -> None:
         monitor = self._require("await agent device", Phase.RUNNING, Phase.PAUSED)
         path = vsock_path(bus_of(config))
         while await monitor.is_vhost_started(path) is False:  # noqa: ASYNC110 - QEMU has no event for it

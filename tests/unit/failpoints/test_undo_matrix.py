@@ -43,7 +43,7 @@ HANGS = {
     "network.connect": "connect network namespace '/run/netns/pod'",
     "hypervisor.create": "create vm 'pod'",
     "hypervisor.start": "start vm",
-    "hypervisor.await_agent_device": "wait until the guest has started its vsock",
+    "hypervisor.await_agent_device": "wait until the guest uses the agent's device",
     "hypervisor.plug": "plug device '",
     "hypervisor.resize_vcpus": "resize vm to ",
     "hypervisor.resize_memory": "resize vm to ",

@@ -10,6 +10,7 @@ import shutil
 import signal
 import socket
 import stat
+from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
 
@@ -23,11 +24,12 @@ from hypervisors.qemu.vm import QemuVm
 from pyshim.cleanup.undo import undo_entry
 from pyshim.host.processes.identity import arguments
 from pyshim.host.syscalls import CAP_DAC_OVERRIDE, CAP_IPC_LOCK
-from pyshim.model.errors import FailedPrecondition, InvalidArgument, ShimError
+from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument, ShimError
 from pyshim.model.ledger import ResourceKind
 from pyshim.model.vm import LocalVm, MemoryDump, VmExitKind, VsockChannel
 from tests.fakes.ledger import FakeLedger
 from tests.fakes.tiny_kernel import FLOOD, HALT, PANIC_EVENT, POWER_OFF, RESET, say
+from tests.fakes.vm_config import with_boot
 
 from .conftest import Bench
 
@@ -157,6 +159,47 @@ async def test_the_agents_socket_takes_a_connection_as_soon_as_create_returns(tm
     await bench.vm.stop()
 
     assert stat.S_IMODE(mode) == 0o600
+
+
+def opening(bench: Bench, *changes: tuple[str, bool]) -> str:
+    """A VMM whose guest opens ports (True) and closes them, in this order, as soon as it runs."""
+    return bench.vmm(
+        f"""qmp = greet()
+while text := qmp.recv(65536):
+    request = json.loads(text)
+    messages = [{{"return": {{}}, "id": request.get("id")}}]
+    if request["execute"] == "cont":
+        stamp = {{"seconds": 1, "microseconds": 2}}
+        for port, is_open in {changes!r}:
+            data = {{"id": port, "open": is_open}}
+            messages.append({{"event": "VSERPORT_CHANGE", "data": data, "timestamp": stamp}})
+    qmp.sendall(b"".join(json.dumps(message).encode() + b"\\r\\n" for message in messages))
+    if request["execute"] == "quit":
+        break
+"""
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "has_firmware", "is_ready"),
+    [
+        pytest.param((), False, True, id="without firmware at once"),
+        pytest.param((("console0", True), ("agent-port0", False)), True, False, id="not before the guest opened it"),
+        pytest.param((("agent-port0", True),), True, True, id="once the guest opened it"),
+    ],
+)
+async def test_with_firmware_the_agents_port_gets_a_host_when_the_guest_has_opened_it(
+    tmp_path: Path, changes: tuple[tuple[str, bool], ...], has_firmware: bool, is_ready: bool, bench: Bench
+) -> None:
+    """OVMF opens a port that has a host, and the agent's first request would be lost there."""
+    (tmp_path / "OVMF.fd").touch()
+    config = bench.config(hypervisor_path=opening(bench, *changes))
+    await bench.vm.create(with_boot(config, firmware=str(tmp_path / "OVMF.fd") if has_firmware else None))
+    await bench.vm.start()
+
+    with nullcontext() if is_ready else pytest.raises(DeadlineExceeded, match="guest uses the agent's device"):
+        await bench.vm.await_agent_device(50 if is_ready else 0.3)
+    await bench.vm.stop()
 
 
 @pytest.mark.parametrize(

@@ -174,7 +174,7 @@ async def test_the_agent_is_called_when_the_guest_has_started_its_vsock(
 @pytest.mark.parametrize(
     ("answers", "error", "text"),
     [
-        pytest.param((_NOT_YET,), DeadlineExceeded, "wait until the guest has started its vsock", id="never"),
+        pytest.param((_NOT_YET,), DeadlineExceeded, "wait until the guest uses the agent's device", id="never"),
         pytest.param((_NOT_YET, "end"), ShimError, "x-query-virtio-status.*qmp connection", id="ends"),
     ],
 )
@@ -207,7 +207,7 @@ async def test_the_real_program_serves_the_device_of_a_real_qemu(bench: Bench) -
     await bench.vm.create(bench.config(HALT, agent_channel=asked))
     await bench.vm.start()
 
-    with pytest.raises(DeadlineExceeded, match="guest has started its vsock"):
+    with pytest.raises(DeadlineExceeded, match="guest uses the agent's device"):
         await bench.vm.await_agent_device(0.3)
     with socket.socket(socket.AF_UNIX) as agent:
         agent.setblocking(False)
