@@ -79,11 +79,20 @@ def test_vm_that_panics_at_boot_fails_the_run_with_the_last_console_lines(ctr: C
 @pytest.mark.parametrize(
     ("params", "reason"),
     [
-        ("root=/dev/vdz", "find the root image: /dev/vdz is not there"),
-        ("rootfstype=ext4", "mount root image /dev/vda1 as ext4: mount: mounting /dev/vda1 on /root failed"),
+        pytest.param("root=/dev/vdz", "find the root image: /dev/vdz is not there", id="no disk"),
+        pytest.param(
+            "rootfstype=ext4",
+            "mount root image /dev/vda1 as ext4: mount: mounting /dev/vda1 on /root failed",
+            id="another file system",
+        ),
+        pytest.param(
+            "module_blacklist=virtio_console",
+            "find the agent's port org.pykata.agent.0: no driver virtio_console",
+            id="no driver of ports and console",
+        ),
     ],
 )
-def test_a_guest_without_its_root_image_says_so(ctr: Ctr, name: str, scratch: Path, params: str, reason: str) -> None:
+def test_a_guest_that_does_not_start_says_why(ctr: Ctr, name: str, scratch: Path, params: str, reason: str) -> None:
     config = shim_config.variant(scratch, kernel_params=params)
 
     error = _refused(_run_with_config(ctr, name, config))

@@ -19,13 +19,14 @@ ln -s /proc/self/fd /dev/fd
 mknod -m 660 /dev/loop-control c 10 237
 mknod -m 660 /dev/net/tun c 10 200
 
-root=/dev/vda1 type=erofs flags=ro,nodev
+root=/dev/vda1 type=erofs flags=ro,nodev port=
 read -r words </proc/cmdline
 for word in $words; do
     case $word in
         root=*) root=${word#*=} ;;
         rootfstype=*) type=${word#*=} ;;
         rootflags=*) flags=ro,nodev,${word#*=} ;;
+        agent.server_addr=serial:*) port=${word##*/} ;;
     esac
 done
 
@@ -55,6 +56,9 @@ done
 said=$(mount -t "$type" -o "$flags" "$root" /root 2>&1) || fail "mount root image $root as $type: $said"
 said=$(chroot /root mount -a 2>&1) || fail "mount what /etc/fstab lists: $said"
 mkdir /root/var/lib /root/var/log
+
+# The agent waits for its port however late it comes. Without the driver, which is the console's too, it waits unheard.
+[ -z "$port" ] || [ -d /root/sys/class/virtio-ports ] || fail "find the agent's port $port: no driver virtio_console"
 
 if [ -x /root/usr/bin/kata-agent ]; then
     # kata-agent mounts /proc and everything else itself. modprobe needs /proc too, so it is mounted until modprobe ends.
