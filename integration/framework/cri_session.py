@@ -49,6 +49,8 @@ MTU = 1400
 NEIGHBOURS = {"10.233.7.250": "02:00:5e:00:07:fa", "fd00:233:7::fa": "02:00:5e:00:07:fb"}
 """Permanent entries that every pod's namespace gets from CNI."""
 _PLUGINS = Path("/usr/lib/cni")
+# Without a word this program of ours holds its container open and reaps, and it is static.
+_PAUSE_PROGRAM = PROJECT / ".build" / "guest" / "relay"
 _NEIGHBOURS_PLUGIN = Path(__file__).with_name("cni_neighbours.py")
 # libcni keeps results there whatever its configuration says: made private for the session.
 _VAR_LIB = Path("/var/lib")
@@ -258,10 +260,11 @@ def make_furniture(state: Path) -> None:
 
 
 def import_images(daemon: Containerd, pause: str = PAUSE_IMAGE) -> None:
-    """The test image and the pause image, for CRI."""
-    for name, entrypoint in ((CRI_IMAGE, ()), (pause, ("tail", "-f", "/dev/null"))):
+    """The test image and the pause image, for CRI. As on a node, the latter's program is `/pause`."""
+    program = images.layer({"pause": _PAUSE_PROGRAM.read_bytes()}, mode=0o755)
+    for name, entrypoint, more in ((CRI_IMAGE, (), ()), (pause, ("/pause",), (program,))):
         archive = GROUND / "image.tar"
-        images.write_archive(archive, name, entrypoint)
+        images.write_archive(archive, name, entrypoint, layers=(*images.payload_layers(), *more))
         daemon.ctr("--namespace", "k8s.io", "images", "import", archive)
         archive.unlink()
 
