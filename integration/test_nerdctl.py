@@ -5,8 +5,12 @@ docs/CALLERS.md names what differs.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import re
 import socket
+import subprocess
+import threading
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -134,6 +138,66 @@ def test_stop_sends_term_and_wait_and_logs_know_how_it_ended(client: Ctr, handle
 
     assert client("wait", container).lines == ["9"]
     assert logs(client, container).lines == ["ready", "term"]
+
+
+GATEWAY = "10.90.0.1"
+
+
+@pytest.fixture
+def parent(client: Ctr) -> Iterator[str]:
+    """A link of the host on which networks can lie; a neighbour of theirs is behind it."""
+    name, behind = "parent0", "parent1"
+    subprocess.run(["ip", "link", "add", name, "type", "veth", "peer", "name", behind], check=True)
+    for end in (name, behind):
+        subprocess.run(["ip", "link", "set", end, "up"], check=True)
+    yield name
+    subprocess.run(["ip", "link", "delete", name], check=True)
+
+
+def can_make_ipvlan(parent: str) -> bool:
+    """Whether the kernel knows such links."""
+    add = ["ip", "link", "add", "link", parent, "name", "tried0", "type", "ipvlan"]
+    if subprocess.run(add, check=False, capture_output=True).returncode != 0:
+        return False
+    subprocess.run(["ip", "link", "delete", "tried0"], check=True)
+    return True
+
+
+@pytest.mark.parametrize("drivers", [("bridge", "bridge"), ("ipvlan",), ("macvlan",)], ids=" ".join)
+def test_a_container_has_an_interface_in_each_network_that_it_is_given_and_reaches_a_server_there(
+    client: Ctr, handler: str, container: str, parent: str, drivers: tuple[str, ...]
+) -> None:
+    if "ipvlan" in drivers and not can_make_ipvlan(parent):
+        pytest.skip("needs a kernel with ipvlan")
+    made: list[str] = []
+    with socket.create_server(("", 0)) as server:
+        threading.Thread(target=greet, args=(server,), daemon=True).start()
+        script = f"ip -o -4 address; nc {GATEWAY} {server.getsockname()[1]}"
+        try:
+            for number, driver in enumerate(drivers):
+                on_parent = () if driver == "bridge" else ("-o", f"parent={parent}")
+                name = f"{container}-{number}"
+                client("network", "create", name, "--driver", driver, "--subnet", f"10.90.{number}.0/24", *on_parent)
+                made.append(name)
+            if "bridge" not in drivers:
+                subprocess.run(["ip", "address", "add", f"{GATEWAY}/24", "dev", "parent1"], check=True)
+            networks = [word for name in made for word in ("--net", name)]
+            shown = client("run", "--rm", "--runtime", handler, *networks, NAMED, "sh", "-c", script).out
+        finally:
+            for name in made:
+                client("network", "rm", name)
+
+    for number in range(len(drivers)):
+        assert re.search(rf" eth{number} +inet 10\.90\.{number}\.", shown), shown
+    assert shown.endswith("\ngreeted\n"), shown
+
+
+def greet(server: socket.socket) -> None:
+    """Its first client, unless the server is closed before one comes."""
+    with contextlib.suppress(OSError):
+        connection, _ = server.accept()
+        with connection:
+            connection.sendall(b"greeted\n")
 
 
 def test_the_hosts_network_is_refused_as_cri_refuses_it(client: Ctr, runtime: Runtime, container: str) -> None:
