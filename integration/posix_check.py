@@ -15,6 +15,9 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 
+_BINDS_LOW_PORTS = bytes.fromhex("0100000200040000" + "00" * 12)
+"""The attribute `security.capability` of `cap_net_bind_service=ep`. Source: struct vfs_cap_data, linux/capability.h."""
+
 
 def rename_replaces_and_is_seen_whole(d: str) -> None:
     write(f"{d}/a", b"new")
@@ -117,6 +120,26 @@ def extended_attributes(d: str) -> str | None:
     return None
 
 
+def a_write_by_another_user_takes_privileges_away(d: str) -> None:
+    os.chdir(d)  # the user may not pass the directories above
+    changes: tuple[Callable[[int], object], ...] = (lambda fd: os.write(fd, b"more"), lambda fd: os.truncate(fd, 3))
+    for change in changes:
+        write("program", b"program")
+        os.setxattr("program", "security.capability", _BINDS_LOW_PORTS)
+        os.chmod("program", 0o6777)
+        child = os.fork()
+        if not child:
+            os.setgroups([])
+            os.setgid(1000)
+            os.setuid(1000)
+            change(os.open("program", os.O_RDWR))
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        assert os.stat("program").st_mode & 0o7777 == 0o777
+        with refused(errno.ENODATA):
+            os.getxattr("program", "security.capability")
+
+
 def write(path: str, data: bytes) -> None:
     with open(path, "wb") as file:
         file.write(data)
@@ -145,6 +168,7 @@ CHECKS: tuple[Callable[[str], str | None], ...] = (
     locks_exclude_another_process,
     direct_io,
     extended_attributes,
+    a_write_by_another_user_takes_privileges_away,
 )
 
 
