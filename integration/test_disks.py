@@ -202,7 +202,7 @@ def _check_guest(written: dict[str, str], bus: str, container: str) -> None:
     assert int(mode, 8) & 0o2070 == 0o2070
     assert written["scratch-stat"] == "777\n"
     assert written["raw"] == written["bound"] == "host-raw\n"
-    assert written["posix"] == "checked 6\n"
+    assert written["posix"] == "checked 7\n"
     disks = [line.split() for line in written["disks"].splitlines()]
     prefix = "sd" if bus == "scsi" else "vd"
     ours = [disk for disk in disks if disk[0].startswith(prefix) and disk[0] != "vda"]  # vda is the guest's own root

@@ -16,6 +16,7 @@ _CAPABILITIES = [
     "CAP_FOWNER",
     "CAP_KILL",
     "CAP_NET_BIND_SERVICE",
+    "CAP_SETFCAP",
     "CAP_SETGID",
     "CAP_SETUID",
     "CAP_SYS_CHROOT",
