@@ -33,7 +33,7 @@ class CgroupStats:
         self._folder = folder
         self._fds: dict[str, int] | None = None
         """By name; None before the first reading."""
-        self._signs: list[bytes] = []
+        self._signs: dict[str, bytes] = {}
         """Contents of the files that tell work, of when all files were read."""
         self._read_again_s = 0.0
         self._stats = pb.CgroupStats()
@@ -57,11 +57,12 @@ class CgroupStats:
         """
         if self._fds is None:
             self._fds = _opened(self._folder)
-        signs = [_content(self._fds[name]) for name in _SIGNS if name in self._fds]
+        signs = {name: _content(self._fds[name]) for name in _SIGNS if name in self._fds}
         now_s = time.monotonic()
         if signs != self._signs or now_s >= self._read_again_s:
+            others = {name: _content(fd) for name, fd in self._fds.items() if name not in signs}
             self._stats.Clear()
-            _fill(self._stats, {name: _content(fd) for name, fd in self._fds.items()})
+            _fill(self._stats, signs | others)
             self._signs, self._read_again_s = signs, now_s + REST_S
         return self._stats
 
