@@ -121,23 +121,23 @@ def extended_attributes(d: str) -> str | None:
 
 
 def a_write_by_another_user_takes_privileges_away(d: str) -> None:
-    os.chdir(d)  # the user may not pass the directories above
-    changes: tuple[Callable[[int], object], ...] = (lambda fd: os.write(fd, b"more"), lambda fd: os.truncate(fd, 3))
-    for change in changes:
-        write("program", b"program")
-        os.setxattr("program", "security.capability", _BINDS_LOW_PORTS)
-        os.chmod("program", 0o6777)
-        child = os.fork()
-        if not child:
+    def as_user(change: Callable[[int], object]) -> Callable[[int], None]:
+        def take(fd: int) -> None:
             os.setgroups([])
             os.setgid(1000)
             os.setuid(1000)
-            change(os.open("program", os.O_RDWR))
-            os._exit(0)
-        assert os.waitpid(child, 0)[1] == 0
-        assert os.stat("program").st_mode & 0o7777 == 0o777
+            change(fd)
+
+        return take
+
+    for change in (as_user(lambda fd: os.write(fd, b"more")), as_user(lambda fd: os.truncate(fd, 3))):
+        write(f"{d}/a", b"program")
+        os.setxattr(f"{d}/a", "security.capability", _BINDS_LOW_PORTS)
+        os.chmod(f"{d}/a", 0o6777)
+        assert in_child(change, f"{d}/a") == "taken"
+        assert os.stat(f"{d}/a").st_mode & 0o7777 == 0o777
         with refused(errno.ENODATA):
-            os.getxattr("program", "security.capability")
+            os.getxattr(f"{d}/a", "security.capability")
 
 
 def write(path: str, data: bytes) -> None:
