@@ -91,7 +91,7 @@ def _network() -> str:
     )
 
 
-def _cri_config(pause: str, settings: str) -> str:
+def _cri_config(pause: str, settings: str, default: str) -> str:
     """The shipped drop-in, with what a test host sets beside it."""
     release = releases.chosen()
     shipped = release.drop_in.read_text().replace('"podsandbox"', f'"{releases.sandboxer()}"')
@@ -101,7 +101,7 @@ def _cri_config(pause: str, settings: str) -> str:
 
 {release.cri_config(sandbox_image=pause, cni=GROUND / "cni", nri=NRI_SOCKET.parent, more=settings)}
 [{table}.containerd]
-  default_runtime_name = "pykata"
+  default_runtime_name = "{default}"
 [{table}.containerd.runtimes.{REMOTE_HANDLER}]
   runtime_type = "io.containerd.pykata.v2"
   privileged_without_host_devices = true
@@ -222,17 +222,23 @@ def crio_daemon(binaries: Path, registries: Mapping[str, str] | None = None) -> 
 
 @contextlib.contextmanager
 def cri_daemon(
-    binaries: Path, more_config: str = "", *, settings: str = "", pause: str = PAUSE_IMAGE, log_level: str = "debug"
+    binaries: Path,
+    more_config: str = "",
+    *,
+    settings: str = "",
+    pause: str = PAUSE_IMAGE,
+    default: str = HANDLER,
+    log_level: str = "debug",
 ) -> Iterator[Cri]:
-    """A containerd with CRI, images and network, until the end of the block; `pause` is its sandbox image,
-    and `settings` are lines for CRI's own table.
+    """A containerd with CRI, images and network, until the end of the block; `pause` is its sandbox image, `default`
+    the handler of pods that name none, and `settings` are lines for CRI's own table.
     """
     with pod_network():
         daemon = Containerd(
             Directories(root=GROUND / "containerd", state=STATE),
             binaries=binaries,
             cri=True,
-            extra_config=_cri_config(pause, settings) + more_config,
+            extra_config=_cri_config(pause, settings, default) + more_config,
             log_level=log_level,
         )
         daemon.start()

@@ -2,7 +2,7 @@
 
 The node has the shipped drop-in for containerd and the shipped RuntimeClass (`cluster`), or nothing of pyshim
 (`bare_cluster`). Most pods of the tests name their node. Programs write where they always do; /var/lib and /var/log are
-private to the enclosure.
+private to the enclosure, and the kubelet's directory is a file system of its own.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import yaml
 from integration.framework import cri_session, crio, zygote
 from integration.framework.bare_node import BareNode, layouts
 from integration.framework.containerd import Containerd
-from integration.framework.cri import CRI_IMAGE, Cri
+from integration.framework.cri import CRI_IMAGE, HANDLER, Cri
 from integration.framework.daemon import Directories, Program
 from integration.framework.waiting import eventually
 from protos.cri import v1_pb2 as pb
@@ -46,10 +46,11 @@ SERVER = "https://127.0.0.1"
 TOKEN = "test"
 START_UP_TAINT = "pyshim.io/not-ready"
 """That of the chart's values."""
+KUBELET_FILES = Path("/var/lib/kubelet")
 _ETCD = "http://127.0.0.1:2379"
 _CLASSES = "/apis/node.k8s.io/v1/runtimeclasses"
 _RUNTIME_CLASS = PROJECT / "configs" / "kubernetes" / "runtimeclass-pykata.yaml"
-_KUBECONFIG = {
+KUBECONFIG: dict[str, Any] = {
     "apiVersion": "v1",
     "kind": "Config",
     "clusters": [{"name": "c", "cluster": {"server": SERVER, "insecure-skip-tls-verify": True}}],
@@ -70,6 +71,8 @@ _KUBELET = {
     # Small enough for a test to see rotation; the default is 10Mi.
     "containerLogMaxSize": "64Ki",
     "containerLogMonitorInterval": "3s",
+    # How old the figures of volumes may be, by which pods are evicted; the default is 1m.
+    "volumeStatsAggPeriod": "5s",
     "volumePluginDir": f"{GROUND}/volume-plugins",
     "featureGates": {},
 }
@@ -253,13 +256,17 @@ def manifest(name: str, *containers: Mapping[str, Any], **spec: Any) -> dict[str
 
 
 @contextlib.contextmanager
-def cluster() -> Iterator[Cluster]:
-    """A node that is ready and has the RuntimeClass, until the end of the block."""
+def cluster(more_config: str = "", default: str = HANDLER) -> Iterator[Cluster]:
+    """A node that is ready and has the RuntimeClass, until the end of the block. containerd's configuration has
+    `more_config`, and `default` for pods without a class.
+    """
     with contextlib.ExitStack() as stack:
         stack.enter_context(_ground())
         stack.enter_context(_machine())
-        runtime = cri_session.crio_daemon if crio.is_chosen() else cri_session.cri_daemon
-        cri = stack.enter_context(runtime(PROJECT / "bin"))
+        if crio.is_chosen():
+            cri = stack.enter_context(cri_session.crio_daemon(PROJECT / "bin"))
+        else:
+            cri = stack.enter_context(cri_session.cri_daemon(PROJECT / "bin", more_config, default=default))
         made = stack.enter_context(_control_plane(cri))
         made.call("POST", _CLASSES, yaml.safe_load(_RUNTIME_CLASS.read_text()))
         yield made
@@ -292,6 +299,7 @@ def _control_plane(cri: Cri, **settings: Any) -> Iterator[Cluster]:
     """All but the runtime; `settings` are the kubelet's, whose cAdvisor finds containerd by an option of its own."""
     with contextlib.ExitStack() as stack:
         _write_keys()
+        stack.enter_context(_kubelet_files())
         socket = cri.daemon.directories.socket
         kubelet = Daemon(str(peers.PROGRAMS / "kubelet"), *_kubelet(), f"--containerd={socket}")
         made = Cluster(cri, kubelet)
@@ -344,6 +352,19 @@ def _machine() -> Iterator[None]:
             Path("/proc/sys", name).write_text(value)
 
 
+@contextlib.contextmanager
+def _kubelet_files() -> Iterator[None]:
+    """The kubelet's directory is a tmpfs. On an overlay files have another device than their directory, and the kubelet
+    counts only what has the device of a volume's directory: every volume would be empty for it.
+    """
+    KUBELET_FILES.mkdir(exist_ok=True)
+    subprocess.run(["mount", "-t", "tmpfs", "kubelet", KUBELET_FILES], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--recursive", KUBELET_FILES], check=True)
+
+
 class Daemon(Program):
     """One program of the cluster, with its log in GROUND."""
 
@@ -374,7 +395,7 @@ def _write_keys() -> None:
         check=True,
         capture_output=True,
     )
-    (GROUND / "kubeconfig").write_text(json.dumps(_KUBECONFIG))
+    (GROUND / "kubeconfig").write_text(json.dumps(KUBECONFIG))
 
 
 def _etcd() -> list[str]:

@@ -260,6 +260,63 @@ def test_a_byte_is_counted_once_in_the_network_figures_of_a_pod(
     assert 'interface="eth0"' in sent[0]
 
 
+WRITES = f"""\
+dd if=/dev/zero of=/written bs=1M count=8
+dd if=/dev/zero of=/v/written bs=1M count=16
+{SLEEP}"""
+"""8 MiB in the root file system and 16 MiB in a volume."""
+VOLUME: dict[str, Any] = {"volumeMounts": [{"name": "disk", "mountPath": "/v"}]}
+
+
+@pytest.mark.parametrize("handler", ["pykata", "runc"])
+def test_what_a_pod_writes_counts_as_its_ephemeral_storage(kube: Cluster, handler: str) -> None:
+    name = f"writes-{handler}"
+    of_class = {"runc": "beside"}.get(handler, handler)
+    volumes = [{"name": "disk", "emptyDir": {}}]
+    with (
+        kube.runtime_class("beside", "runc"),
+        kube.running(name, container(WRITES, **VOLUME), volumes=volumes, runtimeClassName=of_class),
+    ):
+        found = eventually(
+            lambda: _counted(kube, name),
+            what=lambda: f"the summary has what the pod has written: {kube.stats()['pods']}",
+        )
+
+    assert (found["volume"] // MIB, found["root"] // MIB) == (16, 8)
+    assert 0 <= found["pod"] - found["volume"] - found["root"] < MIB  # logs and the kubelet's own files
+
+
+def _counted(kube: Cluster, name: str) -> dict[str, int]:
+    """Bytes of a pod's volume, of its container's root and of all its ephemeral storage, once each is counted whole."""
+    pod = {each["podRef"]["name"]: each for each in kube.stats()["pods"]}.get(name, {})
+    found = {
+        "volume": {each["name"]: each for each in pod.get("volume", ())}.get("disk", {}).get("usedBytes", 0),
+        "root": next(iter(pod.get("containers") or [{}])).get("rootfs", {}).get("usedBytes", 0),
+        "pod": pod.get("ephemeral-storage", {}).get("usedBytes", 0),
+    }
+    is_whole = found["volume"] >= 16 * MIB and found["root"] >= 8 * MIB and found["pod"] >= 24 * MIB
+    return found if is_whole else {}
+
+
+@pytest.mark.parametrize(
+    ("emptied", "more", "message"),
+    [
+        ({"sizeLimit": "4Mi"}, {}, 'Usage of EmptyDir volume "disk" exceeds the limit "4Mi"'),
+        ({}, {"resources": {"limits": {"ephemeral-storage": "4Mi"}}}, "exceeds the total limit of containers 4Mi"),
+    ],
+    ids=["a volume's limit", "the pod's limit"],
+)
+def test_a_pod_that_writes_more_than_it_may_is_evicted(
+    kube: Cluster, emptied: dict[str, str], more: dict[str, Any], message: str
+) -> None:
+    main = container(WRITES, **VOLUME, **more)
+    with kube.running("greedy", main, volumes=[{"name": "disk", "emptyDir": emptied}]):
+        found = kube.phase("greedy", "Failed", "Succeeded")["status"]
+
+    assert found.get("reason") == "Evicted", found
+    assert message in found["message"]
+
+
 def _sent(network: Any) -> Any:
     """The figures, once they have the bytes of the test."""
     return network if network.get("txBytes", 0) > MIB else None
