@@ -202,8 +202,12 @@ class GuestCalls:
     async def online_cpu_mem(self, request: pb.OnlineCPUMemRequest) -> None:
         """At least `nb_cpus` CPUs are online (0: leave them), and unless `cpu_only` every memory block.
 
-        CPUs that were just plugged have 30 s to appear. DeadlineExceeded says how many are online.
+        CPUs that were just plugged have 30 s to appear. DeadlineExceeded says how many are online, FailedPrecondition
+        how many this kernel takes at all.
         """
+        room = len(cpu_set(read_text(f"{_CPUS}/possible")))
+        if request.nb_cpus > room:
+            raise FailedPrecondition(f"online {request.nb_cpus} cpus: the guest's kernel takes {room} on this machine")
         if request.nb_cpus:
             try:
                 async with asyncio.timeout(_ONLINE_TIMEOUT_S):
