@@ -12,7 +12,7 @@ help: ## list the verbs
 setup: ## install what is missing: Debian packages (as root), the locked virtual environment, launchers in bin/
 	@scripts/setup
 
-guest: setup ## build the guest's kernel, initrd and root image into .build/guest, cached (GUEST="--suite trixie --update")
+guest: setup ## build the guest's kernel, initrd and root image into .build/guest, cached (GUEST="--suite bookworm --update")
 	@$(PYTHON) -m guest.image build $(GUEST)
 
 payload: setup guest ## what an image brings to a node, into .build/payload: wheels for every Python, the guest (docs/INSTALL.md)
@@ -28,7 +28,7 @@ demo: setup guest ## run containers in virtual machines through a private contai
 
 test: setup guest ## everything on this Python: check with the slow tests, then the integration tests
 	@scripts/setup test
-	@$(PYTHON) -m guest.image build --suite trixie --out .build/guest-trixie
+	@$(PYTHON) -m guest.image build --suite bookworm --out .build/guest-bookworm
 	@scripts/test
 
 check: setup ## linters, types and unit tests but the slow ones: no root, no virtual machine

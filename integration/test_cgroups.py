@@ -43,7 +43,7 @@ def test_with_an_overhead_cgroup_only_vcpu_threads_are_in_the_pods_before_and_af
 ) -> None:
     size = {"default_vcpus": 0.5, "default_memory": 256, "default_maxmemory": 1280}
     keys = {"static_sandbox_resource_mgmt": False, "sandbox_cgroup_only": False}
-    config = shim_config.with_keys(scratch, hypervisor=size, runtime=keys)
+    config = shim_config.with_keys(scratch, shim_config.guest_that_takes_vcpus(), hypervisor=size, runtime=keys)
 
     sandbox = _run(ctr, name, config)
 

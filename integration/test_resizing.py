@@ -52,9 +52,10 @@ class Guest:
         return record["vcpus"]["granted"], record["memory_mib"]["granted"]
 
 
-def _config(scratch: Path, policy: str = "overhead", **hypervisor: object) -> Path:
+def _config(scratch: Path, policy: str = "overhead", *, plugs_vcpus: bool = False, **hypervisor: object) -> Path:
     runtime = {"static_sandbox_resource_mgmt": policy == "sum", "sizing_policy": policy}
-    return shim_config.with_keys(scratch, hypervisor=hypervisor, runtime=runtime)
+    guest = shim_config.guest_that_takes_vcpus() if plugs_vcpus else {}
+    return shim_config.with_keys(scratch, guest, hypervisor=hypervisor, runtime=runtime)
 
 
 def _run(ctr: Ctr, name: str, config: Path, *options: str) -> Guest:
@@ -92,7 +93,7 @@ def test_dynamic_vm_grows_by_hotplug_for_its_container_and_by_update(
 ) -> None:
     """Persistent memory lies where DIMMs do, and the image's size is none of a DIMM's."""
     size: dict[str, Any] = {"default_vcpus": 0.5, "default_memory": 256, "default_maxmemory": 1280}
-    config = _config(scratch, **size, disable_image_nvdimm=on_a_disk)
+    config = _config(scratch, plugs_vcpus=True, **size, disable_image_nvdimm=on_a_disk)
 
     guest = _run(ctr, name, config, "--memory-limit", str(200 * MIB))
 
@@ -112,7 +113,7 @@ def test_dynamic_vm_grows_by_hotplug_for_its_container_and_by_update(
 
 def test_vm_of_a_pod_follows_its_containers_as_they_come_and_end(ctr: Ctr, name: str, scratch: Path) -> None:
     """One VM: what the first container sees grows for the second and shrinks when that one ends."""
-    config = _config(scratch, default_vcpus=0.5, default_memory=256, enable_virtio_mem=True)
+    config = _config(scratch, plugs_vcpus=True, default_vcpus=0.5, default_memory=256, enable_virtio_mem=True)
     _run(ctr, name, config, *_member_of(name, "sandbox"))
     first = _run(ctr, f"{name}-a", config, *_member_of(name, "container"), "--memory-limit", str(100 * MIB))
     pod = Guest(ctr, name)

@@ -85,7 +85,8 @@ def vm_handler() -> Iterator[str]:
     """A handler whose pods have a real VM, which follows its containers."""
     size = {"default_vcpus": 1, "default_memory": 256}
     directory = SANDBOX_API_VM_CONFIG.parent
-    shim_config.with_keys(directory, hypervisor=size, runtime={"static_sandbox_resource_mgmt": False})
+    guest = shim_config.guest_that_takes_vcpus()
+    shim_config.with_keys(directory, guest, hypervisor=size, runtime={"static_sandbox_resource_mgmt": False})
     yield SANDBOX_API_VM_HANDLER
     shutil.rmtree(directory)
 

@@ -95,12 +95,14 @@ def test_a_container_that_asks_has_swap_in_the_guest_and_its_file_goes_with_the_
     directory = scratch / "swap"
     config = configuration(scratch, "overhead", default_memory=512, enable_guest_swap=True, guest_swap_path=directory)
     options = ["--annotation", "io.katacontainers.container.resource.swappiness=60", "--memory-limit", str(64 * MIB)]
-    script = "tail -n 1 /proc/swaps; dd if=/dev/zero of=/dev/null bs=100000000 count=1; grep pswpout /proc/vmstat"
+    # From 6.12 on Linux counts pages of zeros apart, as it does not write them.
+    counts = r"sed -n 's/^\(pswpout\|swpout_zero\) //p' /proc/vmstat"
+    script = f"tail -n 1 /proc/swaps; dd if=/dev/zero of=/dev/null bs=100000000 count=1; {counts}"
 
-    area, swapped = ctr.run(name, "sh", "-c", script, options=options, config=config).lines
+    area, *swapped = ctr.run(name, "sh", "-c", script, options=options, config=config).lines
 
     assert area.split()[1:3] == ["partition", str(64 * 1024)]
-    assert int(swapped.split()[1]) * 4096 > 20_000_000
+    assert sum(map(int, swapped)) * 4096 > 20_000_000
     assert list(directory.iterdir()) == []
 
 

@@ -184,11 +184,12 @@ def test_a_clone_without_a_share_has_its_image_on_disks(
 
 
 def test_a_clone_grows_to_the_size_of_its_pod(
-    ctr: Ctr, runtime: Runtime, warm: Path, name: str, continued: Callable[[], list[str]]
+    ctr: Ctr, runtime: Runtime, scratch: Path, name: str, continued: Callable[[], list[str]]
 ) -> None:
-    ctr.start(name, "--memory-limit", str(300 << 20), "--cpus", "1", config=warm)
-
-    cpus, total_kib = inside(ctr, name, "nproc; sed -n 's/^MemTotal: *\\([0-9]*\\).*/\\1/p' /proc/meminfo").lines
+    guest = shim_config.guest_that_takes_vcpus()
+    with template(scratch / "warm", scratch / "templates", **guest) as warm:
+        ctr.start(name, "--memory-limit", str(300 << 20), "--cpus", "1", config=warm)
+        cpus, total_kib = inside(ctr, name, "nproc; sed -n 's/^MemTotal: *\\([0-9]*\\).*/\\1/p' /proc/meminfo").lines
 
     assert any("vm continued" in line for line in continued())
     state = json.loads(runtime.persisted(name).read_text())["Pyshim"]["Snapshot"]

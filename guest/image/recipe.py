@@ -57,12 +57,12 @@ class Suite:
 
 
 SUITES: Final = (
-    # Linux 6.1. The default, because its vCPUs can be plugged under every accelerator.
-    Suite(codename="bookworm", release="12", python="python3.11", decompressor="lz4"),
     # Linux 6.12: FUSE passes supplementary groups to the host (6.3 and later). It takes vCPUs that are plugged after
     # boot only where it knows the hypervisor: KVM, not QEMU's emulation. Source: acpi_is_processor_usable of
     # arch/x86/kernel/acpi/boot.c.
     Suite(codename="trixie", release="13", python="python3.13", decompressor="zstd"),
+    # Linux 6.1 takes plugged vCPUs under emulation too; FUSE of it passes no supplementary groups.
+    Suite(codename="bookworm", release="12", python="python3.11", decompressor="lz4"),
 )
 """The first is the default."""
 

@@ -13,6 +13,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
+import pytest
+
+from pyshim.resources.probe import probe_host
+
 _PROJECT = Path(__file__).resolve().parents[2]
 _CONFIGS = _PROJECT / "configs"
 SHIPPED = _CONFIGS / "configuration-qemu.toml"
@@ -21,6 +25,7 @@ OVMF = Path(os.environ.get("PYSHIM_TEST_FIRMWARE", "/usr/share/ovmf/OVMF.fd"))
 """The firmware, as Debian's package ovmf has it."""
 COMPRESSED_KERNEL = _PROJECT / ".build" / "guest" / "vmlinuz"
 """The guest's kernel for OVMF, which boots no plain ELF file."""
+_BOOKWORM = _PROJECT / ".build" / "guest-bookworm"
 VSOCK_PROGRAM = "vhost-device-vsock"
 Keys = Mapping[str, object]
 _TABLES = {"hypervisor": "hypervisor.qemu", "runtime": "runtime", "agent": "agent.kata"}
@@ -54,6 +59,16 @@ def add_keys(directory: Path, **tables: Keys) -> None:
         lines += [f"[{_TABLES[name]}]", *(f"{key} = {_literal(value)}" for key, value in keys.items())]
     (directory / "config.d").mkdir(parents=True)
     (directory / "config.d" / "50-keys.toml").write_text("\n".join([*lines, ""]))
+
+
+def guest_that_takes_vcpus() -> dict[str, object]:
+    """Keys of a guest whose vCPUs can be plugged: the shipped one's, or under emulation Debian 12's (docs/GUEST.md)."""
+    if probe_host().kvm_usable:
+        return {}
+    if not (_BOOKWORM / "manifest.json").exists():
+        pytest.skip(f"needs {_BOOKWORM} (hint: python -m guest.image build --suite bookworm --out {_BOOKWORM})")
+    files = {"kernel": "vmlinux", "initrd": "initrd.img", "image": "rootfs.img"}
+    return {key: _BOOKWORM / name for key, name in files.items()}
 
 
 def bind(source: Path, target: Path) -> None:

@@ -253,7 +253,7 @@ for name, text in {files!r}.items():
     open("/mnt/" + name, "w").write(text)
 """
     program = f"{unpack}\nopen('/mnt/host_side.py', 'w').write({HOST_SIDE!r})"
-    python = "python3.11 -I -S"
+    python = "python3 -I -S"
     lines = await guest.run(
         f"{python} -c {shlex.quote(program)} && {python} /mnt/host_side.py {alone} {beside}", lines=True
     )

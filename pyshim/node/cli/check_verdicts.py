@@ -222,7 +222,7 @@ def _configuration(host: HostReport) -> Iterator[HostVerdict]:
         yield _warning(
             "virtiofsd",
             f"Linux {host.kernel_release} in the guest: supplementary groups (fsGroup) give no rights on shared files",
-            'a guest with Linux 6.3 or newer (make guest GUEST="--suite trixie")',
+            "a guest with Linux 6.3 or newer, as 'make guest' builds it",
         )
     else:
         yield _ok("virtiofsd", host.virtiofsd.text or host.virtiofsd.path)

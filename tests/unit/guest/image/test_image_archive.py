@@ -99,7 +99,7 @@ def test_a_bare_machine_has_security_updates_beside_its_mirror(tmp_path: Path, m
         (lambda empty: apt_mirrors(empty), r"find a Debian mirror: apt has none in '.*' \(hint: --mirror URL\)"),
         (lambda empty: given_mirrors("one.test/debian", ""), "take mirror 'one.test/debian': it starts with none of"),
         (lambda empty: snapshot_mirrors("yesterday"), "take snapshot 'yesterday': it is not a time"),
-        (lambda empty: find_suite("sid"), "take suite 'sid': the recipe has bookworm, trixie"),
+        (lambda empty: find_suite("sid"), "take suite 'sid': the recipe has trixie, bookworm"),
         (lambda empty: find_architecture("s390x"), "take architecture 's390x': the recipe has amd64, arm64"),
         (
             lambda empty: open_archive(Origin(security_mirror="http://s.test"), find_suite(""), AMD64, empty, silent),

@@ -143,7 +143,7 @@ def test_the_image_has_every_feature_of_katas_kernel_but_those_left_out_with_a_r
     packages = list((CHECKOUT / ".build/cache/guest/unpacked").glob(f"linux-image-{version}*-amd64_*"))
     if not packages:
         pytest.skip(
-            f"no kernel {version} in .build/cache/guest/unpacked: run make guest, GUEST='--suite trixie' for 6.12"
+            f"no kernel {version} in .build/cache/guest/unpacked: run make guest, GUEST='--suite bookworm' for 6.1"
         )
     kernel = max(packages, key=lambda package: package.stat().st_mtime_ns)
     (release,) = (path.name.removeprefix("config-") for path in (kernel / "boot").glob("config-*"))
