@@ -17,6 +17,7 @@ from hypervisors.qemu.vm import QemuVm
 from pyshim.agent.client import AgentClient
 from pyshim.agent.connect import Connector
 from pyshim.cleanup.undo import undo_entry
+from pyshim.concurrency.tasks import while_alive
 from pyshim.config.load import load_config
 from pyshim.config.sources import named_file
 from pyshim.dry_run import empty_pod
@@ -129,10 +130,20 @@ async def make_template(
     try:
         await hypervisor.create(vm)
         await hypervisor.start()
-        await hypervisor.await_agent_device(boot_timeout_s)
-        agent = await connector.connect(hypervisor.agent_address, boot_timeout_s)
-        await agent.close()
-        await asyncio.sleep(SETTLE_S)
+        booted = _await_agent(hypervisor, connector, boot_timeout_s)
+        await while_alive(booted, _end(hypervisor), action=f"boot vm '{vm.sandbox_id}'")
         await hypervisor.save_machine(directory)
     finally:
         await hypervisor.stop()
+
+
+async def _await_agent(hypervisor: Hypervisor, connector: AgentConnector, boot_timeout_s: float) -> None:
+    """The agent has answered, and has noticed that the connection ended."""
+    await hypervisor.await_agent_device(boot_timeout_s)
+    agent = await connector.connect(hypervisor.agent_address, boot_timeout_s)
+    await agent.close()
+    await asyncio.sleep(SETTLE_S)
+
+
+async def _end(hypervisor: Hypervisor) -> str:
+    return (await hypervisor.wait()).reason

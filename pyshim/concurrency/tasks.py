@@ -5,11 +5,14 @@ import logging
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from pyshim.model.errors import Cancelled
+from pyshim.model.errors import Cancelled, Unavailable
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+END_REASON_S = 0.5
+"""Seconds from a first sign to the end of a VM, whose reason explains more."""
 
 
 class TaskOwner:
@@ -83,6 +86,25 @@ async def together(*work: Coroutine[Any, Any, Any]) -> None:
             raise error
     for task in tasks:
         task.result()
+
+
+async def while_alive(work: Coroutine[Any, Any, T], end: Coroutine[Any, Any, str], *, action: str) -> T:
+    """The result of `work`, which needs a VM or a process. As soon as that ends, which `end` returns the reason of,
+    Unavailable is raised with the reason.
+    """
+    wanted, ended = asyncio.ensure_future(work), asyncio.ensure_future(end)
+    try:
+        await asyncio.wait([wanted, ended], return_when=asyncio.FIRST_COMPLETED)
+        if wanted.done() and wanted.exception() is None:
+            return wanted.result()
+        if not ended.done():  # a failed call is often the first sign of the end
+            await asyncio.wait([ended], timeout=END_REASON_S)
+        if ended.done():
+            cause = wanted.exception() if wanted.done() else None
+            raise Unavailable(f"{action}: {ended.result()}") from cause
+        return wanted.result()
+    finally:
+        await cancel_all(wanted, ended)
 
 
 async def joined(task: asyncio.Task[T], action: str) -> T:

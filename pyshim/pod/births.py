@@ -16,7 +16,7 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from pyshim.concurrency.tasks import together
+from pyshim.concurrency.tasks import END_REASON_S, together
 from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, NotFound, ShimError, Unavailable
 from pyshim.model.host_facts import HostFacts, lacks_groups
 from pyshim.model.observation import span, step
@@ -24,7 +24,7 @@ from pyshim.model.plans import SandboxPlan
 from pyshim.model.seams import Agent, Host, Virtiofsd
 from pyshim.model.vm import LocalVm, RemoteVm, VmConfig
 from pyshim.pod.environment import Environment
-from pyshim.pod.health import END_REASON_S, SandboxHealth
+from pyshim.pod.health import SandboxHealth
 from pyshim.resources.cgroups.live import SandboxCgroups
 from pyshim.resources.devices.live import container_devices
 from pyshim.resources.devices.vm_devices import VmDevices

@@ -10,16 +10,14 @@ from functools import partial
 from typing import Any, TypeVar
 
 from hypervisors.base import Hypervisor
-from pyshim.concurrency.tasks import cancel_all
-from pyshim.model.errors import AgentGone, ShimError, Unavailable
+from pyshim.concurrency.tasks import END_REASON_S, cancel_all, while_alive
+from pyshim.model.errors import AgentGone, ShimError
 from pyshim.model.ids import SandboxId
 from pyshim.model.seams import Agent, Virtiofsd
 from pyshim.resources.cgroups.live import SandboxCgroups
 
 T = TypeVar("T")
 
-END_REASON_S = 0.5
-"""Seconds from a first sign to the end of the VM, whose reason explains more."""
 CHECK_PAUSE_S = 30.0
 """Seconds between two checks, so that an idle pod costs next to nothing."""
 RETRY_PAUSE_S = 10.0
@@ -49,20 +47,10 @@ class SandboxHealth:
 
     async def while_alive(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of `work`. Raises Unavailable with the reason as soon as the VM or virtiofsd ends."""
-        wanted = asyncio.ensure_future(work)
-        end = asyncio.ensure_future(self.first_end())
-        try:
-            await asyncio.wait([wanted, end], return_when=asyncio.FIRST_COMPLETED)
-            if wanted.done() and wanted.exception() is None:
-                return wanted.result()
-            if not end.done():  # a failed call is often the first sign of the VM's end
-                await asyncio.wait([end], timeout=END_REASON_S)
-            if end.done():
-                cause = wanted.exception() if wanted.done() else None
-                raise Unavailable(f"start vm '{self._sandbox_id}': {end.result()[1]}") from cause
-            return wanted.result()
-        finally:
-            await cancel_all(wanted, end)
+        return await while_alive(work, self._reason_of_end(), action=f"start vm '{self._sandbox_id}'")
+
+    async def _reason_of_end(self) -> str:
+        return (await self.first_end())[1]
 
     async def first_end(self, agent: Agent | None = None) -> tuple[str, str]:
         """The part that has ended, `vm`, `virtiofsd`, `agent` or `health`, and why; the last two only with `agent`.

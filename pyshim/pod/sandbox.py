@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Protocol
 
-from pyshim.concurrency.tasks import TaskOwner, cancel_all, together
+from pyshim.concurrency.tasks import END_REASON_S, TaskOwner, cancel_all, together
 from pyshim.concurrency.undo import Undo
 from pyshim.model.errors import ShimError
 from pyshim.model.host_facts import HostFacts
@@ -29,7 +29,6 @@ from pyshim.model.plans import SandboxPlan
 from pyshim.model.seams import Agent, MonitorRpc, Records
 from pyshim.pod.births import Birth, PodVm, births, find_template
 from pyshim.pod.environment import Environment
-from pyshim.pod.health import END_REASON_S
 from pyshim.pod.hooks import ContainerHooks
 from pyshim.resources.cgroups.live import SandboxCgroups
 from pyshim.resources.network.live import SandboxNetwork

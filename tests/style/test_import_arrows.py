@@ -21,7 +21,7 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "pyshim.serve": ("pyshim", "hypervisors", "protos"),
     "pyshim.template_maker": (
         *("pyshim.dry_run", "pyshim.pod", "pyshim.resources", "pyshim.agent", "pyshim.state", "pyshim.cleanup"),
-        *("pyshim.config", "pyshim.host", "pyshim.model", "pyshim.log", "hypervisors"),
+        *("pyshim.concurrency", "pyshim.config", "pyshim.host", "pyshim.model", "pyshim.log", "hypervisors"),
     ),
     "pyshim.dry_run": ("pyshim.pod", "pyshim.resources", "pyshim.host", "pyshim.model"),
     "pyshim.zygote": ("pyshim",),

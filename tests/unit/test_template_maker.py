@@ -1,8 +1,10 @@
 """Making a template: what is saved, and that no VM is left."""
 
+import asyncio
+
 import pytest
 
-from pyshim.model.errors import ShimError
+from pyshim.model.errors import ShimError, Unavailable
 from pyshim.model.guest import AgentAddress
 from pyshim.template_maker import make_template
 from tests.fakes.host import FakeHost, FakeLedger, Faults
@@ -41,12 +43,12 @@ class FakeConnector:
         self._vm.agents -= 1
 
 
-async def make(vm: SavableFakeVm, faults: Faults) -> None:
+async def make(vm: SavableFakeVm, faults: Faults, connector: object = None) -> None:
     await make_template(
         planned(config(), host(), spec()).local_vm,
         "/templates/t1",
         hypervisor=vm,
-        connector=FakeConnector(vm, faults),  # type: ignore[arg-type]
+        connector=connector or FakeConnector(vm, faults),  # type: ignore[arg-type]
         boot_timeout_s=60,
     )
 
@@ -69,4 +71,19 @@ async def test_after_a_failed_step_no_vm_is_left(step: str) -> None:
         await make(vm, faults)
 
     assert not vm.is_running
+    assert vm.saved_with == []
+
+
+async def test_a_vm_that_ends_while_it_boots_is_the_error_and_is_not_waited_for() -> None:
+    class SilentConnector:
+        async def connect(self, address: AgentAddress, timeout_s: float) -> FakeConnector:
+            vm.die("QEMU ended by signal 9")
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    vm = SavableFakeVm(faults := Faults())
+
+    with pytest.raises(Unavailable, match=r"boot vm '.+': QEMU ended by signal 9"):
+        await make(vm, faults, SilentConnector())
+
     assert vm.saved_with == []
