@@ -58,6 +58,21 @@ def runner(request: pytest.FixtureRequest) -> Iterator[asyncio.Runner]:
     runner = asyncio.Runner(loop_factory=FastForwardLoop, debug=False) if is_fast else asyncio.Runner(debug=True)
     with runner:
         yield runner
+        runner.run(_no_transport_left(runner.get_loop()))
+
+
+async def _no_transport_left(loop: asyncio.AbstractEventLoop) -> None:
+    """A socket that a test left open would be another test's failure: that in which the garbage collector finds it.
+
+    One that was closed by TLS is so some turns of the loop later.
+    """
+    transports = loop._transports  # type: ignore[attr-defined]
+    for _ in range(500):
+        left = [transport for transport in transports.values() if transport._sock is not None]
+        if not left:
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError(f"the test left open: {left}")
 
 
 @pytest.fixture
