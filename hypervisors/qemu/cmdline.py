@@ -197,8 +197,8 @@ def _boot(config: LocalVm) -> list[str]:
     args += ("-append", kernel_command_line(config.boot.kernel_params))
     if config.boot.firmware is not None and config.guard is not None:
         args += guards.firmware(config.guard, config.boot.firmware)
-    elif config.boot.firmware is not None:
-        args += ("-bios", config.boot.firmware)
+    elif firmware := config.boot.firmware or config.machine.own_firmware:
+        args += ("-bios", firmware)
     return args
 
 

@@ -73,6 +73,8 @@ class MachineType(NamedTuple):
     uses them, and each is code of QEMU that a guest can attack. Source: QEMU's hw/i386/pc.c, pc_machine_class_init."""
     options: tuple[str, ...]
     """Further words of the argv."""
+    own_firmware: str
+    """Where the configuration names none: a file of QEMU's. Empty: QEMU chooses."""
     panic_device: str
     """By which a kernel reports its panic; empty: none."""
 
@@ -148,6 +150,7 @@ _Q35 = MachineType(
     refuses_confidential="",
     properties={"sata": False, "smbus": False, "vmport": False, "hpet": False},
     options=("-rtc", "base=utc,driftfix=slew,clock=host", "-global", "kvm-pit.lost_tick_policy=discard"),
+    own_firmware="",
     panic_device="pvpanic",
 )
 _MICROVM = MachineType(
@@ -164,6 +167,10 @@ _MICROVM = MachineType(
     properties={},
     # virtio-mmio speaks the legacy protocol by default; vhost-user back ends do not support it.
     options=("-global", "virtio-mmio.force-legacy=false"),
+    # SeaBIOS, which QEMU takes where a distribution does not replace it, writes the ACPI tables to the end of RAM,
+    # where QEMU loads the initrd: the guest hangs, depending on the initrd's size. Source: QEMU's x86_load_linux;
+    # its callers say how much to leave free there, and microvm's leaves nothing.
+    own_firmware="qboot.rom",
     panic_device="",
 )
 _VIRT = MachineType(
@@ -179,6 +186,7 @@ _VIRT = MachineType(
     refuses_confidential="only q35 can be confidential, and Arm's CCA is not supported",
     properties={"gic-version": "max"},  # the host's with KVM
     options=("-rtc", "base=utc,clock=host"),
+    own_firmware="",
     panic_device="pvpanic-pci",
 )
 ARCHITECTURES: Mapping[str, Architecture] = {each.name: each for each in (X86_64, AARCH64)}
