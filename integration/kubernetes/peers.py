@@ -10,6 +10,7 @@ import json
 import os
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from integration.framework.releases import go_build, run_go
@@ -20,6 +21,11 @@ _STAGING = VERSION.replace("v1.", "v0.", 1)
 """The version under which the modules that kubernetes keeps in its own tree are published."""
 PROGRAMS = Path(__file__).resolve().parents[2] / ".build" / "cache" / "kubernetes" / VERSION
 NAMES = ("kubelet", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
+CLIENTS = PROGRAMS.with_name(f"{VERSION}-clients")
+CLIENT_NAMES = ("kubectl", "kube-proxy", "agnhost")
+"""What a suite of tests needs besides, in CLIENTS."""
+_PACKAGES = {"agnhost": "k8s.io/kubernetes/test/images/agnhost"}
+"""Those that are not below cmd."""
 _TOOLS = """\
 //go:build tools
 
@@ -36,16 +42,16 @@ def are_chosen() -> bool:
     return bool(os.environ.get("KUBELET"))
 
 
-def build() -> None:
-    """The programs are in PROGRAMS. Raises OSError saying what failed.
+def build(programs: Path = PROGRAMS, names: Sequence[str] = NAMES) -> None:
+    """The programs of these names are in the directory `programs`. Raises OSError saying what failed.
 
     The go.mod of kubernetes replaces some thirty modules by directories of its own tree. A module that requires
     kubernetes has to replace them by their published versions.
     """
-    with go_build(PROGRAMS, f"{' and '.join(NAMES)} {VERSION}", "a quarter of an hour") as work:
+    with go_build(programs, f"{' and '.join(names)} {VERSION}", "up to a quarter of an hour") as work:
         if work is None:
             return
-        packages = [f"k8s.io/kubernetes/cmd/{name}" for name in NAMES]
+        packages = [_PACKAGES.get(name, f"k8s.io/kubernetes/cmd/{name}") for name in names]
         found = json.loads(run_go(work, "mod", "download", "-json", f"k8s.io/kubernetes@{VERSION}"))
         theirs = Path(found["GoMod"]).read_text()
         staged = "\n".join(f"\t{name} => {name} {_STAGING}" for name in _STAGED.findall(theirs))
