@@ -90,6 +90,7 @@ ALLOWED = (
             *("sysctl.fs/file-max", "sysctl.fs/inotify/max_user_watches", "sysctl.fs/protected_*"),
             *(
                 "sysctl.kernel/dmesg_restrict",
+                "sysctl.kernel/panic",
                 "sysctl.kernel/pid_max",
                 "sysctl.kernel/threads-max",
                 "sysctl.kernel/yama/*",
