@@ -82,9 +82,10 @@ def _state_of_caller(call: Invocation, sandbox_id: str, state_root: str) -> "dic
 
 
 def _whole_state(path: str) -> object:
-    """The state in the file. Raises OSError, and ValueError unless it is whole; a FIFO is not waited for."""
+    """The state in the file. Raises OSError, and ValueError unless it is whole. A FIFO, of size 0, is not read."""
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-        body = file.read(_MAX_STATE_BYTES)
+        size_bytes = os.fstat(file.fileno()).st_size  # Python allocates what it is told to read
+        body = file.read(min(size_bytes, _MAX_STATE_BYTES))
     content, _, seal = body.rpartition(_SEAL)
     if seal != sha256_digits(content).encode() + _SEALED_END:
         raise ValueError("its checksum is wrong")

@@ -229,9 +229,10 @@ def _content(path: str, limit: int) -> bytes:
 def _read(path: str, limit: int) -> bytes:
     """The first `limit` bytes of a regular file. Raises OSError: EINVAL for a FIFO, which is not waited for."""
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode):
             raise OSError(errno.EINVAL, "not a regular file", path)
-        return file.read(limit)
+        return file.read(min(found.st_size, limit))  # Python allocates what it is told to read
 
 
 def _replace(path: str, body: bytes) -> None:
