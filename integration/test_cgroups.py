@@ -17,11 +17,15 @@ from .framework import processes, shim_config
 from .framework.cgroups import SandboxCgroups, hierarchy, members, pod_cgroup
 from .framework.ctr import Ctr
 from .framework.direct import update_task
+from .framework.leaks import cgroup_roots
 from .framework.loop_devices import loop_device
 from .framework.processes import Process
 from .framework.waiting import eventually
 
-pytestmark = pytest.mark.vm
+pytestmark = [
+    pytest.mark.vm,
+    pytest.mark.skipif("memory" not in dict(cgroup_roots()), reason="needs cgroup v1; test_cgroups_v2.py has v2"),
+]
 _PYSHIM = Path(__file__).resolve().parents[1] / "bin" / "pyshim"
 _TMPFS = ("--mount", "type=tmpfs,src=tmpfs,dst=/fill,options=size=400m")
 _FIO = Path("/usr/bin/fio")
