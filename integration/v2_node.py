@@ -12,6 +12,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from pyshim.resources.probe import probe_host
+
 from .framework import enclosure, shim_config
 from .framework.containerd import Containerd, remove_daemon_files
 from .framework.daemon import Directories
@@ -33,7 +35,9 @@ for top in proc sys dev; do mount --rbind /$top $top; done
 mount -t cgroup2 cgroup2 sys/fs/cgroup
 echo $$ >sys/fs/cgroup/cgroup.procs
 pivot_root . run; umount -l run; mount -t tmpfs memory run; mount -t tmpfs memory tmp
-cd "$1"; shift
+cd "$1"
+[ -z "$2" ] || mount --bind "$2" .build/guest
+shift 2
 exec "$@"
 """
 
@@ -54,7 +58,8 @@ def main(words: list[str]) -> int:
         config = shim_config.variant(GROUND, default_vcpus=os.cpu_count() or 1, default_memory=_MEMORY_MIB)
         options = ("--rm", "--privileged", "--rootfs", "--env", f"PATH={_PATH}", "--env", "HOME=/root")
         run = daemon.ctr.run_words(*options, config=config)
-        within = ("sh", "-ec", _NODE, "node", str(PROJECT), "scripts/integration", *words)
+        guest = "" if probe_host().kvm_usable else str(PROJECT / ".build/guest-bookworm")  # see docs/HACKING.md
+        within = ("sh", "-ec", _NODE, "node", str(PROJECT), guest, "scripts/integration", *words)
         return subprocess.run(daemon.ctr.argv(*run, files, "v2-node", *within), env=daemon.ctr.environment).returncode
     finally:
         daemon.stop()
