@@ -36,7 +36,9 @@ mount -t cgroup2 cgroup2 sys/fs/cgroup
 echo $$ >sys/fs/cgroup/cgroup.procs
 pivot_root . run; umount -l run; mount -t tmpfs memory run; mount -t tmpfs memory tmp
 cd "$1"
-[ -z "$2" ] || mount --bind "$2" .build/guest
+if [ -n "$2" ]; then
+    for file in vmlinux vmlinuz initrd.img rootfs.img; do mount --bind "$2/$file" ".build/guest/$file"; done
+fi
 shift 2
 exec "$@"
 """
