@@ -205,10 +205,11 @@ class GuestCalls:
         CPUs that were just plugged have 30 s to appear. DeadlineExceeded says how many are online, FailedPrecondition
         how many this kernel takes at all.
         """
-        room = len(cpu_set(read_text(f"{_CPUS}/possible")))
-        if request.nb_cpus > room:
-            raise FailedPrecondition(f"online {request.nb_cpus} cpus: the guest's kernel takes {room} on this machine")
         if request.nb_cpus:
+            room = len(cpu_set(read_text(f"{_CPUS}/possible")))
+            if request.nb_cpus > room:
+                takes = f"the guest's kernel takes {room} on this machine"
+                raise FailedPrecondition(f"online {request.nb_cpus} cpus: {takes}")
             try:
                 async with asyncio.timeout(_ONLINE_TIMEOUT_S):
                     while (present := _online_cpus()) < request.nb_cpus:
