@@ -60,7 +60,7 @@ def main(words: list[str]) -> int:
         config = shim_config.variant(GROUND, default_vcpus=os.cpu_count() or 1, default_memory=_MEMORY_MIB)
         options = ("--rm", "--privileged", "--rootfs", "--env", f"PATH={_PATH}", "--env", "HOME=/root")
         run = daemon.ctr.run_words(*options, config=config)
-        guest = "" if probe_host().kvm_usable else str(PROJECT / ".build/guest-bookworm")  # see docs/HACKING.md
+        guest = "" if probe_host().kvm_usable else str(shim_config.BOOKWORM_GUEST)  # docs/HACKING.md
         within = ("sh", "-ec", _NODE, "node", str(PROJECT), guest, "scripts/integration", *words)
         return subprocess.run(daemon.ctr.argv(*run, files, "v2-node", *within), env=daemon.ctr.environment).returncode
     finally:

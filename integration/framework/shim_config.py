@@ -25,7 +25,8 @@ OVMF = Path(os.environ.get("PYSHIM_TEST_FIRMWARE", "/usr/share/ovmf/OVMF.fd"))
 """The firmware, as Debian's package ovmf has it."""
 COMPRESSED_KERNEL = _PROJECT / ".build" / "guest" / "vmlinuz"
 """The guest's kernel for OVMF, which boots no plain ELF file."""
-_BOOKWORM = _PROJECT / ".build" / "guest-bookworm"
+BOOKWORM_GUEST = _PROJECT / ".build" / "guest-bookworm"
+"""The guest of Debian 12, which `make test` builds beside the default one."""
 VSOCK_PROGRAM = "vhost-device-vsock"
 Keys = Mapping[str, object]
 _TABLES = {"hypervisor": "hypervisor.qemu", "runtime": "runtime", "agent": "agent.kata"}
@@ -65,10 +66,11 @@ def guest_that_takes_vcpus() -> dict[str, object]:
     """Keys of a guest whose vCPUs can be plugged: the shipped one's, or under emulation Debian 12's (docs/GUEST.md)."""
     if probe_host().kvm_usable:
         return {}
-    if not (_BOOKWORM / "manifest.json").exists():
-        pytest.skip(f"needs {_BOOKWORM} (hint: python -m guest.image build --suite bookworm --out {_BOOKWORM})")
+    if not (BOOKWORM_GUEST / "manifest.json").exists():
+        hint = f"python -m guest.image build --suite bookworm --out {BOOKWORM_GUEST}"
+        pytest.skip(f"needs {BOOKWORM_GUEST} (hint: {hint})")
     files = {"kernel": "vmlinux", "initrd": "initrd.img", "image": "rootfs.img"}
-    return {key: _BOOKWORM / name for key, name in files.items()}
+    return {key: BOOKWORM_GUEST / name for key, name in files.items()}
 
 
 def bind(source: Path, target: Path) -> None:
