@@ -105,7 +105,7 @@ def test_a_cpuset_narrower_than_the_size_bounds_it_and_cpus_beyond_it_are_refuse
     spec = oci.spec("true", name=f"{name}-wide", rootfs=plain_rootfs)
     spec["linux"].setdefault("resources", {})["cpu"] = {"cpus": str(max(CPUS))}
 
-    with pod_cgroup(f"narrow-{name}", cpuset__cpus=str(min(CPUS))) as parent:
+    with pod_cgroup(f"narrow-{name}", cpus=str(min(CPUS))) as parent:
         spec["linux"]["cgroupsPath"] = f"{parent}/wide"
         words = ctr.run_words("--rm", "--config", oci.write(spec, scratch), config=config)
         refused = ctr(*words, f"{name}-wide", check=False)

@@ -1,4 +1,7 @@
-"""The places of a sandbox's processes and threads in the host's cgroups, read back from the kernel (cgroup v1)."""
+"""The places of a sandbox's processes and threads in the host's cgroups, read back from the kernel.
+
+The tests of places are cgroup v1's; test_cgroups_v2.py has those of version 2.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +16,16 @@ import pytest
 
 from pyshim.model.units import MIB
 
-from .framework import processes, shim_config
-from .framework.cgroups import SandboxCgroups, hierarchy, members, pod_cgroup
+from .framework import cgroups, processes, shim_config
+from .framework.cgroups import SandboxCgroups, hierarchy, members, pod_cgroup, thread_ids
 from .framework.ctr import Ctr
 from .framework.direct import update_task
-from .framework.leaks import cgroup_roots
 from .framework.loop_devices import loop_device
 from .framework.processes import Process
 from .framework.waiting import eventually
 
-pytestmark = [
-    pytest.mark.vm,
-    pytest.mark.skipif("memory" not in dict(cgroup_roots()), reason="needs cgroup v1; test_cgroups_v2.py has v2"),
-]
+pytestmark = pytest.mark.vm
+v1_only = pytest.mark.skipif(cgroups.is_v2(), reason="needs cgroup v1; test_cgroups_v2.py has version 2")
 _PYSHIM = Path(__file__).resolve().parents[1] / "bin" / "pyshim"
 _TMPFS = ("--mount", "type=tmpfs,src=tmpfs,dst=/fill,options=size=400m")
 _FIO = Path("/usr/bin/fio")
@@ -42,6 +42,7 @@ def _other_threads(sandbox: SandboxCgroups) -> set[int]:
     return {int(tid) for tid in os.listdir(f"/proc/{sandbox.vmm}/task")} - sandbox.vcpu_threads
 
 
+@v1_only
 def test_with_an_overhead_cgroup_only_vcpu_threads_are_in_the_pods_before_and_after_hotplug(
     ctr: Ctr, name: str, scratch: Path
 ) -> None:
@@ -86,12 +87,13 @@ def _assert_shown(name: str, sandbox: SandboxCgroups) -> None:
 
 def _assert_vcpus_apart(sandbox: SandboxCgroups) -> None:
     for controller in ("cpu", "cpuacct", "cpuset"):
-        assert members(sandbox.directory("sandbox", controller), "tasks") == sandbox.vcpu_threads, controller
-        overhead = members(sandbox.directory("overhead", controller), "tasks")
+        assert thread_ids(sandbox.directory("sandbox", controller)) == sandbox.vcpu_threads, controller
+        overhead = thread_ids(sandbox.directory("overhead", controller))
         assert _other_threads(sandbox) <= overhead, controller
         assert not overhead & sandbox.vcpu_threads, controller
 
 
+@v1_only
 def test_with_sandbox_cgroup_only_all_is_in_the_pods_cgroup_and_within_limits_of_its_own(
     ctr: Ctr, name: str, scratch: Path
 ) -> None:
@@ -156,6 +158,7 @@ def _rate(ctr: Ctr, name: str, device: str) -> float:
 
 
 @pytest.mark.skipif(not _FIO.exists(), reason="needs fio")
+@pytest.mark.skipif(not cgroups.has("blkio") and not cgroups.has("io"), reason="needs a controller of block devices")
 def test_a_block_io_limit_holds_while_it_is_set(ctr: Ctr, name: str, scratch: Path) -> None:
     """A quarter of what fio reads without the limit, in the same VM; its disk is a loop device."""
     data = scratch / "data"
@@ -189,11 +192,11 @@ def test_the_threads_of_a_vm_run_on_the_pods_cpus_when_containerd_is_confined_to
     sandbox = SandboxCgroups(name)
 
     servers = [process.pid for process in processes.find("virtiofsd")]
-    threads = [int(tid) for pid in (sandbox.vmm, *servers) for tid in os.listdir(f"/proc/{pid}/task")]
+    tids = [int(tid) for pid in (sandbox.vmm, *servers) for tid in os.listdir(f"/proc/{pid}/task")]
 
     assert frozenset(os.sched_getaffinity(sandbox.shim)) == one
     assert servers
-    assert {frozenset(os.sched_getaffinity(tid)) for tid in threads} == {every}
+    assert {frozenset(os.sched_getaffinity(tid)) for tid in tids} == {every}
 
 
 @contextlib.contextmanager

@@ -18,10 +18,11 @@ import pytest
 
 from pyshim.host.processes.confinement import KEPT_CAPABILITIES
 from pyshim.host.processes.rights import CAPABILITIES, NAMES, ThreadRights, rights_of_threads
+from pyshim.resources.cgroups.host.hierarchies import place_of
 
 from .conftest import template
-from .framework import oci, processes, shim_config
-from .framework.cgroups import SandboxCgroups, hierarchy, members
+from .framework import cgroups, oci, processes, shim_config
+from .framework.cgroups import SandboxCgroups, thread_ids
 from .framework.ctr import Ctr
 from .framework.processes import Process
 from .framework.remote_peer import RemotePeer, RemoteRun
@@ -305,7 +306,7 @@ def test_no_thread_of_a_program_that_serves_the_guest_gets_past_its_walls(
     (vmm,) = runtime.vmms(name)
     disk = host_disk()
     sandbox = SandboxCgroups(name)
-    cgroup = f"{hierarchy('devices')}{sandbox.path('devices')}"
+    listed = sandbox.directory("devices", "devices")
     *_, server = file_servers()  # what waits for it speaks with nobody
     programs = [vmm, server, *runtime.vsock_programs(name)]
 
@@ -314,16 +315,24 @@ def test_no_thread_of_a_program_that_serves_the_guest_gets_past_its_walls(
         f"{program.name}: {thread.name} {thread.tid}: {what}"
         for program in programs
         for thread in rights_of_threads(program.pid)
-        for what, result in attacks(scratch, disk, program, thread, cgroup=cgroup).items()
+        for what, result in attacks(
+            scratch, disk, program, thread, cgroup=device_cgroup(program.pid, thread.tid)
+        ).items()
         if result == "done"
     }
 
     assert set(control.values()) == {"done"}, "the control"
-    assert {program.pid for program in programs} <= members(Path(cgroup))
+    assert {program.pid for program in programs} <= thread_ids(listed)
     if vmm_of_root:
         assert rows("QEMU as root", vmm, sandbox)[0] in DOCUMENT.read_text().splitlines()
     still = {"signal another process of root"} if vmm_of_root else set()
     assert {each for each in done if each.rpartition(": ")[2] not in still} == set()
+
+
+def device_cgroup(pid: int, tid: int) -> str:
+    """That by whose device list the thread is bound."""
+    place = place_of(f"{pid}/task/{tid}", () if cgroups.is_v2() else ("devices",))
+    return f"{cgroups.hierarchy('devices')}{place}"
 
 
 SHIM_ONLY = {*KEPT_CAPABILITIES}
@@ -369,7 +378,8 @@ def cgroup_cells(pid: int, tid: int, sandbox: SandboxCgroups) -> tuple[str, str]
     groups = {group["Path"]: group["Role"] for group in sandbox.record["Groups"]}
     lines = [line.split(":", 2) for line in Path(f"/proc/{pid}/task/{tid}/cgroup").read_text().splitlines()]
     bound = {name for _, names, path in lines if path in groups for name in names.split(",")}
-    lists = {names for _, names, path in lines if groups.get(path) == "devices"}
+    # In version 2 vCPU threads have a cgroup of their own, with the same list.
+    lists = {names for _, names, path in lines if groups.get(path) in ("devices", "vcpus")}
     counted = [name for name in ("cpu", "memory") if name in bound or "" in bound]
     return ", ".join(counted) or "none", "yes" if lists & {"devices", ""} else "no"
 
@@ -387,21 +397,21 @@ def test_the_table_of_a_pods_processes_is_the_documented_one(
         ctr.start(name)
     (vmm,) = runtime.vmms(name)
     assert ("-incoming" in vmm.command) is is_clone
-    cgroups = SandboxCgroups(name)
+    sandbox = SandboxCgroups(name)
     *waiting, server = file_servers()
     shim = next(p for p in processes.running() if p.pid == vmm.parent)
     vsock_programs = runtime.vsock_programs(name)
     named = {p.pid for p in (vmm, server, *waiting, *vsock_programs)}
     others = [p for p in processes.running() if p.parent == shim.pid and p.pid not in named]
 
-    made = [*rows("shim", shim, cgroups), *rows("QEMU", vmm, cgroups)]
+    made = [*rows("shim", shim, sandbox), *rows("QEMU", vmm, sandbox)]
     for what, found in (
         ("virtiofsd in Rust, waiting", waiting),
         ("virtiofsd in Rust" if waiting else "virtiofsd", [server]),
         ("vhost-device-vsock", vsock_programs),
     ):
-        made += [line for process in found for line in rows(what, process, cgroups)]
-    made += [line for p in others for line in rows(" ".join(p.command[:3]), p, cgroups)]
+        made += [line for process in found for line in rows(what, process, sandbox)]
+    made += [line for p in others for line in rows(" ".join(p.command[:3]), p, sandbox)]
 
     documented = DOCUMENT.read_text().splitlines()
     assert not (new := [line for line in made if line not in documented]), "\n".join(new)

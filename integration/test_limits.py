@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 
 from bench.stub_pods import options
+from pyshim.resources.cgroups.host.hierarchies import place_of
 from pyshim.ttrpc import RemoteError
 
-from .framework import stubs, system_calls
+from .framework import cgroups, stubs, system_calls
 from .framework.faulty_pod import FaultyPod, faulty_pod
-from .framework.leaks import cgroup_roots
 from .framework.runtime import Runtime
 
 pytestmark = pytest.mark.vm
@@ -28,8 +28,8 @@ pytestmark = pytest.mark.vm
 @contextlib.contextmanager
 def processes(pid: int, more: int) -> Iterator[None]:
     """Within the block the process may have so many more of them, or of threads."""
-    roots = dict(cgroup_roots())
-    root = roots.get("pids") or next(iter(roots.values()))
+    root = cgroups.hierarchy("pids")
+    origin = root / place_of(pid, () if cgroups.is_v2() else ("pids",)).lstrip("/")
     cgroup = root / f"limited-{pid}"
     cgroup.mkdir()
     try:
@@ -38,7 +38,7 @@ def processes(pid: int, more: int) -> Iterator[None]:
         yield
     finally:
         for line in (cgroup / "cgroup.procs").read_text().split():
-            (root / "cgroup.procs").write_text(line)
+            (origin / "cgroup.procs").write_text(line)
         cgroup.rmdir()
 
 

@@ -152,11 +152,17 @@ def kernel() -> None:
         fact(f"sys.{path}.readable", lambda path: readable(f"/sys/{path}"), path)
         fact(f"sys.{path}.writable", lambda path: writable(f"/sys/{path}"), path)
     fact("cgroup.kind", lambda: "v2" if os.path.exists("/sys/fs/cgroup/cgroup.controllers") else "v1")
-    fact("cgroup.writable", lambda: os.mkdir("/sys/fs/cgroup/probe"))
+    fact("cgroup.writable", makes_directory, "/sys/fs/cgroup/probe")
     fact("clock.resolution_ns", lambda: round(time.clock_getres(time.CLOCK_MONOTONIC) * 1e9))
     fact("clock.zone", lambda: time.tzname)
     fact("entropy", lambda: len(os.getrandom(64, os.GRND_NONBLOCK)))
     fact("cpus.affinity_is_all", lambda: len(os.sched_getaffinity(0)) == os.cpu_count())
+
+
+def makes_directory(path: str) -> None:
+    """It is gone at once: a privileged container of runc sees the cgroups of the host."""
+    os.mkdir(path)
+    os.rmdir(path)
 
 
 def readable(path: str) -> str:

@@ -12,38 +12,55 @@ from typing import Any
 from .leaks import cgroup_roots
 
 STATES = Path("/run/vc/sbs")
+_ROOT = Path("/sys/fs/cgroup")
+
+
+def is_v2() -> bool:
+    """Version 2 only. A machine with both has its controllers in version 1."""
+    return (_ROOT / "cgroup.controllers").exists()
+
+
+def has(controller: str) -> bool:
+    if is_v2():
+        return controller in (_ROOT / "cgroup.controllers").read_text().split()
+    return controller in dict(cgroup_roots())
 
 
 def hierarchy(controller: str) -> Path:
-    """The root of the v1 hierarchy that has the controller, of this enclosure."""
-    return dict(cgroup_roots())[controller]
+    """The root of the hierarchy that has the controller, of this enclosure."""
+    return _ROOT if is_v2() else dict(cgroup_roots())[controller]
 
 
-def members(directory: Path, file: str = "cgroup.procs") -> set[int]:
-    return {int(line) for line in (directory / file).read_text().split()}
+def members(directory: Path) -> set[int]:
+    return _numbers(directory / "cgroup.procs")
+
+
+def thread_ids(directory: Path) -> set[int]:
+    return _numbers(directory / ("cgroup.threads" if is_v2() else "tasks"))
+
+
+def _numbers(file: Path) -> set[int]:
+    return {int(line) for line in file.read_text().split()}
 
 
 @contextlib.contextmanager
-def pod_cgroup(name: str, **values: str) -> Iterator[str]:
-    """A cgroup `/name` in every v1 hierarchy, as the kubelet makes one for a pod, with `memory__limit_in_bytes=...`."""
-    made = []
-    for controller, root in dict(cgroup_roots()).items():
-        if controller in ("unified", "systemd"):
-            continue
-        directory = root / name
-        directory.mkdir()
-        made.append(directory)
-        for inherited in ("cpuset.cpus", "cpuset.mems"):
-            if controller == "cpuset":
-                (directory / inherited).write_text((root / inherited).read_text())
-        for key, value in values.items():
-            if key.startswith(f"{controller}__"):
-                (directory / key.replace("__", ".")).write_text(value)
+def pod_cgroup(name: str, *, cpus: str = "") -> Iterator[str]:
+    """A cgroup `/name` in every hierarchy, as the kubelet makes one for a pod; `cpus` is its cpuset."""
+    roots = {_ROOT} if is_v2() else {root for key, root in cgroup_roots() if key not in ("unified", "systemd")}
+    for root in roots:
+        (root / name).mkdir()
+    for inherited in () if is_v2() else ("cpuset.cpus", "cpuset.mems"):
+        (hierarchy("cpuset") / name / inherited).write_text((hierarchy("cpuset") / inherited).read_text())
+    if is_v2():
+        controllers = (_ROOT / name / "cgroup.controllers").read_text().split()
+        (_ROOT / name / "cgroup.subtree_control").write_text(" ".join(f"+{each}" for each in controllers))
+    if cpus:
+        (hierarchy("cpuset") / name / "cpuset.cpus").write_text(cpus)
     try:
         yield f"/{name}"
     finally:
-        for directory in made:
-            directory.rmdir()
+        for root in roots:
+            (root / name).rmdir()
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import ssl
 import subprocess
 import time
@@ -28,6 +29,7 @@ from integration.framework.bare_node import BareNode, layouts
 from integration.framework.containerd import Containerd
 from integration.framework.cri import CRI_IMAGE, HANDLER, Cri
 from integration.framework.daemon import Directories, Program
+from integration.framework.leaks import cgroup_roots
 from integration.framework.waiting import eventually
 from protos.cri import v1_pb2 as pb
 
@@ -330,8 +332,9 @@ def _ground() -> Iterator[None]:
 def _machine() -> Iterator[None]:
     """A link with the node's address, a private /var/log, the directories that a node's first pods make and that stay.
 
-    The machine's settings are put back at the end.
+    The machine's settings are put back at the end, which SIGTERM brings about, too.
     """
+    former = signal.signal(signal.SIGTERM, signal.default_int_handler)
     before = {name: Path("/proc/sys", name).read_text() for name in _SYSCTLS}
     subprocess.run(["mount", "-t", "tmpfs", "logs", "/var/log"], check=True)
     subprocess.run(["ip", "link", "add", NODE, "type", "bridge"], check=True)
@@ -340,7 +343,7 @@ def _machine() -> Iterator[None]:
     subprocess.run(["ip", "link", "set", NODE, "up"], check=True)
     for directory in ("/run/containerd", "/run/pyshim/nri"):
         Path(directory).mkdir(parents=True, exist_ok=True)
-    for hierarchy in Path("/sys/fs/cgroup").iterdir():
+    for hierarchy in dict(cgroup_roots()).values():
         for quality in ("besteffort", "burstable"):
             (hierarchy / "kubepods" / quality).mkdir(parents=True, exist_ok=True)
     try:
@@ -350,6 +353,7 @@ def _machine() -> Iterator[None]:
         subprocess.run(["umount", "/var/log"], check=True)
         for name, value in before.items():
             Path("/proc/sys", name).write_text(value)
+        signal.signal(signal.SIGTERM, former)
 
 
 @contextlib.contextmanager
