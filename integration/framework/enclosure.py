@@ -14,6 +14,7 @@ namespaces, and the cgroups are removed here. The exit status is COMMAND's.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -85,7 +86,8 @@ def _mounted_hierarchies() -> list[Hierarchy]:
             o for o in super_options.split(",") if o not in ("rw", "ro", "xattr", "nsdelegate", "memory_recursiveprot")
         ]
         key = "" if fs_type == "cgroup2" else ",".join(options)
-        inside = where_i_am.get(key, "/").lstrip("/")
+        # In version 2 a cgroup with processes, such as a login's, gives those below it no controllers: the root does.
+        inside = where_i_am.get(key, "/").lstrip("/") if key else ""
         own = Path(mount_point, inside, f"{PREFIX}{os.getpid()}")
         found.append(
             Hierarchy(mount_point=Path(mount_point), fs_type=fs_type, options=",".join(options) if key else "", own=own)
@@ -103,12 +105,22 @@ def _remove_stale(hierarchies: list[Hierarchy]) -> None:
 
 
 def _join(hierarchies: list[Hierarchy]) -> None:
+    if all(hierarchy.fs_type == "cgroup2" for hierarchy in hierarchies):
+        for hierarchy in hierarchies:
+            _enable_controllers(hierarchy.mount_point)
     for hierarchy in hierarchies:
         hierarchy.own.mkdir()
         for inherited in ("cpuset.cpus", "cpuset.mems"):
             if hierarchy.fs_type == "cgroup" and (hierarchy.own / inherited).exists():
                 (hierarchy.own / inherited).write_text((hierarchy.own.parent / inherited).read_text())
         (hierarchy.own / "cgroup.procs").write_text(str(os.getpid()))
+
+
+def _enable_controllers(root: Path) -> None:
+    """Of cgroup v2: what is made at the root may have every controller, as far as the kernel lets it."""
+    for controller in (root / "cgroup.controllers").read_text().split():
+        with contextlib.suppress(OSError):  # this root is a cgroup with processes
+            (root / "cgroup.subtree_control").write_text(f"+{controller}")
 
 
 def _delegate_unified(own: Path) -> None:
