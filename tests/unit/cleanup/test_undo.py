@@ -22,6 +22,8 @@ from pyshim.host.mounts.table import mounted_below
 from pyshim.host.processes import identity as processes
 from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument, ShimError
 from pyshim.model.ledger import LedgerEntry, ResourceKind
+from pyshim.resources.cgroups.host.hierarchies import place_of
+from pyshim.resources.cgroups.host.removal import remove_cgroup
 from tests.fakes.open_files import same_open_files
 
 
@@ -208,14 +210,22 @@ def test_a_mount_that_is_not_below_its_root_is_an_error(tmp_path: Path, key: str
 # ---- cgroups
 
 
+_HIERARCHIES: dict[str, tuple[str, ...]] = {
+    "/sys/fs/cgroup/pids": ("pids",),
+    "/sys/fs/cgroup/unified": (),
+    "/sys/fs/cgroup": (),
+}
+"""Controllers by root."""
+
+
 def cgroup_roots() -> list[str]:
-    roots = ("/sys/fs/cgroup/pids", "/sys/fs/cgroup/unified", "/sys/fs/cgroup")
-    return [root for root in roots if os.path.exists(f"{root}/cgroup.procs") and os.access(root, os.W_OK)]
+    return [root for root in _HIERARCHIES if os.path.exists(f"{root}/cgroup.procs") and os.access(root, os.W_OK)]
 
 
 @pytest.fixture(params=cgroup_roots() or [pytest.param("", marks=pytest.mark.skip(reason="needs a cgroup hierarchy"))])
 def cgroup(request: pytest.FixtureRequest) -> Iterator[Path]:
-    path = Path(f"{request.param}/pyshim-test-{os.getpid()}")
+    """Below our own, which takes processes; in version 2 the root of a cgroup namespace may not."""
+    path = Path(request.param + place_of("self", _HIERARCHIES[request.param]), f"pyshim-test-{os.getpid()}")
     path.mkdir()
     yield path
     for found in (path / "a/b", path / "a", path):
@@ -267,6 +277,18 @@ def test_init_is_moved_out_of_a_cgroup_instead_of_killed(cgroup: Path) -> None:
 
     assert done.stdout == "removal ended with 0\n", done.stderr
     assert not cgroup.exists()
+
+
+def test_a_process_that_no_cgroup_above_takes_is_an_error_and_no_file_is_made(tmp_path: Path) -> None:
+    """The search ends above the hierarchy, where a file of the name of the kernel's would be a file like any other."""
+    inner = tmp_path / "above" / "sandbox"
+    inner.mkdir(parents=True)
+    (inner / "cgroup.procs").write_text(f"{os.getpid()}\n")
+
+    with pytest.raises(OSError, match="no cgroup above it takes the process"):
+        remove_cgroup(str(inner), time.monotonic() + 10)
+
+    assert list(tmp_path.rglob("cgroup.procs")) == [inner / "cgroup.procs"]
 
 
 # ---- network

@@ -8,7 +8,7 @@ import time
 
 from pyshim.host.processes import identity as processes
 from pyshim.model.errors import DeadlineExceeded
-from pyshim.resources.cgroups.host.hierarchies import members
+from pyshim.resources.cgroups.host.hierarchies import members, write
 
 _INIT = 1
 _FIRST_PAUSE_S = 0.002
@@ -74,8 +74,7 @@ def _move_out(pid: int, directory: str, removed_root: str) -> None:
     above = os.path.dirname(removed_root.rstrip("/"))
     while True:
         try:
-            with open(f"{above}/cgroup.procs", "w", encoding="ascii") as file:
-                file.write(str(pid))
+            write(f"{above}/cgroup.procs", str(pid))
             return
         except FileNotFoundError:
             raise OSError(errno.EBUSY, "no cgroup above it takes the process", directory) from None
