@@ -9,6 +9,7 @@ import logging
 import os
 import time
 from collections.abc import Mapping
+from typing import Any
 
 LOG_FD = 2
 _LEVELS = {"WARNING": "warning", "CRITICAL": "fatal"}
@@ -54,6 +55,8 @@ class FdHandler(logging.Handler):
             # A wrong log call must not fail its caller.
             self.handleError(record)
             return
+        except MemoryError:  # so must not one for which there is no room
+            return
         data = line.encode(errors="backslashreplace")
         if self._torn:
             data = b"\n" + data
@@ -84,6 +87,13 @@ class LineFormatter(logging.Formatter):
         if record.stack_info:
             words.append(f"stack={_quoted(record.stack_info)}")
         return " ".join(words)
+
+    def formatException(self, ei: Any) -> str:
+        """The traceback, or the error's name where there is no memory for more."""
+        try:
+            return super().formatException(ei)
+        except (MemoryError, SystemError):  # since 3.13 it parses the source, which then fails by either
+            return ei[0].__name__  # type: ignore[no-any-return]
 
 
 def _moment(created_s: float) -> str:

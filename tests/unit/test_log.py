@@ -2,7 +2,7 @@ import json
 import logging
 import os
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -69,6 +69,38 @@ def test_traceback_is_a_field(logger: logging.Logger, pipe: tuple[int, int]) -> 
     assert text.count("\n") == 1
     assert 'level=error msg="call failed"' in text
     assert "KeyError: 'x'" in text
+
+
+def _raising(kind: type[Exception]) -> Callable[..., str]:
+    def fail(*_: object, **__: object) -> str:
+        raise kind
+
+    return fail
+
+
+@pytest.mark.parametrize("kind", [MemoryError, SystemError])
+def test_a_traceback_that_memory_is_too_short_for_is_the_errors_name(
+    logger: logging.Logger, pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
+) -> None:
+    attach(logger, pipe[1])
+    monkeypatch.setattr("traceback.print_exception", _raising(kind))
+
+    logger.error("call failed", exc_info=ZeroDivisionError())
+
+    assert line(logger, pipe[0]).endswith(" traceback=ZeroDivisionError\n")
+
+
+def test_a_line_that_memory_is_too_short_for_does_not_fail_its_caller(
+    logger: logging.Logger, pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attach(logger, pipe[1])
+    monkeypatch.setattr(LineFormatter, "format", _raising(MemoryError))
+
+    logger.error("lost")
+
+    monkeypatch.undo()
+    logger.error("kept")
+    assert "kept" in line(logger, pipe[0])
 
 
 def test_full_pipe_loses_lines_but_never_blocks_or_glues_them(logger: logging.Logger, pipe: tuple[int, int]) -> None:
