@@ -18,9 +18,11 @@ from integration.framework import stubs
 from pyshim.node.install.handlers import Handler
 
 from . import crio, erofs, images, releases
+from .cgroups import STATES
 from .containerd import Containerd, remove_daemon_files
 from .cri import CRI_IMAGE, HANDLER, Cri, Pod
 from .daemon import Directories
+from .waiting import eventually
 
 PROJECT = Path(__file__).resolve().parents[2]
 GROUND = Path("/run/pyshim-integration/cri")
@@ -287,7 +289,14 @@ def cri() -> Iterator[Cri]:
 def shared_pod(cri: Cri, module_leaves_nothing: None) -> Iterator[Pod]:
     """One pod for a whole file: tests share its VM."""
     with cri.pod() as shared:
+        eventually(lambda: _is_saved(shared), what="the pod's state is written, a moment after containerd's answer")
         yield shared
+
+
+def _is_saved(pod: Pod) -> bool:
+    """The state has the pause container, where containerd makes one."""
+    has_pause = releases.sandboxer() == "podsandbox" and not crio.is_chosen()
+    return not has_pause or (STATES / pod.id / pod.id / "persist.json").exists()
 
 
 @pytest.fixture
