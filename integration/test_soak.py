@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections import Counter
+from functools import partial
 from itertools import cycle
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from .framework import cri_losses, soak
 from .framework.cri import Cri
 from .framework.runtime import Runtime
+from .framework.waiting import eventually
 
 LOSSES = {"shim": 2, "frozen": 1, "agent": 1}
 SEED = 20_240_607
@@ -49,13 +51,21 @@ def test_parts_that_are_stopped_again_and_again_cost_a_pod_time_only(
     with soak_ground.pod() as pod:
         driver = threading.Thread(target=pod.live, name=f"drive {pod.name}")
         driver.start()
+
+        def stopped(part: str) -> bool:
+            """As soon as it is there; False when the pod's life is over."""
+            find = partial(soak.VICTIMS[part], runtime, pod.name)
+            eventually(lambda: find() or not driver.is_alive(), what=f"the {part} is there", every_s=0.01)
+            return soak.stand_still(find(), for_s=1.5)
+
         stops = Counter[str]()
         for part in cycle(("shim", "vmm", "virtiofsd")):
-            stops[part] += soak.stand_still(soak.VICTIMS[part](runtime, pod.name), for_s=1.5)
-            driver.join(0.5)
+            stops[part] += stopped(part)
+            driver.join(0.5 if len(stops) == 3 else 0)  # its life may be shorter than three of these
             if not driver.is_alive():
                 break
 
+        assert len(stops) == 3, stops
         assert all(stops.values()), stops
         assert pod.error == ""
         pod.clean_up()
