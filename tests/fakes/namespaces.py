@@ -43,8 +43,9 @@ class Namespace:
         for link in links:
             details = link.get("linkinfo", {})
             for key in ("info_data", "info_slave_data"):
-                # A bridge's running timers are no setting.
-                details[key] = {name: value for name, value in details.get(key, {}).items() if "timer" not in name}
+                # A bridge's running timers and how many stations it has seen are no settings.
+                found = details.get(key, {}).items()
+                details[key] = {name: value for name, value in found if "timer" not in name and "learned" not in name}
         return {
             "links": links,
             "addresses": [
