@@ -303,7 +303,7 @@ async def _flood(running: Cluster, count: int) -> list[asyncio.StreamWriter]:
 
 @pytest.mark.parametrize("count", [60, 250])
 def test_a_flood_of_unfinished_bodies_stays_below_the_memory_limit_and_a_review_is_answered(
-    tmp_path: Path, count: int
+    runner: asyncio.Runner, tmp_path: Path, count: int
 ) -> None:
     pair = self_signed((NAME,), days=30, now=NOW)
     write(pair, tmp_path)
@@ -324,7 +324,7 @@ def test_a_flood_of_unfinished_bodies_stays_below_the_memory_limit_and_a_review_
     ) as server:
         assert server.stdout is not None
         running = Cluster(int(server.stdout.readline()), pair, tmp_path)
-        asyncio.run(attack(running))
+        runner.run(attack(running))
         peak_bytes = floods.peak_bytes(server.pid)
         server.kill()
 
@@ -366,7 +366,7 @@ async def test_a_request_under_way_keeps_its_connection_as_long_as_others_are_id
 
 @pytest.mark.slow
 @pytest.mark.parametrize("attack", ["wide bodies", "compressed bodies", "answers that are not read"])
-def test_an_attack_takes_neither_memory_nor_answers(attack: str, tmp_path: Path) -> None:
+def test_an_attack_takes_neither_memory_nor_answers(runner: asyncio.Runner, attack: str, tmp_path: Path) -> None:
     pair = self_signed((NAME,), days=30, now=NOW)
     write(pair, tmp_path)
     context = ssl.create_default_context()
@@ -378,7 +378,7 @@ def test_an_attack_takes_neither_memory_nor_answers(attack: str, tmp_path: Path)
         assert server.stdout is not None
         running = Cluster(int(server.stdout.readline()), pair, tmp_path)
         attacked = floods.flood(floods.over_tls(running.port, context), floods.ON_WEBHOOK[attack])
-        status, _ = asyncio.run(running.call("POST", "/mutate", body=REVIEW))
+        status, _ = runner.run(running.call("POST", "/mutate", body=REVIEW))
         peak = floods.peak_bytes(server.pid)
         server.kill()
 

@@ -44,7 +44,7 @@ def test_a_configuration_that_starts_no_pod_is_refused(tmp_path: Path, capsys: p
     assert "default_memory" in capsys.readouterr().err
 
 
-def test_the_command_serves_until_it_is_asked_to_end(tmp_path: Path) -> None:
+def test_the_command_serves_until_it_is_asked_to_end(runner: asyncio.Runner, tmp_path: Path) -> None:
     pair = self_signed(("127.0.0.1",), days=1, now=datetime.datetime.now(datetime.UTC))
     (tmp_path / "tls.crt").write_bytes(pair.certificate)
     (tmp_path / "tls.key").write_bytes(pair.key)
@@ -56,7 +56,7 @@ def test_the_command_serves_until_it_is_asked_to_end(tmp_path: Path) -> None:
             line = server.stderr.readline()
             assert "webhook serves" in line, line
             port = line.split("port=")[1].split()[0]
-            answer = asyncio.run(asked(f"https://127.0.0.1:{port}/mutate", pair.authority))
+            answer = runner.run(asked(f"https://127.0.0.1:{port}/mutate", pair.authority))
         finally:
             server.send_signal(signal.SIGTERM)
         assert server.wait(timeout=GENEROUS_S) == 0
