@@ -12,7 +12,7 @@ import pytest
 from .conftest import GROUND
 from .framework import crio, erofs, images, releases, shim_config
 from .framework.cri import Container, Cri, Pod, Security, refusal
-from .framework.cri_session import LAYERS_CONFIG, LAYERS_HANDLER
+from .framework.cri_session import LAYERS_CONFIG, LAYERS_HANDLER, settled
 from .framework.runtime import Runtime
 from .framework.waiting import eventually
 
@@ -66,7 +66,7 @@ def whole_pod(cri: Cri, layers: None) -> Iterator[Pod]:
     """A pod that shares no files with the host, for the whole file."""
     shim_config.variant(LAYERS_CONFIG.parent, shared_fs="none")
     with cri.pod(handler=LAYERS_HANDLER) as made:
-        yield made
+        yield settled(made)
 
 
 @pytest.fixture

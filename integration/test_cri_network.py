@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from .framework.cri import Container, Cri, Pod
-from .framework.cri_session import GATEWAY, GATEWAY6, MTU, NEIGHBOURS
+from .framework.cri_session import GATEWAY, GATEWAY6, MTU, NEIGHBOURS, settled
 from .framework.pod_python import ECHO, run_python, start_python
 from .framework.spdy import PORT_FORWARD, SpdyConnection
 from .framework.waiting import eventually
@@ -39,6 +39,7 @@ def server(shared_pod: Pod) -> Iterator[Container]:
 def neighbour(cri: Cri, module_leaves_nothing: None) -> Iterator[Container]:
     """The same in another pod on the same bridge."""
     with cri.pod() as pod:
+        settled(pod)
         places = [f"{address}:{_TCP_PORT}" for address in pod.addresses]
         container = start_python(pod, ECHO, f":{_UDP_PORT}", *places)
         _wait_until_ready(container)

@@ -17,7 +17,7 @@ from pyshim.model.units import MIB
 from .framework import cgroups, crio
 from .framework.cgroups import SandboxCgroups, pod_cgroup
 from .framework.cri import Container, Cri, Pod, refusal
-from .framework.cri_session import GATEWAY
+from .framework.cri_session import GATEWAY, settled
 from .framework.waiting import eventually
 
 pytestmark = pytest.mark.vm
@@ -32,7 +32,7 @@ def stats_pod(cri: Cri, module_leaves_nothing: None) -> Iterator[Pod]:
     """A pod whose VM is all in the pod's cgroup, its vCPUs to be pinned."""
     keys = {f"{_RUNTIME}{key}": "true" for key in ("sandbox_cgroup_only", "enable_vcpus_pinning")}
     with pod_cgroup("podstats") as parent, cri.pod("stats", cgroup_parent=parent, annotations=keys) as shared:
-        yield shared
+        yield settled(shared)
 
 
 @pytest.fixture

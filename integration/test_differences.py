@@ -17,7 +17,7 @@ from protos.cri import v1_pb2 as pb
 from .comparison.allowed import unexplained, unneeded
 from .framework import boots, cgroups, erofs, images, kata_agent, releases, shim_config
 from .framework.cri import CRI_IMAGE, HANDLER, Cri, Pod, Security
-from .framework.cri_session import LAYERS_CONFIG, LAYERS_HANDLER, RUNC_HANDLER
+from .framework.cri_session import LAYERS_CONFIG, LAYERS_HANDLER, RUNC_HANDLER, settled
 from .framework.kubelet_volumes import PodDirectory, volume
 
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(900)]
@@ -76,7 +76,7 @@ _differ: dict[str, list[str]] = {}
 def pods(cri: Cri, module_leaves_nothing: None) -> Iterator[dict[str, Pod]]:
     """A pod of each runtime, for all scenes that a pod without privileges can have."""
     with cri.pod(handler=RUNC_HANDLER) as runc, cri.pod(handler=HANDLER) as vm:
-        yield {"runc": runc, "pyshim": vm}
+        yield {"runc": runc, "pyshim": settled(vm)}
 
 
 @pytest.fixture

@@ -289,14 +289,17 @@ def cri() -> Iterator[Cri]:
 def shared_pod(cri: Cri, module_leaves_nothing: None) -> Iterator[Pod]:
     """One pod for a whole file: tests share its VM."""
     with cri.pod() as shared:
-        eventually(lambda: _is_saved(shared), what="the pod's state is written, a moment after containerd's answer")
-        yield shared
+        yield settled(shared)
 
 
-def _is_saved(pod: Pod) -> bool:
-    """The state has the pause container, where containerd makes one."""
-    has_pause = releases.sandboxer() == "podsandbox" and not crio.is_chosen()
-    return not has_pause or (STATES / pod.id / pod.id / "persist.json").exists()
+def settled(pod: Pod) -> Pod:
+    """The pod of ours, once its state has the pause container that containerd makes: a moment after the answer.
+
+    A file's pod is to be so before the first look at the host.
+    """
+    if releases.sandboxer() == "podsandbox" and not crio.is_chosen():
+        eventually((STATES / pod.id / pod.id / "persist.json").exists, what="the pod's state is written")
+    return pod
 
 
 @pytest.fixture
