@@ -49,6 +49,7 @@ TOKEN = "test"
 START_UP_TAINT = "pyshim.io/not-ready"
 """That of the chart's values."""
 KUBELET_FILES = Path("/var/lib/kubelet")
+_KUBELET_CONFIG = GROUND / "kubelet.yaml"
 _ETCD = "http://127.0.0.1:2379"
 _CLASSES = "/apis/node.k8s.io/v1/runtimeclasses"
 _RUNTIME_CLASS = PROJECT / "configs" / "kubernetes" / "runtimeclass-pykata.yaml"
@@ -76,7 +77,7 @@ _KUBELET = {
     # How old the figures of volumes may be, by which pods are evicted; the default is 1m.
     "volumeStatsAggPeriod": "5s",
     "volumePluginDir": f"{GROUND}/volume-plugins",
-    "featureGates": {},
+    "featureGates": peers.GATES,
 }
 # The kubelet sets these for the whole machine.
 _SYSCTLS = (
@@ -173,9 +174,26 @@ class Cluster:
 
     def configure_kubelet(self, **settings: Any) -> None:
         """The kubelet's configuration: the usual, earlier settings, and `settings`."""
-        path = GROUND / "kubelet.yaml"
-        before = json.loads(path.read_text()) if path.exists() else _KUBELET
-        path.write_text(json.dumps({**before, **settings}))
+        before = json.loads(_KUBELET_CONFIG.read_text()) if _KUBELET_CONFIG.exists() else _KUBELET
+        _KUBELET_CONFIG.write_text(json.dumps({**before, **settings}))
+
+    @contextlib.contextmanager
+    def kubelet_with(self, **settings: Any) -> Iterator[None]:
+        """The kubelet has been restarted with `settings`; at the end of the block it is so with those it had before."""
+        before = _KUBELET_CONFIG.read_text()
+        self.configure_kubelet(**settings)
+        self._restart_kubelet()
+        try:
+            yield
+        finally:
+            _KUBELET_CONFIG.write_text(before)
+            self._restart_kubelet()
+
+    def _restart_kubelet(self) -> None:
+        self.kubelet.stop()
+        for state in KUBELET_FILES.glob("*_manager_state"):  # of another policy, with which it would not start
+            state.unlink()
+        self.start_kubelet()
 
     def start_kubelet(self) -> None:
         """It runs, and has said that the node is ready."""
@@ -303,7 +321,9 @@ def _control_plane(cri: Cri, **settings: Any) -> Iterator[Cluster]:
         _write_keys()
         stack.enter_context(_kubelet_files())
         socket = cri.daemon.directories.socket
-        kubelet = Daemon(str(peers.PROGRAMS / "kubelet"), *_kubelet(), f"--containerd={socket}")
+        # cAdvisor's way to containerd; from 1.37 on the kubelet has no such option.
+        cadvisor = [f"--containerd={socket}"] if peers.MINOR < 37 else []
+        kubelet = Daemon(str(peers.PROGRAMS / "kubelet"), *_kubelet(), *cadvisor)
         made = Cluster(cri, kubelet)
         stack.enter_context(Daemon("etcd", *_etcd()))
         stack.enter_context(Daemon(str(peers.PROGRAMS / "kube-apiserver"), *_api_server()))
@@ -430,6 +450,7 @@ def _api_server() -> list[str]:
         "--allow-privileged=true",
         # A webhook behind a Service is called at its pods: there is no kube-proxy.
         "--enable-aggregator-routing=true",
+        *(f"--feature-gates={gate}=true" for gate in peers.GATES),
     ]
 
 

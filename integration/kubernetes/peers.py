@@ -17,6 +17,8 @@ from integration.framework.releases import go_build, run_go
 
 VERSION = os.environ.get("KUBERNETES", "v1.34.4")
 MINOR = int(VERSION.split(".")[1])
+GATES = dict.fromkeys(("ContainerStopSignals", *(["ImageVolume"] if MINOR < 35 else [])), True)
+"""Of the API server and the kubelet: what a release of this minor number has, and not by default."""
 _STAGING = VERSION.replace("v1.", "v0.", 1)
 """The version under which the modules that kubernetes keeps in its own tree are published."""
 PROGRAMS = Path(__file__).resolve().parents[2] / ".build" / "cache" / "kubernetes" / VERSION

@@ -14,34 +14,20 @@ import pytest
 from integration.framework.runtime import Runtime
 from integration.framework.waiting import eventually
 
-from .cluster import Cluster, container
+from .cluster import KUBELET_FILES, Cluster, container
 
 pytestmark = pytest.mark.vm
 
 SLEEP = "exec sleep 100000"
 CLASS = "memory-only"
 """Its overhead is: a node of two CPUs has one left beside the reserved one, and the pod asks for all of it."""
-_STATES = Path("/var/lib/kubelet")
 _STATIC = {"cpuManagerPolicy": "static", "reservedSystemCPUs": "0", "topologyManagerPolicy": "single-numa-node"}
-_USUAL = {"cpuManagerPolicy": "none", "reservedSystemCPUs": "", "topologyManagerPolicy": "none"}
-
-
-def restart_kubelet(kube: Cluster, settings: dict[str, str]) -> None:
-    kube.kubelet.stop()
-    kube.configure_kubelet(**settings)
-    for state in _STATES.glob("*_manager_state"):  # of another policy, with which it would not start
-        state.unlink()
-    kube.start_kubelet()
 
 
 @pytest.fixture(scope="module")
 def static(kube: Cluster) -> Iterator[None]:
-    with kube.runtime_class(CLASS, "pykata", memory="320Mi"):
-        restart_kubelet(kube, _STATIC)
-        try:
-            yield
-        finally:
-            restart_kubelet(kube, _USUAL)
+    with kube.runtime_class(CLASS, "pykata", memory="320Mi"), kube.kubelet_with(**_STATIC):
+        yield
 
 
 @contextlib.contextmanager
@@ -63,7 +49,7 @@ def cpus_of_vm(kube: Cluster, name: str) -> set[int]:
 
 def cpus_given(uid: str) -> set[int]:
     """The CPUs that the kubelet has noted as the container's own."""
-    noted = json.loads((_STATES / "cpu_manager_state").read_text())["entries"][uid]["main"]
+    noted = json.loads((KUBELET_FILES / "cpu_manager_state").read_text())["entries"][uid]["main"]
     found: set[int] = set()
     for part in noted.split(","):
         first, _, last = part.partition("-")

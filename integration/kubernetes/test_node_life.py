@@ -69,23 +69,15 @@ def test_a_drain_lets_programs_end_and_leaves_no_vm(kube: Cluster, scratch: Path
 
 def test_a_shutdown_with_notice_waits_until_every_vm_has_ended(kube: Cluster, scratch: Path) -> None:
     """The kubelet delays the shutdown by a lock of logind's; when it gives it back, the machine goes down."""
-    with logind(BUS) as login:
-        kube.kubelet.stop()
-        kube.configure_kubelet(shutdownGracePeriod=f"{PERIOD_S}s", shutdownGracePeriodCriticalPods="20s")
-        kube.start_kubelet()
-        try:
-            with three_pods(kube, scratch / "out") as names:
-                assert login.is_delayed
-                login.begin_shutdown()
-                eventually(lambda: not login.is_delayed, what="the kubelet lets the shutdown go on", within_s=250)
-                assert vmms() == []
-                assert sorted(path.name for path in (scratch / "out").iterdir()) == ["polite1", "polite2"]
-                told = [kube.phase(name, "Failed", "Succeeded")["status"] for name in names]
-                assert all("imminent node shutdown" in condition_of(each, "DisruptionTarget") for each in told), told
-        finally:
-            kube.kubelet.stop()
-            kube.configure_kubelet(shutdownGracePeriod="0s", shutdownGracePeriodCriticalPods="0s")
-            kube.start_kubelet()
+    periods = {"shutdownGracePeriod": f"{PERIOD_S}s", "shutdownGracePeriodCriticalPods": "20s"}
+    with logind(BUS) as login, kube.kubelet_with(**periods), three_pods(kube, scratch / "out") as names:
+        assert login.is_delayed
+        login.begin_shutdown()
+        eventually(lambda: not login.is_delayed, what="the kubelet lets the shutdown go on", within_s=250)
+        assert vmms() == []
+        assert sorted(path.name for path in (scratch / "out").iterdir()) == ["polite1", "polite2"]
+        told = [kube.phase(name, "Failed", "Succeeded")["status"] for name in names]
+        assert all("imminent node shutdown" in condition_of(each, "DisruptionTarget") for each in told), told
 
 
 def test_under_memory_pressure_the_pod_that_is_furthest_above_its_request_goes(kube: Cluster) -> None:
