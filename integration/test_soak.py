@@ -15,6 +15,9 @@ from .framework.cri import Cri
 from .framework.runtime import Runtime
 from .framework.waiting import eventually
 
+# One of them needs CRI's containerd, which is to be there before the file's first look at the host.
+pytestmark = pytest.mark.usefixtures("cri")
+
 LOSSES = {"shim": 2, "frozen": 1, "agent": 1}
 SEED = 20_240_607
 

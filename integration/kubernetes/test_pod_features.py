@@ -102,7 +102,6 @@ def test_each_container_has_its_own_figures(kube: Cluster, source: str) -> None:
     assert idle["memory"]["workingSetBytes"] < 10 * MIB
     assert main["cpu"]["usageCoreNanoSeconds"] > idle["cpu"]["usageCoreNanoSeconds"] > 0
     assert (main["rootfs"]["usedBytes"], idle["rootfs"]["usedBytes"]) == (8 * MIB, 0)
-    assert pod["memory"]["workingSetBytes"] > main["memory"]["workingSetBytes"]  # that of the VM
     names = {name for name in ("main", "idle") for line in scraped if f'container="{name}"' in line}
     assert names == ({"main", "idle"} if source == "CRI" else set())
 
@@ -112,8 +111,9 @@ def _pod_figures(kube: Cluster, name: str) -> Any:
 
 
 def _complete(pod: Any) -> Any:
-    """The figures, once the first container has done what it does."""
+    """The figures, once the first container has done what it does and the pod's are those of its VM, which are more."""
     containers = {each["name"]: each for each in pod.get("containers", ())}
     held = containers.get("main", {}).get("memory", {}).get("workingSetBytes", 0)
     written = containers.get("main", {}).get("rootfs", {}).get("usedBytes", 0)
-    return pod if len(containers) == 2 and held > 40 * MIB and written >= 8 * MIB and "memory" in pod else None
+    of_vm = pod.get("memory", {}).get("workingSetBytes", 0)
+    return pod if len(containers) == 2 and of_vm > held > 40 * MIB and written >= 8 * MIB else None
