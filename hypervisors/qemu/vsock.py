@@ -27,6 +27,11 @@ LAST_CID = (1 << 32) - 2
 """2^32 - 1 is VMADDR_CID_ANY."""
 _TRIES = 1000
 _VHOST_VSOCK_SET_GUEST_CID = 0x4008AF60
+_BUFFER_BYTES = 16 * 1024
+"""Bytes that a connection of the guest may send ahead to the program, so none of its packets is larger. The program
+takes a packet whose data are in one piece of memory. Linux since 6.17, and its stable releases such as 6.12.118, splits
+one above 32 KiB, headers included: the program drops that, and the connection stalls. A power of two: the program
+counts modulo 2^32. Source: virtio_vsock_alloc_skb in the kernel, from_tx_virtq_chain of the crate virtio-vsock 0.10."""
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.002, 0.1
 """Seconds between attempts to connect to the program. It makes its socket itself and takes no listening descriptor."""
 
@@ -90,6 +95,7 @@ async def start_program(
         f"--guest-cid={FIRST_CID}",
         f"--socket={channel.device_path}",
         f"--uds-path={channel.socket_path}",
+        f"--tx-buffer-size={_BUFFER_BYTES}",
     )
     child = await children.spawn(
         argv, isolation=isolation, dumps_core=dumps_core, ledger=ledger, ledger_key=channel.device_path

@@ -58,6 +58,18 @@ async def test_the_program_is_in_the_ledger_before_the_vm_and_gone_with_it(bench
     assert address == f"hvsock://{asked.socket_path}:1024"
 
 
+async def test_no_packet_of_the_guest_is_so_large_that_its_kernel_splits_it(bench: Bench) -> None:
+    """The real program drops a packet in several pieces, and its connection stalls."""
+    notes = f"open({str(bench.directory / 'size')!r}, 'w').write(words['--tx-buffer-size']); {SERVE}"
+
+    await bench.vm.create(bench.config(hypervisor_path=bench.vmm(IDLE_VMM), agent_channel=channel(bench, notes)))
+    await bench.vm.stop()
+
+    size_bytes = int((bench.directory / "size").read_text())
+    assert 4096 <= size_bytes <= 32 * 1024 - 1024, "room for the headers"
+    assert size_bytes.bit_count() == 1, "the program counts modulo 2^32"
+
+
 @pytest.mark.parametrize(
     ("script", "timeout_s", "error", "text"),
     [
