@@ -4,6 +4,7 @@ Source: Kata's runtime removes the same before CreateContainer. kata-agent refus
 """
 
 import re
+import stat
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -31,6 +32,15 @@ _ALIKE = (1, 5, 136)
 """Majors of character devices: memory, terminals, pseudo-terminals. Source: the kernel's admin-guide/devices.txt."""
 _MISC, _MISC_ALIKE = 10, range(128, 255)
 """Of misc devices these minors are assigned (/dev/net/tun, /dev/fuse, /dev/kvm); others are given as drivers come."""
+_EVERY_CONTAINERS = {
+    "/dev/null": (1, 3),
+    "/dev/zero": (1, 5),
+    "/dev/full": (1, 7),
+    "/dev/random": (1, 8),
+    "/dev/urandom": (1, 9),
+    "/dev/tty": (5, 0),
+}
+"""Character devices, of mode 0666, that a runtime makes in each container. Source: OCI runtime-spec, config-linux."""
 _NOT_IN_A_GUEST = {
     "uidMappings": "a pod in a VM has no user namespace of the host (hint: leave out 'hostUsers: false')",
     "gidMappings": "a pod in a VM has no user namespace of the host (hint: leave out 'hostUsers: false')",
@@ -95,7 +105,7 @@ def guest_spec(
         linux["sysctl"] = {**sysctls, **(linux.get("sysctl") or {})}
     given = linux.get("resources") or {}
     linux["resources"] = guest_resources(with_swap(given, spec.annotations), nodes)
-    linux["devices"] = [dict(device) for device in devices]
+    linux["devices"] = [dict(device) for device in devices if not _is_in_every_container(device)]
     rules = given.get("devices") or []
     if isinstance(rules, list):  # the agent's client refuses anything else
         rules = [rule for rule in rules if _is_of_the_guest(rule, linux["devices"])]
@@ -103,6 +113,17 @@ def guest_spec(
         linux["resources"]["devices"] = rules
     raw["linux"] = linux
     return raw
+
+
+def _is_in_every_container(device: Mapping[str, Any]) -> bool:
+    """True for a node that the agent makes anyway. kata-agent fails when the spec has it, too, which lists all devices
+    of the host for a privileged container.
+    """
+    return (
+        device.get("type") in ("c", "u")
+        and _EVERY_CONTAINERS.get(str(device.get("path"))) == (device.get("major"), device.get("minor"))
+        and device.get("fileMode") in (None, 0o666, stat.S_IFCHR | 0o666)
+    )
 
 
 def _is_of_the_guest(rule: Any, devices: Sequence[Mapping[str, Any]]) -> bool:

@@ -203,6 +203,19 @@ def test_rules_for_devices_that_mean_the_same_in_the_guest_reach_it(plan: Planne
     assert plan(spec(linux=resources)).guest.spec["linux"]["resources"] == {"devices": same}
 
 
+def test_a_device_of_every_container_is_left_to_the_agent(plan: Planner) -> None:
+    """All devices of the host are listed for a privileged container, and kata-agent makes no node twice."""
+    full = {"path": "/dev/full", "type": "c", "major": 1, "minor": 7, "fileMode": 0o666, "uid": 0, "gid": 0}
+    terminal = {"path": "/dev/tty", "type": "c", "major": 5, "minor": 0, "gid": 5}
+    guarded = {"path": "/dev/zero", "type": "c", "major": 1, "minor": 5, "fileMode": 0o600}
+    other = {"path": "/dev/null", "type": "c", "major": 1, "minor": 5, "fileMode": 0o666}
+    fuse = {"path": "/dev/fuse", "type": "c", "major": 10, "minor": 229, "fileMode": 0o666}
+
+    planned = plan(spec(linux={"devices": [full, terminal, guarded, other, fuse]}))
+
+    assert planned.guest.spec["linux"]["devices"] == [guarded, other, fuse]
+
+
 def test_cgroup_files_reach_the_guest_unless_they_are_about_the_hosts_devices(plan: Planner) -> None:
     unified = {"memory.high": "5", "pids.max": "50"}
 
