@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import platform
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -48,10 +49,10 @@ def sandbox(ctr: Ctr, module_leaves_nothing: None) -> Iterator[str]:
 
 
 def test_exec_has_output_and_exit_code_of_the_command(sandbox: str) -> None:
-    done = ask("exec", sandbox, "sh", "-c", "cat /etc/os-release; exit 7")
+    done = ask("exec", sandbox, "sh", "-c", "uname -r; exit 7")
 
     assert (done.returncode, done.stderr) == (7, b"")
-    assert b"ID=pyshim-guest" in done.stdout
+    assert done.stdout.decode().strip() not in ("", platform.release())
 
 
 def test_exec_passes_its_input_on_byte_by_byte(sandbox: str) -> None:
