@@ -49,13 +49,15 @@ def pod_cgroup(name: str, *, cpus: str = "") -> Iterator[str]:
     roots = {_ROOT} if is_v2() else {root for key, root in cgroup_roots() if key not in ("unified", "systemd")}
     for root in roots:
         (root / name).mkdir()
-    for inherited in () if is_v2() else ("cpuset.cpus", "cpuset.mems"):
-        (hierarchy("cpuset") / name / inherited).write_text((hierarchy("cpuset") / inherited).read_text())
+    cpuset = hierarchy("cpuset")
     if is_v2():
         controllers = (_ROOT / name / "cgroup.controllers").read_text().split()
         (_ROOT / name / "cgroup.subtree_control").write_text(" ".join(f"+{each}" for each in controllers))
+    else:
+        for inherited in ("cpuset.cpus", "cpuset.mems"):
+            (cpuset / name / inherited).write_text((cpuset / inherited).read_text())
     if cpus:
-        (hierarchy("cpuset") / name / "cpuset.cpus").write_text(cpus)
+        (cpuset / name / "cpuset.cpus").write_text(cpus)
     try:
         yield f"/{name}"
     finally:

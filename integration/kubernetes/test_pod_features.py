@@ -22,15 +22,6 @@ SLEEP = "exec sleep 100000"
 since_2 = pytest.mark.skipif(releases.chosen().numbers < (2, 1), reason="needs containerd 2.1 (CONTAINERD=newest)")
 
 
-def out(directory: Path) -> dict[str, Any]:
-    """Of a pod's specification: the host's directory as a volume, which containers mount by OUT."""
-    directory.mkdir()
-    return {"volumes": [{"name": "out", "hostPath": {"path": str(directory)}}]}
-
-
-OUT: dict[str, Any] = {"volumeMounts": [{"name": "out", "mountPath": "/out"}]}
-
-
 def test_limits_of_the_whole_pod_size_its_vm(kube: Cluster) -> None:
     """`resources` of the pod, with none of its containers."""
     script = "nproc; awk '/MemTotal/ {print $2}' /proc/meminfo"
@@ -58,14 +49,16 @@ def test_an_image_is_a_volume_that_is_only_read(kube: Cluster) -> None:
 
 def test_a_pod_sleeps_before_it_is_stopped_and_its_signal_is_its_own(kube: Cluster, scratch: Path) -> None:
     """`preStop.sleep`, then `stopSignal` in place of SIGTERM."""
-    note = "date +%s >/out/$0"
-    script = f"trap '{note.replace('$0', 'USR1')}; exit 0' USR1; trap '{note.replace('$0', 'TERM')}; exit 0' TERM;"
-    script += f" while :; do {note.replace('$0', 'alive')}; sleep 0.2; done"
+    script = "trap 'date >/out/USR1; exit 0' USR1; trap 'date >/out/TERM; exit 0' TERM;"
+    script += " while :; do date >/out/alive; sleep 0.2; done"
+    (scratch / "out").mkdir()
+    volumes = [{"name": "out", "hostPath": {"path": str(scratch / "out")}}]
+    mounts = [{"name": "out", "mountPath": "/out"}]
     life = {"preStop": {"sleep": {"seconds": 5}}, "stopSignal": "SIGUSR1"}
     asked = scratch / "out" / "asked"
-    spec = {"os": {"name": "linux"}, "terminationGracePeriodSeconds": 60, **out(scratch / "out")}
+    spec = {"os": {"name": "linux"}, "terminationGracePeriodSeconds": 60, "volumes": volumes}
 
-    kube.create("pods", manifest("sleeps", container(script, lifecycle=life, **OUT), **spec))
+    kube.create("pods", manifest("sleeps", container(script, lifecycle=life, volumeMounts=mounts), **spec))
     kube.phase("sleeps", "Running")
     eventually((scratch / "out" / "alive").exists, what="the program runs")
     asked.write_text("")
@@ -113,7 +106,8 @@ def _pod_figures(kube: Cluster, name: str) -> Any:
 def _complete(pod: Any) -> Any:
     """The figures, once the first container has done what it does and the pod's are those of its VM, which are more."""
     containers = {each["name"]: each for each in pod.get("containers", ())}
-    held = containers.get("main", {}).get("memory", {}).get("workingSetBytes", 0)
-    written = containers.get("main", {}).get("rootfs", {}).get("usedBytes", 0)
+    main = containers.get("main", {})
+    held = main.get("memory", {}).get("workingSetBytes", 0)
+    written = main.get("rootfs", {}).get("usedBytes", 0)
     of_vm = pod.get("memory", {}).get("workingSetBytes", 0)
     return pod if len(containers) == 2 and of_vm > held > 40 * MIB and written >= 8 * MIB else None
