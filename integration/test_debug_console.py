@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import platform
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -60,6 +61,19 @@ def test_exec_passes_its_input_on_byte_by_byte(sandbox: str) -> None:
 
     assert (done.returncode, done.stderr) == (0, b"")
     assert done.stdout.split()[0].decode() == hashlib.sha256(EVERY_BYTE).hexdigest()
+
+
+def test_an_interrupted_command_leaves_the_guest_to_the_next(sandbox: str) -> None:
+    for _ in range(3):
+        words = [str(PROJECT / "bin" / "pyshim"), "exec", sandbox, "sh", "-c", "while :; do echo x; done"]
+        with subprocess.Popen(words, stdout=subprocess.PIPE) as command:
+            assert command.stdout is not None
+            command.stdout.read(2000)
+            command.send_signal(signal.SIGINT)
+            command.stdout.close()
+
+        assert command.returncode == 130
+        assert ask("exec", sandbox, "true").returncode == 0
 
 
 def test_cp_copies_a_file_into_the_guest_and_back(sandbox: str) -> None:

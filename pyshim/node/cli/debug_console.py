@@ -14,10 +14,11 @@ import socket
 import sys
 import termios
 import threading
+import time
 import tty
 import uuid
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 
 import click
 
@@ -31,9 +32,12 @@ CONSOLE_PORT = 1026
 """The port on which kata-agent and our guest listen; the shim passes it as a kernel parameter."""
 _CONNECT_TIMEOUT_S = 10.0
 _CHUNK_BYTES = 16 * 1024
+_HANG_UP_S = 5.0
 _MAX_HANDSHAKE_BYTES = 64
 _END_OF_INPUT = b"\x04"
 """Ctrl-D: at the beginning of a line it ends a shell."""
+_INTERRUPT = b"\x03"
+"""Ctrl-C."""
 _HINT = "(hint: debug_console_enabled = true in [agent.kata] gives new sandboxes a console)"
 _LOST = 255
 """Exit code if the connection ends before the command, as with ssh."""
@@ -64,7 +68,7 @@ def command(with_input: bool, port: int, state_dir: str, sandbox: str, command_w
     """
     found = sandbox_id(sandbox, state_dir)
     if not command_words:
-        with connect(found, state_dir, port) as console:
+        with connect(found, state_dir, port) as console, hung_up(console):
             return interact(console)
     read = (lambda: os.read(sys.stdin.fileno(), _CHUNK_BYTES)) if with_input else None
     return run_in_guest(found, state_dir, command_words, port=port, write=_write, read=read)
@@ -97,7 +101,7 @@ def run_in_guest(
         taken += 1
         return read()
 
-    with connect(found, state_dir, port) as console, suppress(ConnectionError):
+    with connect(found, state_dir, port) as console, hung_up(console, output), suppress(ConnectionError):
         console.settimeout(silence_s)
         console.sendall(line)
         while output.exit_code is None:
@@ -119,6 +123,37 @@ def run_in_guest(
         print("pyshim: run command in guest: the console ended before the command did", file=sys.stderr)
         return _LOST
     return output.exit_code
+
+
+@contextmanager
+def hung_up(console: socket.socket, output: "MarkedOutput | None" = None) -> Iterator[None]:
+    """At the end, however it comes, nothing writes to the console any more, or _HANG_UP_S have passed.
+
+    A command with `output` that has not ended is interrupted, as by Ctrl-C. A connection must not end before: when
+    kata-agent cannot pass output on, it waits for the shell to end by itself, and in a guest with one CPU it does
+    nothing else any more.
+    """
+    try:
+        yield
+    finally:
+        deadline = time.monotonic() + _HANG_UP_S
+        with suppress(OSError):
+            console.settimeout(_HANG_UP_S)
+            running = output is not None and output.exit_code is None
+            if running:
+                console.sendall(_INTERRUPT)
+            else:
+                console.shutdown(socket.SHUT_WR)
+            while (left_s := deadline - time.monotonic()) > 0:
+                console.settimeout(left_s)
+                data = console.recv(_CHUNK_BYTES)
+                if not data:
+                    break
+                if output is not None and running:
+                    output.feed(data)
+                    if output.exit_code is not None:
+                        running = False
+                        console.shutdown(socket.SHUT_WR)
 
 
 def connect(found: SandboxId, state_dir: str, port: int) -> socket.socket:
@@ -222,19 +257,17 @@ def marked_line(words: tuple[str, ...], *, with_input: bool = False) -> tuple[by
     """The line to type, and the markers that begin the lines before and after the output.
 
     The typed line has each marker in two parts, so that the terminal's echo is not taken for it; the shell prints it
-    whole. No "exit" is typed at the end: a guest may close the console at once and lose the last output. `cat` reads
-    any input that the command leaves, which the shell would execute.
+    whole. No "exit" is typed at the end: a guest may close the console at once and lose the last output. `cat` takes
+    the shell's place, also after Ctrl-C, until the console is closed: it reads any input that the command leaves, which
+    the shell would execute, and prints no prompt, for which there may be no client any more.
     """
     token = uuid.uuid4().hex
     quoted = shlex.join(words)
     if any(character < " " and character != "\t" for character in quoted):
         raise InvalidArgument("type command: it has a line break or another control character")
-    run = f"printf '\\n%s%s\\n' b {token}; {{}}; printf '\\n%s%s:%d\\n' e {token} $?"
-    if with_input:
-        text = f"stty -echo || exit; {run.format(f'base64 -d | {quoted}')}; exec cat >/dev/null\n"
-    else:
-        text = f"{run.format(f'{quoted} </dev/null')}\n"
-    line = text.encode()
+    before, run = ("stty -echo || exit; ", f"base64 -d | {quoted}") if with_input else ("", f"{quoted} </dev/null")
+    begin, end = f"printf '\\n%s%s\\n' b {token}", f'printf "\\n%s%s:%d\\n" e {token} $?; exec cat >/dev/null'
+    line = f"{before}trap '{end}' INT; {begin}; {run}; {end}\n".encode()
     if len(line) > _MAX_LINE_BYTES:
         raise InvalidArgument(f"type command: {len(line)} bytes with its marks, at most {_MAX_LINE_BYTES}")
     return line, f"b{token}".encode(), f"e{token}:".encode()

@@ -4,11 +4,14 @@ import base64
 import contextlib
 import os
 import pty
+import queue
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,6 +34,9 @@ class Guest:
         self.path = f"{directory}/vsock"
         self.answer = b"OK 77\n"
         self.ends_at_once = False
+        self.shell = "/bin/sh"
+        self.left: queue.Queue[str] = queue.Queue()
+        """What ran in place of each shell once its client had gone."""
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(self.path)
         self._listener.listen()
@@ -71,13 +77,16 @@ class Guest:
     def _shell(self, connection: socket.socket) -> None:
         master, slave = pty.openpty()
         environment = {**os.environ, "PS1": "# ", "ENV": ""}
-        with subprocess.Popen(["/bin/sh", "-i"], stdin=slave, stdout=slave, stderr=slave, env=environment) as shell:
+        with subprocess.Popen(
+            ["setsid", "--ctty", self.shell, "-i"], stdin=slave, stdout=slave, stderr=slave, env=environment
+        ) as shell:
             os.close(slave)
 
             def inward() -> None:
                 with contextlib.suppress(OSError):  # the shell has ended, or the client
                     while data := connection.recv(4096):
                         os.write(master, data)
+                self.left.put(settled(shell.pid))
                 shell.kill()  # the client has gone: a guest's shell ends with its terminal
 
             typing = threading.Thread(target=inward, daemon=True)
@@ -90,6 +99,16 @@ class Guest:
             typing.join(60)
             shell.kill()
         os.close(master)
+
+
+def settled(pid: int) -> str:
+    """The name of a process that waits for input; "ended" for one that has ended."""
+    while True:
+        # pid (name) state, and so on
+        name, state = Path(f"/proc/{pid}/stat").read_text().partition("(")[2].rpartition(")")[::2]
+        if state.split()[0] in "SZ":
+            return name if state.split()[0] == "S" else "ended"
+        time.sleep(0.01)
 
 
 @pytest.fixture
@@ -140,6 +159,36 @@ def test_input_and_output_are_bytes(guest: Guest, data: bytes) -> None:
 
     assert (done.returncode, done.stderr) == (0, b"")
     assert done.stdout == data
+
+
+SHELLS = pytest.mark.parametrize("shell", ["sh", "bash"])  # of our guest, and of Kata's image
+
+
+@SHELLS
+@pytest.mark.parametrize("words", [("ab12", "true"), ("-i", "ab12", "cat")], ids=["plain", "input"])
+def test_the_shell_says_nothing_after_the_end_of_the_command(guest: Guest, shell: str, words: tuple[str, ...]) -> None:
+    """kata-agent cannot pass a prompt on to a client that has gone. Then it waits for the shell, and for nothing else
+    when the guest has one CPU."""
+    guest.shell = f"/bin/{shell}"
+
+    assert asked(guest, *words, stdin=b"x").returncode == 0
+
+    assert guest.left.get(timeout=60) == "cat"
+
+
+@SHELLS
+@pytest.mark.parametrize("leave", ["interrupt", "close"])
+def test_a_client_that_leaves_interrupts_the_command(guest: Guest, shell: str, leave: str) -> None:
+    guest.shell = f"/bin/{shell}"
+    command = [sys.executable, "-m", "pyshim", "exec", "--state-dir", guest.directory, "ab12", "yes"]
+    with subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as client:
+        assert client.stdout is not None
+        assert client.stdout.read(6) == b"y\ny\ny\n"
+        if leave == "interrupt":
+            client.send_signal(signal.SIGINT)
+        client.stdout.close()
+
+    assert guest.left.get(timeout=60) == "cat"
 
 
 def test_input_that_a_command_leaves_is_not_executed(guest: Guest) -> None:
