@@ -51,10 +51,10 @@ def build() -> None:
 
 
 def _tracked() -> list[str]:
-    """The files that git would put into a clone, but for those that no image has any use for."""
+    """The files of a clone, without those that no image has any use for and without links to directories."""
     command = ["git", "ls-files", "-z", "--", ".", *(f":!{name}" for name in _UNUSED)]
     found = subprocess.run(command, cwd=PROJECT, check=True, capture_output=True, text=True).stdout
-    return [name for name in found.split("\0") if name and (PROJECT / name).exists()]
+    return [name for name in found.split("\0") if name and (PROJECT / name).is_file()]
 
 
 def _digest(name: str) -> bytes:
