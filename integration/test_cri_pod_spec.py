@@ -94,6 +94,14 @@ def test_cgroup_files_of_the_specification_hold_in_the_guest(pod: Pod) -> None:
     assert container.sh("cd /sys/fs/cgroup; cat memory.high pids.max") == f"{80 << 20}\n50\n"
 
 
+def test_a_container_starts_with_the_cgroup_files_that_a_kubelet_sets_on_cgroup_v2(pod: Pod) -> None:
+    """Those of each container, by Kubernetes 1.37 with and without its gate MemoryQoS."""
+    files = {"memory.oom.group": "1", "memory.min": "0", "memory.low": "0", "memory.high": "max", "memory.swap.max": "0"}
+    container = pod.start(resources=pb.LinuxContainerResources(memory_limit_in_bytes=100 << 20, unified=files))
+
+    assert container.sh("cat /sys/fs/cgroup/memory.max") == f"{100 << 20}\n"
+
+
 _RULES = (
     "-t raw -A OUTPUT -p udp --dport 53 -j CT --zone 1",
     "-t mangle -A PREROUTING -p tcp -m socket -j MARK --set-mark 1",

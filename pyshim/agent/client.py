@@ -93,9 +93,9 @@ SETS_UNIFIED = "unified-resources"
 """Another: it takes `linux.resources.unified`, for which kata-agent's protocol has no field."""
 MEASURES_ALL = "stats-of-all-containers"
 """Another: StatsContainers answers for all containers at once."""
-_OF_THE_KUBELET = frozenset({"memory.oom.group", "memory.min", "memory.high"})
+_OF_THE_KUBELET = frozenset({"memory.oom.group", "memory.min", "memory.low", "memory.high", "memory.swap.max"})
 """Files of `linux.resources.unified` that a kubelet sets for each container of a node with cgroup v2: an agent that
-cannot set them is no reason to refuse the pod."""
+cannot set them is no reason to refuse the pod. Source: Kubernetes 1.37, pkg/kubelet/kuberuntime."""
 _BACKTRACE = "Stack backtrace:"
 """The beginning of kata-agent's addition to its errors (anyhow, RUST_BACKTRACE=full)."""
 

@@ -83,7 +83,14 @@ async def test_cgroup_files_that_the_agent_cannot_set_are_refused_but_for_the_ku
 
     with pytest.raises(InvalidArgument, match=r"update container 'c' in guest: .* cannot set 'pids\.max'"):
         await client.update_container("c", {"unified": files})
-    await client.update_container("c", {"unified": {"memory.oom.group": "1"}, "cpu": {"shares": 2}})
+    of_1_37 = {
+        "memory.oom.group": "1",
+        "memory.min": "0",
+        "memory.low": "0",
+        "memory.high": "max",
+        "memory.swap.max": "0",
+    }
+    await client.update_container("c", {"unified": of_1_37, "cpu": {"shares": 2}})
 
     (sent,) = fake.updates
     assert dict(sent.resources.Unified) == {}
