@@ -72,6 +72,7 @@ def test_all_of_a_sandbox_is_in_its_cgroup_and_vcpu_threads_are_in_a_threaded_on
     assert found["cpu.weight"] == "79"
     assert found["cpuset"] == ["0", "0"]
     assert found["no cpuset"][0] == found["no cpuset"][1]
+    assert found["swap"] == ["4096", "max"]
 
 
 def test_nothing_is_left_after_the_end(kernel: Any) -> None:

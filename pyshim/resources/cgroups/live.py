@@ -34,6 +34,7 @@ from pyshim.resources.cgroups.plan.block_io import block_io_settings, limited_de
 from pyshim.resources.cgroups.plan.cgroups import rdt_class
 from pyshim.resources.cgroups.plan.settings import (
     DEVICE_NODES,
+    SWAP_FILE,
     allowed_devices,
     checked_cpuset,
     cpuset_settings,
@@ -41,6 +42,7 @@ from pyshim.resources.cgroups.plan.settings import (
     device_settings,
     limit_settings,
     refuse_realtime,
+    swap_settings,
 )
 
 log = logging.getLogger(__name__)
@@ -239,7 +241,9 @@ class SandboxCgroups:
             await self._check_sets(cpus, mems)
             if cpus or mems or any(each.controller == "cpuset" for each in self._settings.written):
                 await self._settings.apply(cpuset_settings(self._plan, cpus, mems, source=source))
-            await self._settings.apply((*limit_settings(self._plan, self._config, record), *block_io))
+            has_swap_limit = any(each.file == SWAP_FILE for each in self._settings.written)
+            swap = swap_settings(self._plan, containers, has_limit=has_swap_limit)
+            await self._settings.apply((*limit_settings(self._plan, self._config, record), *block_io, *swap))
             self._io_limited = limited_devices(containers)
             if not same_size or not self._threads:
                 await self._place_vcpus()

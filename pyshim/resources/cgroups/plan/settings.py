@@ -17,7 +17,9 @@ from pyshim.model.errors import InvalidArgument
 from pyshim.model.host_facts import HOST_SIDE_MIB, CgroupMode, cpu_set, cpuset_text
 from pyshim.model.sizing import SizingRecord, decimal
 from pyshim.model.units import MIB, MIN_SHARES, SHARES_PER_CPU
+from pyshim.resources.sizing.plan.workload import swap_request
 
+SWAP_FILE = "memory.swap.max"
 PERIOD_US = 100_000
 HOST_SIDE_CPUS = Fraction(1)
 """CPUs for QEMU's own threads, virtiofsd and the shim together, beside those of busy vCPUs."""
@@ -173,6 +175,39 @@ def cpuset_settings(
         )
         for name, numbers in (("cpus", cpus), ("mems", mems))
     )
+
+
+def swap_settings(
+    plan: CgroupPlan, resources: Iterable[Mapping[str, Any]], *, has_limit: bool
+) -> tuple[GroupSetting, ...]:
+    """On v2 the sandbox is swapped by no more than its containers may together.
+
+    If one container has no limit the sandbox has none; one that it had (`has_limit`) is taken back. A kubelet gives
+    each container a limit, 0 unless the node's `memorySwap` says otherwise.
+    """
+    limits = [_swap_limit_bytes(each) for each in resources]
+    known = [limit for limit in limits if limit is not None]
+    is_limited = bool(known) and len(known) == len(limits)
+    if plan.mode is not CgroupMode.V2 or not (is_limited or has_limit):
+        return ()
+    return (
+        GroupSetting(
+            role=Role.SANDBOX,
+            controller="memory",
+            file=SWAP_FILE,
+            value=str(sum(known)) if is_limited else "max",
+            source="sum of what the containers may swap" if is_limited else "not every container has a limit",
+        ),
+    )
+
+
+def _swap_limit_bytes(resources: Mapping[str, Any]) -> int | None:
+    """None without a limit, also with one that is no whole number of bytes."""
+    text = str((resources.get("unified") or {}).get(SWAP_FILE) or "")
+    if text:
+        return int(text) if text.isdecimal() else None
+    limit, together, _ = swap_request(resources)
+    return max(0, together - limit) if limit and together else None
 
 
 def device_settings(role: Role, more: Iterable[tuple[str, str]]) -> tuple[GroupSetting, ...]:

@@ -541,6 +541,46 @@ async def test_a_limit_goes_with_its_container_or_when_one_without_comes() -> No
     ]
 
 
+def may_swap(bytes_text: str) -> dict[str, Any]:
+    return {"unified": {"memory.swap.max": bytes_text}}
+
+
+@pytest.mark.parametrize(
+    ("containers", "value"),
+    [
+        ([may_swap("0")], ["0"]),
+        ([may_swap("0"), may_swap("4096")], ["4096"]),
+        ([{"memory": {"limit": 100, "swap": 250}}, may_swap("7")], ["157"]),
+        ([{"memory": {"limit": 100, "swap": 100}}], ["0"]),
+        ([may_swap("0"), {"memory": {"limit": 100}}], []),
+        ([may_swap("0"), {"memory": {"limit": 100, "swap": -1}}], []),
+        ([may_swap("0"), may_swap("max")], []),
+        ([may_swap("1G")], []),
+        ([], []),
+    ],
+)
+async def test_a_vm_is_swapped_by_no_more_than_its_containers_together(
+    containers: list[dict[str, Any]], value: list[str]
+) -> None:
+    rig = await started(V2, sandbox_cgroup_only=True)
+
+    await rig.fit(*containers)
+
+    assert rig.written("memory.swap.max") == value
+
+
+async def test_a_limit_of_swap_is_taken_back_once_and_v1_has_none() -> None:
+    rig, of_v1 = await started(V2, sandbox_cgroup_only=False), await started(V1, sandbox_cgroup_only=True)
+
+    for containers in ([may_swap("0")], [may_swap("0"), {"pids": {"limit": 1}}]):
+        await rig.fit(*containers)
+        await of_v1.fit(*containers)
+
+    assert rig.written("memory.swap.max") == ["0", "max"]
+    assert {path for path, file, _ in rig.host.settings if file == "memory.swap.max"} == {"/pod1/c1"}
+    assert of_v1.written("memory.swap.max") == []
+
+
 @pytest.mark.parametrize(
     ("mode", "written"),
     [
