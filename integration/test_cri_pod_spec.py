@@ -96,7 +96,13 @@ def test_cgroup_files_of_the_specification_hold_in_the_guest(pod: Pod) -> None:
 
 def test_a_container_starts_with_the_cgroup_files_that_a_kubelet_sets_on_cgroup_v2(pod: Pod) -> None:
     """Those of each container, by Kubernetes 1.37 with and without its gate MemoryQoS."""
-    files = {"memory.oom.group": "1", "memory.min": "0", "memory.low": "0", "memory.high": "max", "memory.swap.max": "0"}
+    files = {
+        "memory.oom.group": "1",
+        "memory.min": "0",
+        "memory.low": "0",
+        "memory.high": "max",
+        "memory.swap.max": "0",
+    }
     container = pod.start(resources=pb.LinuxContainerResources(memory_limit_in_bytes=100 << 20, unified=files))
 
     assert container.sh("cat /sys/fs/cgroup/memory.max") == f"{100 << 20}\n"

@@ -225,9 +225,10 @@ async def all_in_one() -> object:
         found["cpuset"] = [read(f"{group}/cpuset.cpus"), read(f"{group}/cpuset.cpus.effective")]
         await cgroups.fit([{"pids": {}}], cgroups._record)
         found["no cpuset"] = [read(f"{group}/cpuset.cpus"), read("/pods/pod1/cpuset.cpus.effective")]
-        for resources in ({"unified": {"memory.swap.max": "4096"}}, {"pids": {}}):
-            await cgroups.fit([resources], cgroups._record)
-            found.setdefault("swap", []).append(read(f"{group}/memory.swap.max"))
+        await cgroups.fit([{"unified": {"memory.swap.max": "4096"}}], cgroups._record)
+        limited = read(f"{group}/memory.swap.max")
+        await cgroups.fit([{"pids": {}}], cgroups._record)
+        found["swap"] = [limited, read(f"{group}/memory.swap.max")]
         found["notes"] = cgroups.saved()["Notes"]
         found |= await device_lists(cgroups, vmm)
     found["left"] = left_over()
