@@ -35,6 +35,8 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """`FILE`, `FILE::test_name` or `FILE::test_name[parameters]`, below `integration`."""
     runs: bool = True
     """False: not even run, as there is nothing of kata-agent in it, or it would wait for long."""
+    of_guest: bool = False
+    """True: only with a whole guest of Kata's, for its kernel and image."""
 
 
 def differences(path: Path = DIFFERENCES) -> tuple[Difference, ...]:
@@ -58,6 +60,8 @@ def mark(items: Sequence[pytest.Item], listed: Sequence[Difference]) -> None:
     listed.
     """
     for difference in listed:
+        if difference.of_guest and not os.environ.get(GUEST_CHOICE):
+            continue
         for item in items:
             if any(_is_meant(item.nodeid, name) for name in difference.tests):
                 item.add_marker(
