@@ -114,10 +114,11 @@ def test_with_sandbox_cgroup_only_all_is_in_the_pods_cgroup_and_within_limits_of
         # 1 vCPU and 1 CPU for the VMM; 512 MiB of RAM and twice 206 MiB for the host side.
         assert (cpu / "cpu.cfs_quota_us").read_text().strip() == "200000"
         assert (memory / "memory.limit_in_bytes").read_text().strip() == str((512 + 2 * 206) * MIB)
-        assert int((memory / "memory.usage_in_bytes").read_text()) > 100 * MIB
+        used = int((memory / "memory.usage_in_bytes").read_text())
+        assert used > 100 * MIB
         _assert_held_to_quota(ctr, name, cpu)
 
-        (memory / "memory.limit_in_bytes").write_text(str(300 * MIB))
+        (memory / "memory.limit_in_bytes").write_text(str(used + 100 * MIB))
         ctr.inside(name, "dd", "if=/dev/zero", "of=/fill/it", "bs=1M", check=False)
         ctr.wait_for_state(name, "STOPPED")
         why = f"the host's OOM killer ended the VMM, as cgroup '{parent}/{name}' met its memory limit"

@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ pytestmark = pytest.mark.vm
 
 PROJECT = Path(__file__).resolve().parents[1]
 RECORDS = Path("/run/kata-containers/shared/direct-volumes")
+DIRECT_VOLUME = "/var/lib/csi/volume one"
 SHARES = Path("/run/kata-containers/shared/sandboxes")
 BUSES: dict[str, dict[str, Any]] = {
     "blk": {
@@ -99,6 +100,16 @@ def options(scratch: Path, keys: dict[str, Any], runtime_keys: dict[str, Any] | 
     return {"type_url": "runtimeoptions.v1.Options", "value": asked.SerializeToString()}
 
 
+@contextlib.contextmanager
+def direct_volume(info: Mapping[str, Any]) -> Iterator[None]:
+    """The node has a record of the volume at DIRECT_VOLUME."""
+    operator("add", "--volume-path", DIRECT_VOLUME, "--mount-info", json.dumps(info))
+    try:
+        yield
+    finally:
+        operator("remove", "--volume-path", DIRECT_VOLUME)
+
+
 def operator(*words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
     command = [str(PROJECT / "bin" / "pyshim"), "direct-volume", *words]
     return subprocess.run(command, check=check, capture_output=True, text=True, timeout=60)
@@ -155,14 +166,13 @@ def test_every_kind_of_disk_in_one_container(
     data = kubelet.empty_dir("data")
     metadata = {"fsGroup": "1234", "createFilesystem": "true"}
     info = {"volume-type": "block", "device": str(volume), "fstype": "ext4", "metadata": metadata}
-    operator("add", "--volume-path", "/var/lib/csi/volume one", "--mount-info", json.dumps(info))
-    with loop_device(raw) as device:
+    with direct_volume(info), loop_device(raw) as device:
         number = os.stat(device).st_rdev
         node = {"path": "/dev/xvda", "type": "b", "major": os.major(number), "minor": os.minor(number)}
         shim = shim_for(
             SCRIPT.replace("PYTHON", os.path.realpath(sys.executable)),
             bind(scratch / "out", "/out"),
-            bind("/var/lib/csi/volume one", "/data"),
+            bind(DIRECT_VOLUME, "/data"),
             {"destination": "/image", "type": "ext4", "source": str(extra), "options": ["loop", "ro"]},
             bind(data, "/scratch"),
             bind(device, "/dev/bound"),
@@ -184,7 +194,6 @@ def test_every_kind_of_disk_in_one_container(
             _check_growth(volume, shim.container)
         finally:
             end(shim)
-            operator("remove", "--volume-path", "/var/lib/csi/volume one")
         assert raw.read_bytes()[4096:4105] == b"guest-raw"
     assert read_image(root, "created") == "from the guest\n"
     assert read_image(volume, "copy") == "from the guest\n"
@@ -215,7 +224,7 @@ def _check_guest(written: dict[str, str], bus: str, container: str) -> None:
 
 
 def _check_growth(volume: Path, container: str) -> None:
-    path = ("--volume-path", "/var/lib/csi/volume one")
+    path = ("--volume-path", DIRECT_VOLUME)
     before = json.loads(operator("stats", *path).stdout)["usage"][0]
     assert "has 25165824" in operator("resize", *path, "--size", str(48 * MIB), check=False).stderr
     os.truncate(volume, 48 * MIB)

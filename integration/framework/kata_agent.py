@@ -35,8 +35,8 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """`FILE`, `FILE::test_name` or `FILE::test_name[parameters]`, below `integration`."""
     runs: bool = True
     """False: not even run, as there is nothing of kata-agent in it, or it would wait for long."""
-    of_guest: bool = False
-    """True: only with a whole guest of Kata's, for its kernel and image."""
+    guest: dict[str, object] | None = None
+    """Only with a whole guest of Kata's that has these keys."""
 
 
 def differences(path: Path = DIFFERENCES) -> tuple[Difference, ...]:
@@ -59,8 +59,9 @@ def mark(items: Sequence[pytest.Item], listed: Sequence[Difference]) -> None:
     """A listed test is expected to fail: one that passes fails the run, and so does one that fails without being
     listed.
     """
+    given = given_guest()
     for difference in listed:
-        if difference.of_guest and not os.environ.get(GUEST_CHOICE):
+        if difference.guest is not None and not (given and difference.guest.items() <= given.items()):
             continue
         for item in items:
             if any(_is_meant(item.nodeid, name) for name in difference.tests):

@@ -8,9 +8,12 @@ import ast
 import tomllib
 from collections import Counter
 from pathlib import Path
+from typing import cast
+
+import pytest
 
 from integration.framework import shim_config
-from integration.framework.kata_agent import differences
+from integration.framework.kata_agent import GUEST_CHOICE, Difference, differences, mark
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -37,3 +40,39 @@ def test_the_keys_of_a_whole_guest_replace_and_complete_the_shipped_ones(tmp_pat
     assert made["hypervisor"]["qemu"].items() >= keys.items()
     assert made["hypervisor"]["qemu"]["default_vcpus"] == shipped["hypervisor"]["qemu"]["default_vcpus"]
     assert made.keys() == shipped.keys()
+
+
+class Item:
+    """As much of a pytest.Item as the marks need."""
+
+    nodeid = "integration/test_x.py::test_y[z]"
+
+    def __init__(self) -> None:
+        self.marks: list[pytest.MarkDecorator] = []
+
+    def add_marker(self, mark: pytest.MarkDecorator) -> None:
+        self.marks.append(mark)
+
+
+@pytest.mark.parametrize(
+    ("guest", "keys", "marked"),
+    [
+        (None, "", True),
+        ({}, "", False),
+        ({}, "disable_image_nvdimm = false", True),
+        ({"disable_image_nvdimm": True}, "", False),
+        ({"disable_image_nvdimm": True}, "disable_image_nvdimm = false", False),
+        ({"disable_image_nvdimm": True}, 'disable_image_nvdimm = true\ninitrd = ""', True),
+    ],
+)
+def test_a_difference_may_be_of_whole_guests_with_some_keys_only(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, guest: dict[str, object] | None, keys: str, marked: bool
+) -> None:
+    if keys:
+        (tmp_path / "guest.toml").write_text(keys)
+        monkeypatch.setenv(GUEST_CHOICE, str(tmp_path / "guest.toml"))
+    item = Item()
+
+    mark([cast("pytest.Item", item)], [Difference(reason="it differs", tests=("test_x.py::test_y",), guest=guest)])
+
+    assert [each.name for each in item.marks] == ["xfail"] * marked
