@@ -27,12 +27,14 @@ from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, InvalidArg
 from pyshim.model.ids import SandboxId
 from pyshim.node.cli.output import examples
 from pyshim.node.cli.sandboxes import sandbox_argument, sandbox_id, snapshot_of, state_dir_option
+from pyshim.node.cli.signals import undone_at_signals
 
 CONSOLE_PORT = 1026
 """The port on which kata-agent and our guest listen; the shim passes it as a kernel parameter."""
 _CONNECT_TIMEOUT_S = 10.0
 _CHUNK_BYTES = 16 * 1024
 _HANG_UP_S = 5.0
+"""Seconds for an interrupted command and the guest's shell to end; one that ignores Ctrl-C may run on."""
 _MAX_HANDSHAKE_BYTES = 64
 _END_OF_INPUT = b"\x04"
 """Ctrl-D: at the beginning of a line it ends a shell."""
@@ -101,13 +103,14 @@ def run_in_guest(
         taken += 1
         return read()
 
-    with connect(found, state_dir, port) as console, hung_up(console, output), suppress(ConnectionError):
+    with connect(found, state_dir, port) as console, hung_up(console, output):
         console.settimeout(silence_s)
-        console.sendall(line)
+        with suppress(ConnectionError):
+            console.sendall(line)
         while output.exit_code is None:
             before = taken
             try:
-                data = console.recv(_CHUNK_BYTES)
+                data = _received(console)
             except TimeoutError:
                 if taken != before:
                     continue
@@ -125,35 +128,51 @@ def run_in_guest(
     return output.exit_code
 
 
+def _received(console: socket.socket) -> bytes:
+    """Empty once the console has ended."""
+    with suppress(ConnectionError):
+        return console.recv(_CHUNK_BYTES)
+    return b""
+
+
 @contextmanager
 def hung_up(console: socket.socket, output: "MarkedOutput | None" = None) -> Iterator[None]:
-    """At the end, however it comes, nothing writes to the console any more, or _HANG_UP_S have passed.
+    """At the end, also by SIGINT, SIGTERM or SIGHUP, nothing writes to the console any more, or _HANG_UP_S have passed.
 
-    A command with `output` that has not ended is interrupted, as by Ctrl-C. A connection must not end before: when
-    kata-agent cannot pass output on, it waits for the shell to end by itself, and in a guest with one CPU it does
-    nothing else any more.
+    A command with `output` that has not ended is interrupted, as by Ctrl-C, unless it has left so much input unread
+    that no more is taken. A connection must not end before: when kata-agent cannot pass output on, it waits for the
+    shell to end by itself, and in a guest with one CPU it does nothing else any more.
     """
-    try:
-        yield
-    finally:
-        deadline = time.monotonic() + _HANG_UP_S
-        with suppress(OSError):
-            console.settimeout(_HANG_UP_S)
-            running = output is not None and output.exit_code is None
-            if running:
-                console.sendall(_INTERRUPT)
-            else:
-                console.shutdown(socket.SHUT_WR)
-            while (left_s := deadline - time.monotonic()) > 0:
-                console.settimeout(left_s)
-                data = console.recv(_CHUNK_BYTES)
-                if not data:
-                    break
-                if output is not None and running:
-                    output.feed(data)
-                    if output.exit_code is not None:
-                        running = False
-                        console.shutdown(socket.SHUT_WR)
+    with undone_at_signals():
+        try:
+            yield
+        finally:
+            with suppress(OSError):
+                _hang_up(console, output)
+
+
+def _hang_up(console: socket.socket, output: "MarkedOutput | None") -> None:
+    """Raises OSError: TimeoutError after _HANG_UP_S, others when the console has ended."""
+    deadline = time.monotonic() + _HANG_UP_S
+
+    def received() -> bytes:
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError
+        console.settimeout(left_s)
+        return console.recv(_CHUNK_BYTES)
+
+    if output is not None and output.exit_code is None:
+        console.settimeout(_HANG_UP_S)
+        console.sendall(_INTERRUPT)
+        while output.exit_code is None:
+            data = received()
+            if not data:
+                return
+            output.feed(data)
+    console.shutdown(socket.SHUT_WR)
+    while received():
+        pass
 
 
 def connect(found: SandboxId, state_dir: str, port: int) -> socket.socket:

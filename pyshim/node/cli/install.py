@@ -29,12 +29,12 @@ from pyshim.node.cli.installation import (
     require_root,
     root_option,
     socket_option,
-    undone_at_sigterm,
     wait_option,
 )
 from pyshim.node.cli.options import FORM, handlers_of
 from pyshim.node.cli.output import examples, steps
 from pyshim.node.cli.sandboxes import state_dir_option
+from pyshim.node.cli.signals import undone_at_signals
 from pyshim.node.install import launcher, running, runtime
 from pyshim.node.install.apply import Change, apply, at_link_targets, changes, edits
 from pyshim.node.install.disk import Disk
@@ -280,7 +280,7 @@ def _applied(
     Returns the changes; ShimError when none were made.
     """
     try:
-        with steps() as begin_step, undone_at_sigterm():
+        with steps() as begin_step, undone_at_signals():
             return apply(
                 plan,
                 disk,

@@ -1,9 +1,8 @@
-"""`pyshim uninstall`, `verify` and `status`, and what they share with `install`: options, rights, signals, texts."""
+"""`pyshim uninstall`, `verify` and `status`, and what they share with `install`: options, rights, texts."""
 
 import os
 import signal
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 
 import click
 
@@ -11,6 +10,7 @@ from pyshim.host.os_errors import describe_os_error
 from pyshim.model.errors import FailedPrecondition, NotFound, ShimError
 from pyshim.node.cli.output import examples, json_option, print_json, print_table
 from pyshim.node.cli.sandboxes import optional_sandbox_argument, sandboxes, state_dir_option
+from pyshim.node.cli.signals import undone_at_signals
 from pyshim.node.cli.state import print_cgroups, print_record
 from pyshim.node.install import docker, running, runtime
 from pyshim.node.install.apply import Change, remove
@@ -62,23 +62,6 @@ wait_option = click.option(
     metavar="SECONDS",
     help="For another 'pyshim' that changes the installation now, in place of a refusal.",
 )
-
-
-@contextmanager
-def undone_at_sigterm() -> Iterator[None]:
-    """SIGTERM ends the block as Ctrl-C does, by KeyboardInterrupt. The undo of its work ignores both signals."""
-
-    def interrupt(_number: int, _frame: object) -> None:
-        for number in before:
-            signal.signal(number, lambda _number, _frame: None)
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def require_root(root: str) -> None:
@@ -155,7 +138,7 @@ def uninstall(
             zygotes = _zygotes_alone(prefix)
             running.stop_units()
         try:
-            with undone_at_sigterm():
+            with undone_at_signals():
                 done = remove(disk, prefix, keep_edited=keep_edited)
         except (OSError, ShimError) as error:
             raise failure("uninstall pyshim", error) from error
@@ -210,10 +193,10 @@ def verify(prefix: str, kind: str | None, socket: str, name: str | None) -> int:
     runtime.require_answer(caller)
     if caller.name == runtime.DOCKER.name:
         has_entries = any(entry.members for entry in manifest.entries)
-        with undone_at_sigterm():
+        with undone_at_signals():
             print(f"ok: {docker.verify(caller.socket, [name] if name else names, has_entries=has_entries)}")
         return 0
-    with undone_at_sigterm():
+    with undone_at_signals():
         answer = verify_cri(caller.socket, frozenset(names), pod=name or names[0])
     print(f"ok: {answer} ran a pod with {name or names[0]}; it has {', '.join(names)}")
     return 0

@@ -177,17 +177,38 @@ def test_the_shell_says_nothing_after_the_end_of_the_command(guest: Guest, shell
 
 
 @SHELLS
-@pytest.mark.parametrize("leave", ["interrupt", "close"])
-def test_a_client_that_leaves_interrupts_the_command(guest: Guest, shell: str, leave: str) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_interrupts_the_command(guest: Guest, shell: str, number: signal.Signals) -> None:
+    guest.shell = f"/bin/{shell}"
+    words = ("ab12", "sh", "-c", "printf %0300d 0; exec sleep 10000")
+    command = [sys.executable, "-m", "pyshim", "exec", "--state-dir", guest.directory, *words]
+
+    def heed() -> None:
+        """A shell has its background processes ignore SIGINT."""
+        signal.signal(number, signal.SIG_DFL)
+
+    with subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.PIPE, preexec_fn=heed) as client:
+        assert client.stdout is not None
+        assert client.stdout.read(10) == b"0" * 10
+        client.send_signal(number)
+        client.wait(60)
+
+    assert client.returncode == 128 + signal.SIGINT
+    assert guest.left.get(timeout=60) == "cat"
+
+
+@SHELLS
+def test_a_reader_that_leaves_interrupts_the_command(guest: Guest, shell: str) -> None:
     guest.shell = f"/bin/{shell}"
     command = [sys.executable, "-m", "pyshim", "exec", "--state-dir", guest.directory, "ab12", "yes"]
-    with subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as client:
+    with subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as client:
         assert client.stdout is not None
+        assert client.stderr is not None
         assert client.stdout.read(6) == b"y\ny\ny\n"
-        if leave == "interrupt":
-            client.send_signal(signal.SIGINT)
         client.stdout.close()
+        said = client.stderr.read()
 
+    assert (client.returncode, said) == (128 + signal.SIGPIPE, b"")
     assert guest.left.get(timeout=60) == "cat"
 
 

@@ -15,8 +15,8 @@ from msgspec.structs import replace
 
 from integration.framework.containerd import DEBIAN
 from pyshim.model.errors import AlreadyExists, FailedPrecondition, InvalidArgument, ShimError
-from pyshim.node.cli.installation import undone_at_sigterm
 from pyshim.node.cli.options import handlers_of
+from pyshim.node.cli.signals import undone_at_signals
 from pyshim.node.install.apply import apply, changes, edits, foreign_text, remove
 from pyshim.node.install.daemon_json import DAEMON_JSON
 from pyshim.node.install.disk import Disk, Found
@@ -249,7 +249,7 @@ def test_sigterm_half_way_undoes_all_and_is_not_heard_by_the_undo(node: Path) ->
 
     disk, before, usual = Disk(str(node)), everything(node), signal.getsignal(signal.SIGTERM)
 
-    with pytest.raises(KeyboardInterrupt), undone_at_sigterm():
+    with pytest.raises(KeyboardInterrupt), undone_at_signals():
         install(disk, plan(disk), check=terminate, rolled_back=terminate)
 
     assert everything(node) == before

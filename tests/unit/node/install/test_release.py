@@ -14,7 +14,7 @@ import pytest
 from integration.framework.waiting import eventually
 from pyshim import PYTHONS
 from pyshim.model.errors import FailedPrecondition
-from pyshim.node.cli.installation import undone_at_sigterm
+from pyshim.node.cli.signals import undone_at_signals
 from pyshim.node.install.plan import is_earlier
 from pyshim.node.install.release import require_own_guest, run_step, supported_python
 
@@ -33,7 +33,7 @@ class Step:
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
 
     def run_interrupted(self) -> None:
-        with pytest.raises(KeyboardInterrupt), undone_at_sigterm():
+        with pytest.raises(KeyboardInterrupt), undone_at_signals():
             run_step("wait", self.command)
         for pid in self._pids.read_text().split():
             eventually(partial(_is_ended, pid), what=f"process {pid} has ended", within_s=60)
