@@ -107,7 +107,7 @@ class CgroupsV2:
             value = setting.value or self.allowed(group, setting.file.rpartition(".")[2])
             kernel.write(f"{directory}/{setting.file}", value)
         except FileNotFoundError:
-            return f"the cgroup has no controller {setting.controller}"
+            return f"the cgroup has no controller {setting.controller}, or the kernel no such file of it"
         except OSError as error:
             if error.errno == errno.EACCES and not os.path.exists(f"{directory}/{setting.file}"):
                 return f"the cgroup has no controller {setting.controller}"

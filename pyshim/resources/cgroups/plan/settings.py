@@ -20,6 +20,8 @@ from pyshim.model.units import MIB, MIN_SHARES, SHARES_PER_CPU
 from pyshim.resources.sizing.plan.workload import swap_request
 
 SWAP_FILE = "memory.swap.max"
+_MOST_DIGITS = 18
+"""Of a number of bytes that the kernel takes."""
 PERIOD_US = 100_000
 HOST_SIDE_CPUS = Fraction(1)
 """CPUs for QEMU's own threads, virtiofsd and the shim together, beside those of busy vCPUs."""
@@ -180,24 +182,25 @@ def cpuset_settings(
 def swap_settings(
     plan: CgroupPlan, resources: Iterable[Mapping[str, Any]], *, has_limit: bool
 ) -> tuple[GroupSetting, ...]:
-    """On v2 the sandbox is swapped by no more than its containers may together.
+    """On v2 VMM and virtiofsd, which hold the guest's memory, are swapped by no more than the containers may together.
 
-    If one container has no limit the sandbox has none; one that it had (`has_limit`) is taken back. A kubelet gives
-    each container a limit, 0 unless the node's `memorySwap` says otherwise.
+    If one container has no limit they have none; one that they had (`has_limit`) is taken back. Without a container the
+    last limit stays. A kubelet gives each container a limit, 0 unless the node's `memorySwap` says otherwise.
     """
-    limits = [_swap_limit_bytes(each) for each in resources]
+    limits = [_swap_limit_bytes(each) for each in resources] if plan.mode is CgroupMode.V2 else []
     known = [limit for limit in limits if limit is not None]
-    is_limited = bool(known) and len(known) == len(limits)
-    if plan.mode is not CgroupMode.V2 or not (is_limited or has_limit):
+    is_limited = len(known) == len(limits)
+    if not limits or not (is_limited or has_limit):
         return ()
-    return (
+    return tuple(
         GroupSetting(
-            role=Role.SANDBOX,
+            role=role,
             controller="memory",
             file=SWAP_FILE,
             value=str(sum(known)) if is_limited else "max",
             source="sum of what the containers may swap" if is_limited else "not every container has a limit",
-        ),
+        )
+        for role in sorted({plan.members[Member.VMM], plan.members[Member.VIRTIOFSD]})
     )
 
 
@@ -205,7 +208,7 @@ def _swap_limit_bytes(resources: Mapping[str, Any]) -> int | None:
     """None without a limit, also with one that is no whole number of bytes."""
     text = str((resources.get("unified") or {}).get(SWAP_FILE) or "")
     if text:
-        return int(text) if text.isdecimal() else None
+        return int(text) if text.isdecimal() and len(text) <= _MOST_DIGITS else None
     limit, together, _ = swap_request(resources)
     return max(0, together - limit) if limit and together else None
 

@@ -556,6 +556,7 @@ def may_swap(bytes_text: str) -> dict[str, Any]:
         ([may_swap("0"), {"memory": {"limit": 100, "swap": -1}}], []),
         ([may_swap("0"), may_swap("max")], []),
         ([may_swap("1G")], []),
+        ([may_swap("1" * 5000)], []),
         ([], []),
     ],
 )
@@ -569,15 +570,14 @@ async def test_a_vm_is_swapped_by_no_more_than_its_containers_together(
     assert rig.written("memory.swap.max") == value
 
 
-async def test_a_limit_of_swap_is_taken_back_once_and_v1_has_none() -> None:
-    rig, of_v1 = await started(V2, sandbox_cgroup_only=False), await started(V1, sandbox_cgroup_only=True)
+async def test_a_limit_of_swap_stays_without_containers_and_goes_with_one_that_has_none() -> None:
+    rig, of_v1 = await started(V2, sandbox_cgroup_only=True), await started(V1, sandbox_cgroup_only=True)
 
-    for containers in ([may_swap("0")], [may_swap("0"), {"pids": {"limit": 1}}]):
+    for containers in ([may_swap("0")], [], [may_swap("0"), {"pids": {"limit": 1}}]):
         await rig.fit(*containers)
         await of_v1.fit(*containers)
 
     assert rig.written("memory.swap.max") == ["0", "max"]
-    assert {path for path, file, _ in rig.host.settings if file == "memory.swap.max"} == {"/pod1/c1"}
     assert of_v1.written("memory.swap.max") == []
 
 
@@ -603,9 +603,10 @@ async def test_a_weight_is_the_largest_of_the_containers(mode: CgroupMode, writt
 async def test_vmm_and_virtiofsd_are_limited_where_each_of_them_is() -> None:
     rig = await started(V2, sandbox_cgroup_only=False)
 
-    await rig.fit(limits(throttleReadBpsDevice=[rate(100)]))
+    await rig.fit({**limits(throttleReadBpsDevice=[rate(100)]), **may_swap("0")})
 
-    assert {path for path, file, _ in rig.host.settings if file == "io.max"} == {"/pod1/c1", "/kata_overhead/s1"}
+    for limit in ("io.max", "memory.swap.max"):
+        assert {path for path, file, _ in rig.host.settings if file == limit} == {"/pod1/c1", "/kata_overhead/s1"}
 
 
 async def test_each_device_has_its_limit_in_the_state() -> None:
