@@ -68,6 +68,7 @@ class Item:
 def test_a_difference_may_be_of_whole_guests_with_some_keys_only(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, guest: dict[str, object] | None, keys: str, marked: bool
 ) -> None:
+    monkeypatch.delenv(GUEST_CHOICE, raising=False)
     if keys:
         (tmp_path / "guest.toml").write_text(keys)
         monkeypatch.setenv(GUEST_CHOICE, str(tmp_path / "guest.toml"))
