@@ -75,6 +75,11 @@ class CgroupPlan(msgspec.Struct, frozen=True, kw_only=True):
         return next(group for group in self.groups if group.role is role)
 
     @property
+    def of_the_vm(self) -> tuple[Role, ...]:
+        """The groups of VMM and virtiofsd, which do a VM's I/O and are charged for the guest's memory."""
+        return tuple(sorted({self.members[Member.VMM], self.members[Member.VIRTIOFSD]}))
+
+    @property
     def with_device_list(self) -> tuple[Role, ...]:
         """The groups that get a device list. The shim is in none of them: it mounts disks."""
         serving = {Role.DEVICES}

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import msgspec
 
-from pyshim.model.confinement import CgroupPlan, GroupSetting, Member, Role
+from pyshim.model.confinement import CgroupPlan, GroupSetting, Role
 from pyshim.model.decoding import damaged, decoded, described
 from pyshim.model.host_facts import CgroupMode
 
@@ -78,7 +78,7 @@ def block_io_settings(
     devices = sorted({*limited, *(device for kind in limits for device in kind)})
     rates = {device: [kind.get(device, 0) for kind in limits] or [0] * len(_V2_KEYS) for device in devices}
     found = []
-    for role in sorted({plan.members[Member.VMM], plan.members[Member.VIRTIOFSD]}):
+    for role in plan.of_the_vm:
         found += [each for device, numbers in rates.items() for each in _limits(plan.mode, role, device, numbers)]
         found += _weights(plan.mode, role, requested)
     return tuple(found)

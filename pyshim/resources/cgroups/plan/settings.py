@@ -200,7 +200,7 @@ def swap_settings(
             value=str(sum(known)) if is_limited else "max",
             source="sum of what the containers may swap" if is_limited else "not every container has a limit",
         )
-        for role in sorted({plan.members[Member.VMM], plan.members[Member.VIRTIOFSD]})
+        for role in plan.of_the_vm
     )
 
 
